@@ -13,8 +13,7 @@ from kvdrift.generator.attention.holding import AsComputed, Holding
 from kvdrift.generator.codecs import CODECS, Codec
 from kvdrift.generator.codecs.generated import GeneratedEntries
 from kvdrift.generator.selectors import Full, Numerics, Selector, build_selector
-from kvdrift.generator.selectors.own.building import build
-from kvdrift.generator.selectors.own.kinds import PartKind
+from kvdrift.generator.selectors.custom.parts import PartKind
 from kvdrift.generator.selectors.parameters import Value
 from kvdrift.generator.selectors.policies import Policy, build_policy
 from kvdrift.schema.errors import InputError, failure_of
@@ -24,16 +23,9 @@ from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, St
 GENERATED = "generated"  # the key of every codec by which it codes generated entries, too
 
 CODEC_KIND: PartKind[Codec] = PartKind(
-    noun="codec",
-    plural="codecs",
-    base=Codec,
-    derive="Codec of kvdrift.generator.codecs.codec",
-    says="how it stores entries",
-    class_variables=MappingProxyType({"summary": "str", "paper": "str | None"}),
-    keys=("name", GENERATED),
-    recorded=lambda codec: codec.parameters,
-    common=MappingProxyType({GENERATED: False}),
-)
+    noun="codec", plural="codecs", base=Codec, known=CODECS, derive="Codec of kvdrift.generator.codecs.codec",
+    says="how it stores entries", common=MappingProxyType({GENERATED: False}),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -218,7 +210,7 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
         selector = build_selector(section.selector, section.parameters, folder)
         if section.codec_name is not None:
             parameters = section.codec_parameters
-            codec = build_codec(section.codec_name, parameters, folder)
+            codec = CODEC_KIND.build(section.codec_name, parameters, folder)
             generated = GeneratedEntries(codec) if parameters.get(GENERATED) else None
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from error.__cause__
@@ -233,15 +225,6 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
         section.name, section.selector, selector, section.retention, section.codec_name, codec, generated=generated,
         weights=section.weights,
     )  # fmt: skip
-
-
-def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Codec:
-    """Return a codec by its name in ``CODECS``, an entry point's name, or ``module:Class``.
-
-    Parameters are those that differ from the defaults; ``generated`` is checked, but is not the codec's own. Modules
-    are found in ``folder``, if any, before installed modules.
-    """
-    return build(CODEC_KIND, name, parameters, CODECS, folder)
 
 
 def build_actions(study: Study) -> list[Action]:

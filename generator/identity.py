@@ -6,20 +6,19 @@ different GPU models are pooled only if the study allows it.
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import json
 import sys
-import tokenize
-from collections.abc import Iterable, Iterator
+from abc import ABC
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from kvdrift.generator.import_statements import import_statements
 from kvdrift.schema.errors import InputError
+from kvdrift.schema.python_source import imported_modules, syntax_sha256
 from kvdrift.schema.study import ModelSection
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 NUMERICS_VERSION: Final = 3
 """Version of the generator's own arithmetic; CONTRIBUTING.md says when to raise it."""
 
-_OWN = __name__.partition(".")[0]
-_OURS = Path(__file__).resolve().parents[1]  # in which packages such as kvdrift.generator are folders
+_PACKAGE = __name__.partition(".")[0]
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -141,158 +139,104 @@ class GpuKinds:
 def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
     """Return the SHA-256, in hexadecimal, of an action's parts; for a selector alone, that of the selector."""
     selector, *others = parts
-    own = selector_sha256(selector)
+    of_selector = selector_sha256(selector)
     if not others:
-        return own
-    said = [own, *([type(part).__qualname__, _source_of_part(part), part.parameters] for part in others)]
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _source_of_part(part: Codec | Policy | GeneratedEntries) -> tuple[tuple[str, str], ...]:
-    return source_of(type(part))  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
+        return of_selector
+    kinds: list[Any] = [type(part) for part in others]
+    said = [[kind.__qualname__, source_of(kind), part.parameters] for kind, part in zip(kinds, others, strict=True)]
+    return _sha256([of_selector, *said])
 
 
 def selector_sha256(selector: Selector) -> str:
-    """Return the SHA-256, in hexadecimal, of a selector's source and parameters.
-
-    The source is that of the modules which define the selector's class and its bases below ``Selector``, and of the
-    modules beside these that they import, in turn. A module is beside another if it is in the same folder or package.
-    For an installed distribution, name and version stand for the source. Code of ``generator`` outside
-    ``kvdrift.generator.selectors`` that selectors use belongs to the numerics.
-
-    Source is read when a class is first asked for, since a loaded class does not change with its file.
-    """
-    own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
+    """Return the SHA-256, in hexadecimal, of a selector's source and parameters."""
     kind = type(selector)
-    said = [kind.__qualname__, source_of(kind), selector.identity(), own, selector.window, selector.sinks]
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+    own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
+    return _sha256([kind.__qualname__, source_of(kind), selector.identity(), own, selector.window, selector.sinks])
+
+
+def _sha256(content: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @functools.cache
 def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    """Return the files that define the class of an action's part: names with SHA-256, sorted."""
-    return tuple(sorted({(name, says) for name, says, _ in _files_of(kind).values()}))
+    """Return the source of the class of an action's part: names of files and the hashes of their syntax trees, sorted.
+
+    The source is that of the modules which define the class and its bases below ``Selector``, ``Codec`` or ``Policy``,
+    and of the modules beside these that they import, in turn. A module of kvdrift is beside the others of its package;
+    a user's module is beside those of its folder or, in a package, of the whole package. For an installed distribution,
+    name and version stand for the source. Code of ``generator`` outside a part's package belongs to the numerics.
+
+    Comments, formatting and docstrings do not count (``syntax_sha256``).
+
+    Source is read when a class is first asked for, since a loaded class does not change with its file. Modules of a
+    study's folder have kept the text that they were loaded from.
+    """
+    installed, texts = _source_files(kind)
+    return tuple(sorted(installed | {(path.name, syntax_sha256(text)) for path, text in texts.items()}))
 
 
-def own_texts(kind: type[Any]) -> dict[str, str]:
-    """Return the texts of files that are neither the package's nor an installed distribution's, by path or name."""
-    ours = Path(__file__).parent
-    return {
-        str(file): text.decode("utf-8", "replace")
-        for file, (_, _, text) in _files_of(kind).items()
-        if text is not None and ours not in file.parents
-    }
+def custom_texts(kind: type[Any]) -> dict[Path, bytes]:
+    """Return the texts of the files that define a class, without files of kvdrift and of installed distributions."""
+    ours = Path(__file__).resolve().parent
+    return {path: text for path, text in _source_files(kind)[1].items() if ours not in path.parents}
 
 
-def _files_of(kind: type[Any]) -> dict[Path, tuple[str, str, bytes | None]]:
-    """Return the files that define a class: for each a name, its SHA-256 or version, and its text."""
-    from kvdrift.generator.codecs.codec import Codec  # noqa: PLC0415
-    from kvdrift.generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
-    from kvdrift.generator.selectors.own.names import source_texts  # noqa: PLC0415
-    from kvdrift.generator.selectors.policies.policy import Policy  # noqa: PLC0415
-    from kvdrift.generator.selectors.selector import Selector  # noqa: PLC0415
+def _source_files(kind: type[Any]) -> tuple[set[tuple[str, str]], dict[Path, bytes]]:
+    """Return the installed distributions that define a class, with versions, and the texts of other modules' files."""
+    from kvdrift.generator.selectors.custom.loading import loaders_of  # noqa: PLC0415 - whoever has a part has torch
 
-    roots = (Selector, Codec, Policy)  # what is derived from none of them is defined by its own module
-    texts = source_texts(kind)
-    waiting: list[_Source] = []
-    found: dict[Path, tuple[str, str, bytes | None]] = {}
-    for base in [base for base in kind.__mro__ if issubclass(base, roots) and base not in roots] or [kind]:
-        module = sys.modules.get(base.__module__)
-        imported = getattr(module, base.__name__, None) is base and not is_held(module)
-        if base.__module__ in texts and not imported:  # loaded from a study's folder: what was loaded counts
-            found |= {Path(f"{name}.py"): (f"{name}.py", _sha256(text), text) for name, text in texts.items()}
-        else:
-            waiting.append(_Source.of(base))
-    while waiting:
-        source = waiting.pop()
-        if source.file in found:
+    installed, texts = set[tuple[str, str]](), dict[Path, bytes]()
+    for base in kind.__mro__:
+        ours = base.__module__.startswith(f"{_PACKAGE}.")
+        if base.__module__.partition(".")[0] in sys.stdlib_module_names or (ours and base.__bases__ == (ABC,)):
             continue
-        if (installed := source.distribution) is not None:
-            found[source.file] = (*installed, None)
+        # Of a class from a study's folder, the modules count that were loaded with it, as they were loaded.
+        loaded = {name: (Path(loader.path), loader.text) for name, loader in loaders_of(base).items()}
+        file = loaded[base.__module__][0] if loaded else _file_of(base)
+        if not ours and (distribution := _distribution_of(file)) is not None:
+            installed.add(distribution)
             continue
-        text = source.text()
-        found[source.file] = (source.file.name, _sha256(text.encode()), text.encode())
-        waiting += source.imported(text)
-    return found
+        waiting = {base.__module__: file}
+        while waiting:
+            name, path = waiting.popitem()
+            if path in texts:
+                continue
+            try:
+                texts[path] = loaded[name][1] if loaded else path.read_bytes()
+                imported = [*imported_modules(texts[path], name, package=path.stem == "__init__")]
+            except (OSError, SyntaxError, ValueError) as error:
+                raise InputError(f"{path}: the source of a class cannot be read ({error})") from None
+            for other in imported:
+                beside = loaded.get(other, (None,))[0] if loaded else _file_beside(base, file, other)
+                if beside is not None:
+                    waiting[other] = beside
+    return installed, texts
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A module's file, the folder from which absolute imports start, and the folder whose files count as beside it."""
-
-    file: Path
-    root: Path
-    home: Path
-
-    @classmethod
-    def of(cls, kind: type) -> _Source:
-        """Find the file in which a class is defined."""
-        name = kind.__module__
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path is None:
-            raise InputError(f"class '{kind.__qualname__}': module '{name}' has no source file; put it in one")
-        file = Path(path).resolve()
-        parts = name.split(".")
-        if parts[0] == _OWN:
-            return cls(file, file.parent, file.parent)
-        place = (file.parent if file.stem == "__init__" else file.with_suffix("")).parts
-        if list(place[-len(parts) :]) != parts or len(parts) == 1:  # not a package's, or under another name
-            return cls(file, file.parent, file.parent)
-        root = Path(*place[: -len(parts)])
-        return cls(file, root, root / parts[0])
-
-    @property
-    def distribution(self) -> tuple[str, str] | None:
-        """The distribution that installed the module, as name and version; None for other modules."""
-        folders = [place for place, part in enumerate(self.file.parts) if part in _INSTALLED]
-        if not folders:
-            return None
-        top = Path(self.file.parts[folders[-1] + 1]).stem
-        names = packages_distributions().get(top, [])
-        return None if top == _OWN or not names else (names[0], version(names[0]))
-
-    def text(self) -> str:
-        try:
-            if self.file.suffix != ".py":
-                return hashlib.sha256(self.file.read_bytes()).hexdigest()
-            with tokenize.open(self.file) as opened:
-                return opened.read()
-        except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            raise InputError(f"{self.file}: the source of a class cannot be read ({error})") from None
-
-    def imported(self, text: str) -> list[_Source]:
-        """Return the modules beside the module that its text imports anywhere."""
-        try:
-            statements = import_statements(text)
-        except SyntaxError:  # of an extension, or of a file that was edited since
-            return []
-        files = {path for statement in statements for path in self._named(statement)}
-        return [_Source(file, self.root, self.home) for file in sorted(files) if self.home in file.parents]
-
-    def _named(self, statement: ast.Import | ast.ImportFrom) -> Iterator[Path]:
-        """Yield the files of the modules that one statement imports, if they are found from ``root``."""
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                yield from _module_file(self._place(alias.name))
-            return
-        if statement.level == 0 and statement.module:
-            module = self._place(statement.module)
-        else:
-            start = self.file.parents[statement.level - 1]
-            module = start.joinpath(*statement.module.split(".")) if statement.module else start
-        for alias in statement.names:  # a module of the package, or else a name that the module has
-            yield from _module_file(module / alias.name) or _module_file(module)
-
-    def _place(self, name: str) -> Path:
-        """Return where a module of an absolute name would be; the folders of kvdrift lie where this module's does."""
-        first, *others = name.split(".")
-        return _OURS.joinpath(*others) if first == _OWN else self.root.joinpath(first, *others)
+def _file_of(kind: type[Any]) -> Path:
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if path is None:
+        raise InputError(f"class '{kind.__qualname__}': module '{kind.__module__}' has no source file; put it in one")
+    return Path(path).resolve()
 
 
-def _sha256(text: bytes) -> str:
-    return hashlib.sha256(text.replace(b"\r\n", b"\n")).hexdigest()
+def _distribution_of(file: Path) -> tuple[str, str] | None:
+    """Return the distribution that installed a module's file, as name and version; None for other files."""
+    places = [place for place, part in enumerate(file.parts) if part in _INSTALLED]
+    names = packages_distributions().get(Path(file.parts[places[-1] + 1]).stem, []) if places else []
+    return (names[0], version(names[0])) if names else None
 
 
-def _module_file(place: Path) -> list[Path]:
-    files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
-    return [file.resolve() for file in files if file.is_file()][:1]
+def _file_beside(kind: type[Any], file: Path, name: str) -> Path | None:
+    """Return the file of a module beside a class that ``file`` defines; None if it is not beside it, or not there."""
+    package, _, last = kind.__module__.rpartition(".")
+    if file.stem == "__init__":
+        package, file = kind.__module__, file.parent / last
+    if package.partition(".")[0] != _PACKAGE:  # a user's package counts as a whole
+        home = package.partition(".")[0]
+        file, package = [file, *file.parents][package.count(".")], home
+    if package and not f"{name}.".startswith(f"{package}."):
+        return None
+    place = file.parent.joinpath(*name.removeprefix(package).removeprefix(".").split("."))
+    return next((path for path in (place / "__init__.py", place.with_name(f"{place.name}.py")) if path.is_file()), None)

@@ -20,11 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvdrift.log.store import Store
+from kvdrift.schema.python_source import syntax_sha256
 
 
 def inputs_sha256(*inputs: Any) -> str:
     """Compute the SHA-256 of all inputs of estimates: data, code of ``stats``, versions of numpy and scipy.
 
+    The code counts without comments, docstrings and formatting.
     Inputs are dataclasses, mappings, sequences, arrays and plain values; arrays count with every bit.
     """
     digest = hashlib.sha256(_code_sha256().encode())
@@ -74,5 +76,5 @@ def _code_sha256() -> str:
     versions = " ".join(f"{name} {version(name)}" for name in ("numpy", "scipy"))
     digest = hashlib.sha256(versions.encode())
     for name in sorted(texts):
-        digest.update(name.encode() + texts[name])
+        digest.update(f"{name} {syntax_sha256(texts[name])}\n".encode())
     return digest.hexdigest()

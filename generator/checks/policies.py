@@ -1,4 +1,8 @@
-"""The checks of decode-time policies: each tries a policy, and returns a line about the result or raises an error."""
+"""The checks of decode-time policies, under small models.
+
+The attention of a step shows which entries it reads, by its effect on values: zero queries weigh all read entries
+equally, and one-hot values show them. The step's output is then compared with plain attention over these entries.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from kvdrift.generator.actions import Action, build_action
-from kvdrift.generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
-from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model, same_events
-from kvdrift.generator.checks.real_cache import TOLERANCE, Law, RealSide, RealStream, WatchedStream, plain_network
-from kvdrift.generator.checks.tried import Check, Tried, first_token_found, identity_found, require
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model
+from kvdrift.generator.checks.trial import Check, Trial, common_checks, require, require_no_draws, same_events
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
-from kvdrift.generator.coupling.uniforms import uniform_table
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.selectors import Full
-from kvdrift.generator.selectors.policies import Policy
+from kvdrift.generator.selectors import Full, Selector
+from kvdrift.generator.selectors.policies import POLICY_KIND, Policy
+from kvdrift.generator.selectors.policies.guarded import GuardedRule, rule_of
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model import LoadedModel
@@ -29,19 +33,19 @@ from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import ActionSection
-from kvdrift.schema.tables import PLAIN, SWRB
 
 _PROMPT, _HORIZON, _SEED = 131, 20, 7
 _FEW = 12  # entries: fewer than are generated
 _ROOM = 400  # what a policy can need: prompts stay short enough for a step to be tried with every entry
-_RANDOM = "random:llama"
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of attention, in units of the largest value
+_NOTHING_SHARED = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
 
 
 @dataclass(frozen=True, eq=False)
-class PolicySubject(Tried[Policy]):
-    """A decode-time policy that ``kvdrift check`` tries."""
+class PolicyTrial(Trial[Policy]):
+    """A decode-time policy to check."""
 
-    kind: ClassVar[str] = "policy"
+    kind: ClassVar = POLICY_KIND
     decides: ClassVar[str] = "events"
 
     def __post_init__(self) -> None:
@@ -53,9 +57,8 @@ class PolicySubject(Tried[Policy]):
             )
 
     @staticmethod
-    def part_of(action: Action) -> Policy:
+    def part_of(action: Action) -> Any:
         """Return the action's policy."""
-        assert action.policy is not None  # noqa: S101 - an action of this class has one
         return action.policy
 
     @property
@@ -73,221 +76,208 @@ class PolicySubject(Tried[Policy]):
         """Three values of m: half of the prompt, fewer than generated tokens, and more than the prompt."""
         return (self.entries // 2, max(_FEW, self.least), self.entries + 3)
 
-    @property
-    def document(self) -> Document:
-        """Return a prompt of random tokens."""
-        return random_document("policies", self.entries)
-
     def action(self, name: str = "own", keep: int | str = "1/2", **changes: Any) -> Action:
         """Return an action of the policy; by default m is half of the prompt's entries."""
-        chosen: dict[str, Any] = {"policy": {**self.parameters, **changes, "name": self.name}, "keep": keep}
-        return build_action(ActionSection(name=name, **chosen), self.folder)
-
-    def generate(self) -> list[Unit]:
-        """Return units of one prompt: of every budget, of a budget that is never too small, and of the control."""
-        actions = [self.action(f"own-{budget}", budget) for budget in self.budgets]
-        actions.append(self.action("all", self.entries + _HORIZON - 1))
-        return self.units([*actions, Action("full", "full", Full(), Retention(None))])
+        policy = {**self.parameters, **changes, "name": self.name}
+        return build_action(ActionSection.model_validate({"name": name, "policy": policy, "keep": keep}), self.folder)
 
     def decided(self) -> dict[str, str]:
         """Return digests of the events, by budget."""
         units = self.units([self.action(f"own-{budget}", budget) for budget in self.budgets], 2)
         return {f"m = {m}": _digest(unit) for m, unit in zip(self.budgets, units, strict=True)}
 
-    def decided_of(self, prompt: str) -> str:
+    def decided_on(self, prompt: str) -> str:
         """Return a digest of the events after another prompt."""
         document, pending = random_document(prompt, self.entries + 1), [PendingUnit(self.action(), 0, 2)]
         (unit,) = generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED)
         return _digest(unit)
 
-    def units(
-        self, actions: Sequence[Action], count: int = 4, estimator: str = PLAIN, savings: Savings = ALL_SAVINGS
-    ) -> list[Unit]:
+    def units(self, actions: Sequence[Action], count: int, savings: Savings = ALL_SAVINGS) -> list[Unit]:
         """Return units of the prompt under a random-weight model."""
-        pending = [PendingUnit(action, 0, count, estimator) for action in actions]
-        return generate_units(random_model("llama"), "study", self.document, pending, _HORIZON, _SEED, savings)
-
-    def side(self, action: Action) -> RealSide:
-        """Return the compressed side of the prompt, with a real cache."""
-        return _side(_RANDOM, random_model("llama"), self.document, action, _HORIZON)
+        pending = [PendingUnit(action, 0, count) for action in actions]
+        document = random_document("policies", self.entries)
+        return generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED, savings)
 
 
 def _digest(unit: Unit) -> str:
     return hashlib.sha256(json.dumps(unit.events.drop_columns(["model"]).to_pylist()).encode()).hexdigest()
 
 
-def _side(network: str, model: LoadedModel, document: Document, action: Action, horizon: int) -> RealSide:
-    return RealSide(plain_network(network), model, document, action, PolicySubject.part_of(action), horizon)
-
-
 # --- What steps read -------------------------------------------------------------------------------------------------
 
 
-def _entries_read(subject: PolicySubject) -> str:
+class _Watched(Policy):
+    """A policy that behaves like another policy and records which entries its streams read.
+
+    Attributes:
+        kept: For each layer the positions that the first cut kept; empty if nothing is ever dropped.
+        read: For each layer in which the rule attended, the places of the entries that each head read in the last step.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.kept: Sequence[Tensor] = ()
+        self.read: dict[int, list[list[int]]] = {}
+
+    @property
+    def least(self) -> int:
+        return self._policy.least
+
+    @property
+    def first_cut(self) -> Selector:
+        return self._policy.first_cut
+
+    def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
+        self.kept = kept
+        return _WatchedRule(self._policy, rule_of(self._policy, prompt, kept, budget), budget, self.read)
+
+
+class _WatchedRule(GuardedRule):
+    """A policy's rule that also records which entries its first row reads, and compares its attention over them."""
+
+    def __init__(self, policy: Policy, rule: CacheRule, budget: int, read: dict[int, list[list[int]]]) -> None:
+        super().__init__(policy, rule, budget)
+        self._read = read
+
+    def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
+        replaces = self.replaces(entries.suffix_key.shape[2])
+        if replaces:
+            self._read[entries.layer] = self._places(entries, scores)
+        attention, after = super().attend(entries, scores)
+        if replaces and attention is not None:
+            plain = _plain_attention(entries, self._read[entries.layer])
+            error = float((attention[0].double() - plain).abs().max() / entries.prompt_value.abs().max())
+            exact = error < _TOLERANCES[attention.dtype]
+            require(exact, f"step {entries.suffix_key.shape[2]}: attention is not that over the entries that are read")
+        return attention, after
+
+    def _places(self, entries: StreamEntries, scores: Tensor) -> list[list[int]]:
+        """Return the places that each head reads."""
+        prompt, size = entries.prompt_key.shape[1], entries.query.shape[-1]
+        count = prompt + entries.suffix_key.shape[2]
+        one_hot = torch.eye(count, device=entries.query.device, dtype=entries.query.dtype)
+        shares = []
+        for values in torch.split(torch.nn.functional.pad(one_hot, (0, -count % size)), size, 1):
+            prompt_value = values[:prompt].expand_as(entries.prompt_value).contiguous()
+            suffix_value = values[prompt:].expand_as(entries.suffix_value).contiguous()
+            query = torch.zeros_like(entries.query)
+            probe = replace(entries, query=query, prompt_value=prompt_value, suffix_value=suffix_value)
+            attention, _ = super().attend(probe, scores.clone())
+            if attention is not None:
+                shares.append(attention[0].float().amax(1))  # [KV heads, size]
+        return [row.nonzero().squeeze(-1).tolist() for row in torch.cat(shares, -1)[:, :count]]
+
+
+def _plain_attention(entries: StreamEntries, read: Sequence[Sequence[int]]) -> Tensor:
+    """Return the first row's attention over the entries at some places, float64 [KV heads, query heads of it, size]."""
+    heads = []
+    for head, places in enumerate(read):
+        key, value = (
+            torch.cat([shared[head], own[0, head]])[list(places)].double()
+            for shared, own in ((entries.prompt_key, entries.suffix_key), (entries.prompt_value, entries.suffix_value))
+        )
+        heads.append((entries.query[0, head].double() @ key.T * entries.scaling).softmax(-1) @ value)
+    return torch.stack(heads)
+
+
+def _positions_read(
+    model: LoadedModel, document: Document, action: Action, tokens: Sequence[int]
+) -> list[list[set[int]]]:
+    """Feed tokens, and return for each step the positions that every head of every layer has read."""
+    assert action.policy is not None  # noqa: S101 - an action of a policy
+    watched = _Watched(action.policy)
+    with model.computing():
+        prepared = model.prefill(document, [replace(action, policy=watched)], len(tokens) + 1).evict()
+        kernels = prepared.kernels(1, ALL_SAVINGS)
+    kernels.open([1])
+    steps = []
+    for step, token in enumerate(tokens, start=1):
+        watched.read.clear()
+        with model.computing():
+            kernels.advance(torch.tensor([token]))
+        require(bool(watched.kept), f"step {step}: nothing is ever dropped")
+        own = [*range(document.prompt_tokens, document.prompt_tokens + step)]
+        heads = []
+        for layer, kept in enumerate(watched.kept):
+            held = [[*index, *own] for index in kept.tolist()]
+            read = watched.read.get(layer, [range(len(positions)) for positions in held])
+            heads += [{positions[place] for place in places} for positions, places in zip(held, read, strict=True)]
+        require(all(own[-1] in head for head in heads), f"step {step}: the entry of the token fed is not read")
+        counts = sorted({len(head) for head in heads})
+        require(len(counts) == 1, f"step {step}: KV heads and layers read {counts} entries, and bytes count one number")
+        steps.append(heads)
+    return steps
+
+
+def _entries_read(trial: PolicyTrial) -> str:
     """Check the entries that steps read, for each kind of model; dropped entries must never return."""
-    kinds = (("float32", 1), ("float32", 4), ("bfloat16", 2))
-    for (dtype, kv_heads), budget in zip(kinds, subject.budgets, strict=True):
-        model, document = random_model("qwen2", dtype, kv_heads=kv_heads), subject.document
-        action = subject.action("own", budget)
-        stream = WatchedStream(model, document, action, subject.part, _HORIZON)
+    document, tokens = random_document("policies", trial.entries), random_document("fed", _HORIZON - 1).tokens
+    for (dtype, kv_heads), budget in zip((("float32", 1), ("float32", 4), ("bfloat16", 2)), trial.budgets, strict=True):
+        model = random_model("qwen2", dtype, kv_heads=kv_heads)
         before: list[set[int]] = []
-        for step, token in enumerate(random_document("fed", _HORIZON - 1).tokens):
+        for step, heads in enumerate(_positions_read(model, document, trial.action("own", budget), tokens)):
             where = f"{dtype}, {kv_heads} KV heads, m = {budget}, step {step + 1}"
-            read = stream.advance(token)
-            require(read is not None, f"{where}: nothing is ever dropped")
-            heads = [set(head) for layer in read or [] for head in layer]
-            most = max(map(len, heads))
-            require(most <= budget, f"{where}: {most} entries are read")
-            own = {document.prompt_tokens + step}
-            back = any(now - then - own for now, then in zip(heads, before, strict=False))
+            require(len(heads[0]) <= budget, f"{where}: {len(heads[0])} entries are read")
+            fed = {document.prompt_tokens + step}
+            back = any(now - then - fed for now, then in zip(heads, before, strict=False))
             require(not back, f"{where}: an entry is read again after it was dropped")
             before = heads
-    return f"at most m at every step, what is dropped never returns; m = {', '.join(map(str, subject.budgets))}"
-
-
-def _real_removal(subject: PolicySubject) -> str:
-    units = subject.generated()
-    found = [
-        _held_against(_RANDOM, random_model("llama"), subject.document, subject.action(f"own-{budget}", budget), unit)
-        for budget, unit in zip(subject.budgets, units[: len(subject.budgets)], strict=True)
-    ]
-    most = max(float(np.max(unit.events["delta"].to_numpy())) for unit in units[: len(subject.budgets)])
-    require(most > 0, "delta is 0 though entries are dropped")
-    return f"the same tokens in {sum(found)} positions, delta and f to {TOLERANCE:.0e}; delta up to {most:.2f}"
-
-
-def _held_against(network: str, model: LoadedModel, document: Document, action: Action, unit: Unit) -> int:
-    """Compare a coupled unit's first replicate with real caches; return its positions up to the first end."""
-    rows = [row for row in unit.events.to_pylist() if row["replicate"] == 0]
-    u_x = uniform_table(_SEED, document.doc, None, [0], len(rows), 1)[0]
-    u_y = uniform_table(_SEED, document.doc, action.name, [0], len(rows), 2)[0]
-    reference = RealStream(plain_network(network), document.tokens)
-    own, forced = (_side(network, model, document, action, len(rows)) for _ in range(2))
-    for at, row in enumerate(rows):
-        p, q, f = reference.law, own.law, forced.law
-        where = f"action '{action.name}', t = {at + 1}"
-        for name, wanted in (("delta", _apart(p, q)), ("f", _apart(p, f))):
-            require(abs(row[name] - wanted) < TOLERANCE, f"{where}: {name} is {row[name]}, by real caches {wanted}")
-        x = _drawn(p, u_x[at, 0])
-        same = u_y[at, 0] < q[x] / p[x]
-        y = x if same else _drawn(np.maximum(q - p, 0.0), u_y[at, 1])
-        require((row["x_token"], row["y_token"]) == (x, y), f"{where}: tokens are others than by real caches")
-        if row["x_eos"] or row["y_eos"] or at + 1 == len(rows):
-            return at + 1
-        reference.advance(x)
-        own.advance(y)
-        forced.advance(x)
-    return len(rows)
-
-
-def _apart(p: Law, q: Law) -> float:
-    return float(np.abs(p - q).sum()) / 2
-
-
-def _drawn(weights: Law, u: float) -> int:
-    """Return the first token at which the running sum exceeds u times the total."""
-    running = np.cumsum(weights)
-    return int(np.searchsorted(running, u * running[-1], side="right"))
-
-
-def _residual_branching(subject: PolicySubject) -> str:
-    """Check that distances of scans and branches equal those of real caches along the same histories, shared or not."""
-    action = subject.action("own", subject.budgets[0])
-    (unit,) = subject.units([action], 2, SWRB)
-    (again,) = subject.units([action], 2, SWRB, _NOTHING_SHARED)
-    require(unit.events.equals(again.events), "with nothing shared, events are others")
-    positions = 0
-    for replicate in range(2):
-        own = [row for row in unit.events.to_pylist() if row["replicate"] == replicate]
-        scan, branch = ([row for row in own if row["kind"] == kind] for kind in ("scan", "branch"))
-        common = [row["x_token"] for row in scan if not row["x_eos"]]
-        positions += _distances(subject, action, common, common, scan, 0)
-        if branch:
-            start = branch[0]["t"] - 1
-            x, y = (common[:start] + [row[side] for row in branch] for side in ("x_token", "y_token"))
-            positions += _distances(subject, action, x, y, branch, start)
-    return f"scans and branches are those of real caches in {positions} positions"
-
-
-def _distances(
-    subject: PolicySubject, action: Action, x: Sequence[int], y: Sequence[int], rows: Sequence[Any], start: int
-) -> int:
-    """Compare the distances of rows, from position ``start`` to an end, with real caches along two histories."""
-    reference, own = RealStream(plain_network(_RANDOM), subject.document.tokens), subject.side(action)
-    for at in range(start + len(rows)):
-        if at:
-            reference.advance(x[at - 1])
-            own.advance(y[at - 1])
-        if at >= start:
-            row, wanted = rows[at - start], _apart(reference.law, own.law)
-            where = f"{row['kind']} of replicate {row['replicate']}, t = {at + 1}: delta is {row['delta']}"
-            require(abs(row["delta"] - wanted) < TOLERANCE, f"{where}, by real caches {wanted}")
-            if row["x_eos"] or row["y_eos"]:
-                return at - start + 1
-    return len(rows)
+    return (
+        "attention over at most m entries at every step, what is dropped never returns; "
+        f"m = {', '.join(map(str, trial.budgets))}"
+    )
 
 
 # --- What events depend on -------------------------------------------------------------------------------------------
 
-_NOTHING_SHARED = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
 
-
-def _nothing_dropped(subject: PolicySubject) -> str:
-    *_, above, whole, control = subject.generated()
-    more = subject.budgets[-1] - subject.entries  # tokens that are fed before the first entry is dropped
-    units = ((whole, "m = n + H - 1", _HORIZON), (control, "the control", _HORIZON), (above, "m above n", more + 1))
-    for unit, name, last in units:
+def _nothing_dropped(trial: PolicyTrial) -> str:
+    more = trial.budgets[-1] - trial.entries  # tokens that are fed before the first entry is dropped
+    own = [trial.action("above", trial.budgets[-1]), trial.action("all", trial.entries + _HORIZON - 1)]
+    units = trial.units([*own, Action("full", "full", Full(), Retention(None))], 4)
+    named = (("m above n", more + 1), ("m = n + H - 1", _HORIZON), ("the control", _HORIZON))
+    for unit, (name, last) in zip(units, named, strict=True):
         rows = [row for row in unit.events.to_pylist() if row["t"] <= last]
         moved = sum(row["delta"] != 0 or row["f"] != 0 or row["x_token"] != row["y_token"] for row in rows)
         require(moved == 0, f"{name}: delta or f is not 0, or tokens differ, in {moved} of {len(rows)} events")
     return f"delta = f = 0 exactly; with m = n + {more}, until the first entry is dropped"
 
 
-def _repetition(subject: PolicySubject) -> str:
+def _repetition(trial: PolicyTrial) -> str:
     torch.manual_seed(2)
-    state, twin = torch.get_rng_state(), subject.action()
-    alike = twin.policy == subject.part and hash(twin.policy) == hash(subject.part)
-    require(alike, "equal parameters make unequal policies")
-    first, second = subject.units([subject.action()], 2), subject.units([twin], 2)
-    require(first[0].events.equals(second[0].events), "a second run's events are others")
-    require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
+    state = torch.get_rng_state()
+    (first,), (second,) = trial.units([trial.action()], 2), trial.units([trial.action()], 2)
+    require(first.events.equals(second.events), "a second run's events are others")
+    require_no_draws(state)
     return "the same events, and no draw from torch's state"
 
 
-def _company(subject: PolicySubject) -> str:
+def _company(trial: PolicyTrial) -> str:
     """Check that an action has the same events whatever is computed beside it."""
-    units = subject.generated()
-    for budget, unit in zip(subject.budgets, units, strict=False):
-        action = subject.action(unit.record["action"], budget)
-        for count, savings, said in ((1, ALL_SAVINGS, "alone and fewer"), (4, _NOTHING_SHARED, "with nothing shared")):
-            (other,) = subject.units([action], count, savings=savings)
+    actions = [trial.action(f"own-{budget}", budget) for budget in trial.budgets]
+    for action, unit in zip(actions, trial.units(actions, 4), strict=True):
+        for count, savings, how in ((1, ALL_SAVINGS, "alone and fewer"), (4, _NOTHING_SHARED, "with nothing shared")):
+            (other,) = trial.units([action], count, savings)
             same = other.events.equals(unit.events.slice(0, len(other.events)))
-            require(same, f"m = {budget}: events are others {said}")
-        require(unit.record["batch_deviation"] == 0.0, f"m = {budget}: steps depend on the rows beside")
+            require(same, f"action '{action.name}': events are others {how}")
+        require(unit.record["batch_deviation"] == 0.0, f"action '{action.name}': steps depend on the rows beside")
     return "the same events alone, in parts and with nothing shared"
 
 
-def _embedded_model(subject: PolicySubject) -> str:
-    document, model = embedded_document(), load_model(EMBEDDED_ID)
-    count = max(document.prompt_tokens * 3 // 4, min(subject.least + 16, document.prompt_tokens))
-    own = subject.action("own", count)
-    found = same_events(own, replace(own, name="beside", retention=Retention(count + 2)), document)
-    (unit,) = generate_units(model, "study", document, [PendingUnit(own, 0, 1)], 8, _SEED)
-    positions = _held_against(EMBEDDED_ID, model, document, own, unit)
-    return f"{found}; by real caches the same {positions}"
+def _embedded_model(trial: PolicyTrial) -> str:
+    document = embedded_document()
+    count = max(document.prompt_tokens * 3 // 4, min(trial.least + 16, document.prompt_tokens))
+    own = trial.action("own", count)
+    beside = replace(own, name="beside", retention=Retention(count + 2))
+    return same_events(own, beside, load_model(EMBEDDED_ID), document)
 
 
 _BUDGETS = "m of half of the prompt, few, and above n"
-POLICY_CHECKS = (
+PolicyTrial.checks = (
     Check("entries read", f"{_BUDGETS}; 1, 2 and 4 KV heads, bfloat16", _entries_read),
-    Check("real removal", f"{_BUDGETS}; a cache from which entries are taken out", _real_removal),
-    Check("first token", "4 pairs of continuations", first_token_found),
     Check("nothing dropped", "m = n + H - 1, the control, and m above n", _nothing_dropped),
     Check("repetition", "a second run, and a twin's", _repetition),
-    Check("other prompts", IN_TURN, same_after_others),
-    Check("another process", ELSEWHERE, same_elsewhere),
     Check("company", f"{_BUDGETS}; beside others, and alone", _company),
-    Check("residual branching", "2 scans with their branches, and real caches along them", _residual_branching),
-    Check("identity", "each parameter changed", identity_found),
-    Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396, and real caches", _embedded_model),
+    *common_checks("prompts"),
+    Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),
 )

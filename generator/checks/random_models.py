@@ -13,15 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvdrift.generator.actions import Action
-from kvdrift.generator.checks.tried import require
 from kvdrift.generator.embedded.documents import make_document
-from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.files.configuration import library, quiet
-from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model import LoadedModel
-from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
@@ -70,18 +65,3 @@ def random_document(name: str, length: int) -> Document:
 def embedded_document() -> Document:
     """Return the document on which actions are tried."""
     return make_document("needle", 384, 0, 7)
-
-
-def same_events(own: Action, beside: Action, document: Document) -> str:
-    """Generate an action alone, beside another action, and replicate by replicate; return a line about the result."""
-    model = load_model(EMBEDDED_ID)
-
-    def events(*pending: PendingUnit) -> list[dict[str, Any]]:
-        units: list[Unit] = generate_units(model, "study", document, list(pending), 8, 7)
-        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == own.name]
-
-    alone = events(PendingUnit(own, 0, 2))
-    parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
-    require(alone == parts, "the events are others beside another action, or replicate by replicate")
-    apart = sum(row["x_token"] != row["y_token"] for row in alone)
-    return f"the same events alone, beside another action and in parts; {apart} of {len(alone)} tokens differ from X"

@@ -1,131 +1,187 @@
-"""The checks of selectors: each tries a selector, and returns a line about the result or raises an error."""
+"""The checks of selectors, on prompts of random tokens under small models."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
+from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.statistics import QueryChunk
-from kvdrift.generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
-from kvdrift.generator.checks.random_models import embedded_document, random_document, same_events
-from kvdrift.generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
-from kvdrift.generator.checks.tried import Check, first_token_found, require, require_unmoved
-from kvdrift.generator.selectors import Recent, Selector, build_selector
+from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model
+from kvdrift.generator.checks.trial import Check, Trial, common_checks, require, require_no_draws, same_events
+from kvdrift.generator.selectors import SELECTOR_KIND, SELECTORS, Full, Recent, Selector, build_selector
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.prompts.eviction import CompactCache, evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.tables import ACTIONS
+from kvdrift.schema.study import ActionSection
 
-# --- Kept sets -------------------------------------------------------------------------------------------------------
+_LAYERS = 3
 
-
-def _kept_sets(subject: Subject) -> str:
-    for kind in (Kind("llama"), Kind("qwen2")):
-        for entries, kept in subject.sizes:
-            _check_sets(subject, kind, entries, kept)
-    budgets = subject.selector.budgets(subject.sizes[0][1], subject.sizes[0][0], LAYERS)
-    return f"each head keeps exactly m, in order, window and sinks among them; budgets such as {list(budgets)}"
+# Prompt and kept entries: one chunk and two of 1,024, one below the 260 that LagKV needs to score, one nearly whole.
+_SIZES = ((401, 133), (1100, 550), (200, 99), (150, 149))
+_IN_TURN = (300, 120)  # of prompts that follow each other; no other prompt is as long
+_LEAST_KEPT = 80  # of prompts with sizes as above, which are longer for selectors that need more
+_ROOM = 900  # what window and sinks can need: the longest prompt is then as long as the models' positions
 
 
-def _head_groups(subject: Subject) -> str:
-    entries, kept = subject.sizes[2]
-    for kv_heads in (1, 4):
-        _check_sets(subject, Kind("llama", kv_heads=kv_heads), entries, kept)
+@dataclass(frozen=True)
+class _Model:
+    """A kind of random-weight model with 4 query heads."""
+
+    architecture: str = "llama"
+    dtype: str = "float32"
+    kv_heads: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.architecture}, {self.dtype}, 4 query heads on {self.kv_heads} KV heads"
+
+    def prompt(self, name: str, entries: int, selector: Selector) -> Prompt:
+        """Return a prompt with the records that a selector needs."""
+        model = random_model(self.architecture, self.dtype, _LAYERS, self.kv_heads)
+        return Prompt(model, random_document(name, entries).tokens, selector.window, selector.statistics)
+
+
+_USUAL = _Model()
+_OTHERS = (
+    _Model(kv_heads=1),
+    _Model(kv_heads=4),
+    _Model("qwen2", "bfloat16"),
+    _Model("qwen2", "float16"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SelectorTrial(Trial[Selector]):
+    """A selector to check."""
+
+    kind: ClassVar = SELECTOR_KIND
+    decides: ClassVar[str] = "kept sets"
+    _prompts: dict[tuple[_Model, int], Prompt] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._needed > _ROOM:
+            raise InputError(
+                f"window ({self.part.window}) and sinks ({self.part.sinks}) are more than the {_ROOM} that the "
+                "checks have prompts for; make them smaller with --parameter"
+            )
+
+    @staticmethod
+    def part_of(action: Action) -> Selector:
+        """Return the action's selector."""
+        return action.selector
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The parameters that a study can set, with their values; of kvpress, the options of its presses."""
+        own = {one.name: getattr(self.part, one.name) for one in fields(self.part)}  # type: ignore[arg-type]  # a dataclass
+        return dict([*own["options"], *own["inner_options"]]) if "options" in own else own
+
+    @property
+    def whole(self) -> bool:
+        """Whether the selector keeps everything."""
+        return isinstance(self.part, Full)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Pairs of prompt entries n and kept entries m, large enough for window and sinks."""
+        return [self._grown(*size) for size in _SIZES]
+
+    @property
+    def _needed(self) -> int:
+        return self.part.window + self.part.sinks
+
+    def _grown(self, entries: int, kept: int) -> tuple[int, int]:
+        extra = max(0, self._needed + 16 - _LEAST_KEPT)
+        return entries + extra, (entries if self.whole else kept) + extra
+
+    def action(self, name: str = "own", **changes: Any) -> Action:
+        """Return an action of the selector at half of the entries, with some parameters changed."""
+        keep = "all" if issubclass(SELECTORS.get(self.name, Selector), Full) else "1/2"
+        parameters: dict[str, Any] = {**self.parameters, **changes}
+        return build_action(ActionSection(name=name, selector=self.name, keep=keep, **parameters), self.folder)
+
+    def prompt(self, model: _Model, entries: int) -> Prompt:
+        """Return a prompt of random tokens under a random-weight model, with the records that the selector needs."""
+        if (model, entries) not in self._prompts:
+            self._prompts[model, entries] = model.prompt(f"matrix-{entries}", entries, self.part)
+        return self._prompts[model, entries]
+
+    def evicted(self, entries: int, kept: int) -> CompactCache:
+        """Return the cache of the usual prompt after the selector's cut."""
+        return evict(self.prompt(_USUAL, entries).layers, self.part, kept)
+
+    def decided(self) -> dict[str, str]:
+        """Return digests of the kept positions, by prompt."""
+        return {f"n = {n}, m = {m}": " ".join(self.evicted(n, m).kept_sha256) for n, m in self.sizes}
+
+    def decided_on(self, prompt: str) -> str:
+        """Return a digest of the kept positions of one more prompt."""
+        entries, kept = self._grown(*_IN_TURN)
+        return " ".join(evict(_USUAL.prompt(prompt, entries, self.part).layers, self.part, kept).kept_sha256)
+
+
+def _kept_sets(trial: SelectorTrial) -> str:
+    for model in (_USUAL, _Model("qwen2")):
+        for entries, kept in trial.sizes:
+            _check_sets(trial, model, entries, kept)
+    entries, kept = trial.sizes[0]
+    budgets = [*trial.part.budgets(kept, entries, _LAYERS)]
+    return f"each head keeps exactly m, in order, window and sinks among them; budgets such as {budgets}"
+
+
+def _other_models(trial: SelectorTrial) -> str:
+    for model in _OTHERS:
+        _check_sets(trial, model, *trial.sizes[2])
     return "each head keeps exactly m"
 
 
-def _half_precision(subject: Subject) -> str:
-    entries, kept = subject.sizes[0]
-    for dtype in ("bfloat16", "float16"):
-        cache = _check_sets(subject, Kind("qwen2", dtype), entries, kept)
-        require(str(cache.layers[0].key.dtype) == f"torch.{dtype}", f"kept keys are {cache.layers[0].key.dtype}")
-    return "each head keeps exactly m, in the model's dtype"
-
-
-def _check_sets(subject: Subject, kind: Kind, entries: int, kept: int) -> CompactCache:
-    """Check every head's kept positions, and the entries gathered at these positions."""
-    selector, where = subject.selector, f"n = {entries}, m = {kept} ({kind})"
-    prompt = subject.prompt(kind, entries).layers
-    budgets = list(selector.budgets(kept, entries, LAYERS))
-    require(sum(budgets) == kept * LAYERS, f"{where}: budgets {budgets} of {LAYERS} layers do not sum to m x layers")
+def _check_sets(trial: SelectorTrial, model: _Model, entries: int, kept: int) -> None:
+    """Check every head's kept positions; ``evict`` checks that they are m, in order and inside of the prompt."""
+    selector, where = trial.part, f"n = {entries}, m = {kept} ({model})"
+    prompt = trial.prompt(model, entries).layers
+    budgets = selector.budgets(kept, entries, _LAYERS)
+    require(
+        sum(budgets) == kept * _LAYERS, f"{where}: budgets {[*budgets]} of {_LAYERS} layers do not sum to m x layers"
+    )
     before = [(layer.key.clone(), layer.value.clone()) for layer in prompt]
     cache = evict(prompt, selector, kept)
-    for layer, (key, value) in zip(prompt, before, strict=True):
-        unchanged = torch.equal(layer.key, key) and torch.equal(layer.value, value)
-        require(unchanged, f"{where}, layer {layer.number}: keys or values were changed in place; clone them first")
-    require(cache.kept_entries == kept, f"{where}: {cache.kept_entries} entries are kept")
-    require(cache.extents.tolist() == [[entries, budget] for budget in budgets], f"{where}: budgets are not kept")
     promised = {*range(entries - selector.window, entries), *range(selector.sinks)}
-    for number, (layer, left, index) in enumerate(zip(prompt, cache.layers, cache.indices, strict=True)):
-        shape = (kind.kv_heads, budgets[number])
-        require(index.shape == shape, f"{where}, layer {number}: kept positions {tuple(index.shape)}, not {shape}")
+    for number, (layer, (key, value), index) in enumerate(zip(prompt, before, cache.indices, strict=True)):
+        unchanged = torch.equal(layer.key, key) and torch.equal(layer.value, value)
+        require(unchanged, f"{where}, layer {number}: keys or values were changed in place; clone them first")
         for head, chosen in enumerate(index.tolist()):
-            here = f"{where}, layer {number}, head {head}"
-            require(chosen == sorted(set(chosen)), f"{here}: positions are repeated or not in order")
-            require(set(chosen) <= set(range(entries)), f"{here}: positions outside of the prompt")
-            require(promised <= set(chosen), f"{here}: {len(promised - set(chosen))} of window and sinks are not kept")
-            equal = torch.equal(left.key[head], layer.key[head, chosen])
-            require(equal and torch.equal(left.value[head], layer.value[head, chosen]), f"{here}: other entries")
-    return cache
+            lost = len(promised - set(chosen))
+            require(not lost, f"{where}, layer {number}, head {head}: {lost} of window and sinks are not kept")
 
 
-def _whole_prompts(subject: Subject) -> str:
-    for entries in (1, 3, 63, 100):
-        prompt = Prompt(model_of(Kind()), random_document("short", entries).tokens, window=0).layers
-        count = replace(subject.action(), retention=Retention(512)).kept_entries(entries, "here")
-        require(count == entries, f"n = {entries}: keep = 512 keeps {count}")
-        cache = evict(prompt, subject.selector, entries)
-        for layer, left, index in zip(prompt, cache.layers, cache.indices, strict=True):
-            require(index.tolist() == [list(range(entries))] * KV_HEADS, f"n = {entries}: not every entry is kept")
-            same = torch.equal(layer.key, left.key) and torch.equal(layer.value, left.value)
-            require(same, f"n = {entries}: kept entries are not the prompt's bit for bit")
-    return "everything is kept, bit for bit"
-
-
-def _equal_bytes(subject: Subject) -> str:
-    for entries, kept in subject.sizes:
-        cache = subject.evicted(Kind(), entries, kept)
-        recent = evict(subject.prompt(Kind(), entries).layers, Recent(), kept)
-        for measure in ("payload_bytes", "index_bytes", "metadata_bytes"):
-            own, others = getattr(cache, measure), getattr(recent, measure)
-            require(own == others, f"n = {entries}, m = {kept}: {measure} {own}, and {others} of selector 'recent'")
-        payload = 2 * LAYERS * KV_HEADS * kept * SIZE * 4
-        require(cache.payload_bytes == payload, f"n = {entries}: payload of {cache.payload_bytes}, not {payload} bytes")
-        parts = [part for layer in cache.layers for part in (layer.key, layer.value)]
-        held = sum(part.untyped_storage().nbytes() for part in parts)
-        require(subject.whole or held == payload, f"n = {entries}: {held} bytes are held for {payload} of payload")
-    return "payload, index and metadata are equal"
-
-
-# --- What the sets depend on -----------------------------------------------------------------------------------------
-
-
-def _repetition(subject: Subject) -> str:
-    entries, kept = subject.sizes[0]
+def _repetition(trial: SelectorTrial) -> str:
+    entries, kept = trial.sizes[0]
     torch.manual_seed(1)
-    first = subject.evicted(Kind(), entries, kept)
+    first = trial.evicted(entries, kept)
     torch.manual_seed(2)
-    state = torch.get_rng_state()
-    again, twin = subject.prompt(Kind(), entries).layers, subject.action().selector
-    require(evict(again, subject.selector, kept).kept_sha256 == first.kept_sha256, "a second choice is another one")
-    require(evict(again, twin, kept).kept_sha256 == first.kept_sha256, "a twin with equal parameters chooses others")
-    require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
+    state, again = torch.get_rng_state(), trial.prompt(_USUAL, entries).layers
+    require(evict(again, trial.part, kept).kept_sha256 == first.kept_sha256, "a second choice is another one")
+    twin = evict(again, trial.action().selector, kept)
+    require(twin.kept_sha256 == first.kept_sha256, "a twin with equal parameters chooses others")
+    require_no_draws(state)
     return "the same sets, and no draw from torch's state"
 
 
-def _other_actions(subject: Subject) -> str:
-    entries, kept = subject.sizes[0]
-    asked = (*build_selector("h2o", {}).statistics, *subject.selector.statistics)
-    window = max(128, subject.selector.window + 1)
-    prompt = Prompt(model_of(Kind()), random_document(f"matrix-{entries}", entries).tokens, window, asked)
-    beside = evict(prompt.layers, subject.selector, kept)
-    require(beside.kept_sha256 == subject.evicted(Kind(), entries, kept).kept_sha256, "the sets are others")
+def _other_actions(trial: SelectorTrial) -> str:
+    entries, kept = trial.sizes[0]
+    statistics = (*build_selector("h2o", {}).statistics, *trial.part.statistics)
+    tokens, window = random_document(f"matrix-{entries}", entries).tokens, max(128, trial.part.window + 1)
+    beside = Prompt(random_model("llama", "float32", _LAYERS), tokens, window, statistics)
+    same = evict(beside.layers, trial.part, kept).kept_sha256 == trial.evicted(entries, kept).kept_sha256
+    require(same, "the sets are others")
     return "the same sets"
 
 
@@ -142,87 +198,50 @@ class WholeChunk:
 @cache
 def _whole_chunks(entries: int) -> tuple[tuple[PromptLayer, QueryChunk], ...]:
     """Return a prompt's layers, and all queries of each layer in one chunk."""
-    document = random_document("chunks", entries)
-    layers = Prompt(model_of(Kind("qwen2")), document.tokens, entries, [WholeChunk()]).layers
-    return tuple((layer, layer.gathered(WholeChunk())) for layer in layers)
+    model, tokens = random_model("qwen2", "float32", _LAYERS), random_document("chunks", entries).tokens
+    return tuple(
+        (layer, layer.gathered(WholeChunk())) for layer in Prompt(model, tokens, entries, [WholeChunk()]).layers
+    )
 
 
-def _chunks(subject: Subject) -> str:
-    entries, kept = subject.sizes[0]
+def _chunks(trial: SelectorTrial) -> str:
+    entries, kept = trial.sizes[0]
     for layer, whole in _whole_chunks(entries):
-        sets = [
-            subject.selector.keep(subject.layers_in_chunks(layer, whole, ends), kept).tolist()
+        once, parts = (
+            trial.part.keep(_in_chunks(trial.part, layer, whole, ends), kept).tolist()
             for ends in ([entries], [1, 2, 130, 400, entries])
-        ]
-        require(
-            sets[0] == sets[1], f"layer {layer.number}: the sets are others; sum in float64, or make no use of ties"
         )
+        require(once == parts, f"layer {layer.number}: the sets are others; sum in float64, or make no use of ties")
     return "the same sets"
 
 
-# --- Identity, and generated events ----------------------------------------------------------------------------------
+def _in_chunks(selector: Selector, layer: PromptLayer, chunk: QueryChunk, ends: list[int]) -> PromptLayer:
+    """Return a layer whose statistics were gathered in chunks with these ends; ``chunk`` has all queries."""
+    gathered: dict[Any, Any] = {}
+    for first, last in zip([0, *ends], ends, strict=False):
+        part = replace(
+            chunk, query=chunk.query[:, first:last], key=chunk.key[:, :last], value=chunk.value[:, :last],
+            hidden=chunk.hidden[first:last], cos=chunk.cos[first:last], sin=chunk.sin[first:last],
+        )  # fmt: skip
+        for statistic in selector.statistics:
+            gathered[statistic] = statistic.update(gathered.get(statistic), part)
+    return replace(layer, statistics=gathered)
 
 
-def _identity(subject: Subject) -> str:
-    action = subject.action()
-    row, twin = action.row("study", prespecified=True), subject.action()
-    require(set(row) == set(ACTIONS.columns), "identity() has other columns than Selector.identity()")
-    promised = (subject.selector.window, subject.selector.sinks)
-    require((row["window"], row["sinks"]) == promised, "identity() changes window or sinks")
-    require(action == twin and hash(action.selector) == hash(twin.selector), "equal parameters make unequal selectors")
-    rows, changed, skipped = {json.dumps(row)}, [], []
-    for name, value in options_of(action.selector).items():
-        if (other := subject.changed(name, value)) is None:
-            skipped.append(name)
-            continue
-        changed.append(name)
-        rows.add(json.dumps(other.row("study", prespecified=True)))
-        require(len(rows) == 1 + len(changed), f"{name} is no part of identity(): two values have one row")
-    left = f"; no other value tried of {', '.join(skipped)}" if skipped else ""
-    return f"{', '.join(changed) or 'no parameter'}{left}"
-
-
-def options_of(selector: Selector) -> dict[str, Any]:
-    """Return the parameters that a study may set, with their values."""
-    own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
-    return dict([*own["options"], *own["inner_options"]]) if "options" in own else own
-
-
-def _full_retention(subject: Subject) -> str:
-    some, whole, control = subject.generated()
-    for unit, name in ((whole, "the selector's own path"), (control, "the control")):
-        require_unmoved(unit, name)
-        require(unit.events["x_token"].equals(unit.events["y_token"]), f"{name}: the two sides differ")
-    most = float(np.max(some.events["delta"].to_numpy()))
-    if subject.whole:
-        return "delta = f = 0 exactly"
-    require(most > 0, "delta is 0 with entries evicted, too")
-    return f"delta = f = 0 exactly; with entries evicted, delta up to {most:.2f}"
-
-
-def _embedded_model(subject: Subject) -> str:
+def _embedded_model(trial: SelectorTrial) -> str:
     document = embedded_document()
-    half = document.prompt_tokens // 2
-    promised = subject.selector.window + subject.selector.sinks
-    kept = Retention(None if subject.whole else max(half, min(promised + 16, document.prompt_tokens)))
-    own, beside = replace(subject.action(), retention=kept), replace(subject.action("beside"), selector=Recent())
-    return same_events(own, beside, document)
+    needed = trial.part.window + trial.part.sinks + 16
+    kept = Retention(None if trial.whole else max(document.prompt_tokens // 2, min(needed, document.prompt_tokens)))
+    own, beside = replace(trial.action(), retention=kept), replace(trial.action("beside"), selector=Recent())
+    return same_events(own, beside, load_model(EMBEDDED_ID), document)
 
 
-_SIZES = "4 prompts of 150 to 1,100 tokens"
-CHECKS = (
-    Check("kept sets", f"{_SIZES} under llama and qwen2 ({LAYERS} layers, {KV_HEADS} KV heads)", _kept_sets),
-    Check("head groups", "1 and 4 KV heads for 4 query heads", _head_groups),
-    Check("dtypes", "bfloat16 and float16", _half_precision),
-    Check("whole prompts", "m above n, 1 to 100 tokens", _whole_prompts),
-    Check("bytes", f"{_SIZES}, beside selector 'recent'", _equal_bytes),
+SelectorTrial.checks = (
+    Check("kept sets", "4 prompts of 150 to 1,100 tokens under llama and qwen2 (3 layers, 2 KV heads)", _kept_sets),
+    Check("other models", "1 and 4 KV heads, bfloat16 and float16", _other_models),
     Check("repetition", "a second choice, and a twin's", _repetition),
     Check("other actions", "a prompt of which others ask for more", _other_actions),
-    Check("other prompts", IN_TURN, same_after_others),
-    Check("another process", ELSEWHERE, same_elsewhere),
     Check("chunks", "the prompt's queries at once, and in 5 chunks", _chunks),
-    Check("identity", "each parameter changed", _identity),
-    Check("first token", "8 pairs of continuations", first_token_found),
-    Check("full retention", 'keep = "all" through the selector\'s action, 8 pairs', _full_retention),
+    *common_checks("prompts"),
     Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),
 )

@@ -9,15 +9,16 @@ so each place is a note and not an error.
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import packages_distributions
-from pathlib import PurePath
 from typing import Any
 
-from kvdrift.generator.identity import own_texts
+from kvdrift.generator.identity import custom_texts
+from kvdrift.schema.python_source import parsed
 
-_READS = {
+_NAMES = {
     "the environment": ("os.environ", "os.environb", "os.getenv", "os.getenvb"),
     "a file": (
         "open", "io.open", "os.open", "torch.load", "numpy.load", "numpy.loadtxt", "numpy.fromfile", "numpy.genfromtxt",
@@ -34,6 +35,7 @@ _READS = {
         "torch.randn_like", "torch.randint_like", "torch.multinomial", "torch.bernoulli", "torch.normal",
     ),
 }  # fmt: skip
+_READS = {what: re.compile(rf"(?:{'|'.join(map(re.escape, names))})(?:\.|$)") for what, names in _NAMES.items()}
 _BUILTINS = {"open", "hash", "exec", "eval", "__import__"}
 _OF_PATHS = {"open", "read_text", "read_bytes"}  # methods
 _SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator", "numpy.random.RandomState")
@@ -41,52 +43,50 @@ _SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator"
 
 def source_notes(kind: type[Any]) -> list[str]:
     """Return a line for each such place in the files that define a user's class; [] for a class of the package."""
-    texts = own_texts(kind)
-    beside = {PurePath(file).name.partition(".")[0] for file in texts}
+    texts = custom_texts(kind)
+    known = sys.stdlib_module_names | {path.stem for path in texts} | set(packages_distributions()) | {"kvdrift"}
     return [
-        f"{file}, line {line}: {named} takes {what}, which is no part of the action's identity"
-        for file, text in sorted(texts.items())
-        for line, named, what in sorted(set(_places(ast.parse(text), beside)))
+        f"{path}, line {line}: {name} takes {what}, which is no part of the action's identity"
+        for path, text in sorted(texts.items())
+        for line, name, what in sorted({*_places(parsed(text)), *_late_imports(parsed(text), known)})
     ]
 
 
-def _places(tree: ast.Module, beside: set[str]) -> Iterator[tuple[int, str, str]]:
+def _places(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """Yield line numbers, the source text there, and the kind of thing that it takes."""
     meant = dict(_imported_names(tree))
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}  # of a longer dotted name
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _late_imports(node, beside)
         if not isinstance(node, ast.Name | ast.Attribute) or id(node) in parts:
             continue
-        name, call = _dotted(node, meant), called.get(id(node))
-        what = _taken(name)
-        if what is not None and not _is_seeded(name, call):
+        first, *others = ast.unparse(node).split(".")
+        start = meant.get(first, first if first in _BUILTINS else "")
+        name, call = ".".join([start, *others]), called.get(id(node))
+        what = next((what for what, pattern in _READS.items() if pattern.match(name)), None)
+        if what is not None and not (call is not None and _is_seeded(name, call)):
             yield node.lineno, name, what
-        elif what is None and call is not None and isinstance(node, ast.Attribute) and node.attr in _OF_PATHS:
-            yield node.lineno, f"{node.attr}()", "a file"
+        elif what is None and call is not None and others and others[-1] in _OF_PATHS:
+            yield node.lineno, f"{others[-1]}()", "a file"
 
 
-def _is_seeded(name: str, call: ast.Call | None) -> bool:
+def _is_seeded(name: str, call: ast.Call) -> bool:
     """Tell whether a random draw follows from a seed or a generator that the call names."""
-    if call is None:
-        return False
     named = {word.arg for word in call.keywords}
     return "generator" in named or (name in _SEEDED and bool(call.args or named))
 
 
-def _late_imports(function: ast.AST, beside: set[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield imports, inside a function, of modules that are neither beside the class nor installed nor Python's own."""
-    known = sys.stdlib_module_names | beside | set(packages_distributions()) | {"kvdrift"}
-    for node in ast.walk(function):
+def _late_imports(tree: ast.Module, known: Collection[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield imports, inside functions, of modules that are neither beside the class nor installed nor Python's own."""
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    for node in (node for function in functions for node in ast.walk(function)):
         if isinstance(node, ast.Import):
-            named = [alias.name for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            named = [node.module]
+            names = [node.module]
         else:
             continue
-        for name in named:
+        for name in names:
             if name.partition(".")[0] not in known:
                 yield node.lineno, f"import of {name}", "a module found at run time"
 
@@ -99,21 +99,3 @@ def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
-
-
-def _dotted(node: ast.AST, meant: dict[str, str]) -> str:
-    """Return the dotted name of an expression, following what its first name was imported as; empty if it has none."""
-    if isinstance(node, ast.Name):
-        return meant.get(node.id, node.id if node.id in _BUILTINS else "")
-    if isinstance(node, ast.Attribute):
-        start = _dotted(node.value, meant)
-        return f"{start}.{node.attr}" if start else ""
-    return ""
-
-
-def _taken(name: str) -> str | None:
-    """Return the kind of thing that a dotted name takes, None if nothing; ``_READS`` lists the names."""
-    for what, names in _READS.items():
-        if any(name == one or name.startswith(f"{one}.") for one in names):
-            return what
-    return None

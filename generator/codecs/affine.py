@@ -18,20 +18,20 @@ def read_back(numbers: Tensor, bits: int) -> Tensor:
     least, most = numbers.aminmax(dim=-1, keepdim=True)
     zero, largest = float16_below(least), 2**bits - 1
     scale = float16_above((most - zero) / largest)
-    steps = (numbers - zero) / scale.where(scale > 0, 1)  # where the scale is 0, all of them are at the zero point
+    steps = (numbers - zero) / scale.where(scale > 0, 1)  # a scale of 0: all numbers are the zero point
     return zero + steps.round().clamp(0, largest) * scale
 
 
 def entries_back(numbers: Tensor, bits: int, group: int) -> Tensor:
-    """Read back what is stored per entry, in groups of channels: float32 [KV heads, entries, size].
+    """Store numbers per entry in groups of channels, and read them back, float32 [KV heads, entries, size].
 
-    The last group of an entry has the channels that are left, where ``group`` does not divide ``size``.
+    If ``group`` does not divide ``size``, the last group of an entry is smaller.
     """
     return torch.cat([read_back(part, bits) for part in torch.split(numbers, group, dim=-1)], dim=-1)
 
 
 def channels_back(numbers: Tensor, bits: int, group: int) -> Tensor:
-    """Read back what is stored per channel, in groups of consecutive entries: float32 [KV heads, entries, size].
+    """Store numbers per channel in groups of successive entries, and read them back, float32 [KV heads, entries, size].
 
     ``group`` divides the number of entries.
     """
@@ -41,7 +41,7 @@ def channels_back(numbers: Tensor, bits: int, group: int) -> Tensor:
 
 
 def packed_bytes(numbers: int, bits: int) -> int:
-    """Bytes of so many integers, packed without gaps."""
+    """The bytes of ``numbers`` integers, packed without gaps."""
     return -(-numbers * bits // 8)
 
 

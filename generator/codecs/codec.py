@@ -1,4 +1,4 @@
-"""The interface of codecs: entries are stored in fewer bits, and attention reads what comes back of them."""
+"""The interface of codecs, which store entries in fewer bits; attention reads the entries as they come back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Codec(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Its parameters, by name: those that the study sets, and the others' defaults."""
+        """The parameters by name, defaults included."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
 
     def check(self, size: int) -> None:  # noqa: B027 - most take every size
@@ -41,19 +41,19 @@ class Codec(ABC):
             layer: Kept keys, as cached, and values, float32 [KV heads, m, size] each; they must not be changed.
 
         Returns:
-            What is read back, of the same shapes.
+            Keys and values as they are read back, of the same shapes.
         """
 
     @abstractmethod
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """Return the bytes that a layer takes as stored, from its shapes and dtype alone: it may lack its numbers."""
+        """Return the bytes of a layer as stored, from its shapes and dtype alone; its tensors may be on device meta."""
 
     @final
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return what attention reads: the round trip, computed in float32, in the model's dtype.
+        """Return the layer that attention reads: the round trip, computed in float32, in the model's dtype.
 
         Raises:
-            OperationError: What comes back has another shape, or a number that is not finite.
+            OperationError: Keys or values come back in another shape, or with a number that is not finite.
         """
         back = self.round_trip(PrefixLayer(layer.key.float(), layer.value.float()))
         for name, stored, read in (("keys", layer.key, back.key), ("values", layer.value, back.value)):

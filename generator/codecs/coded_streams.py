@@ -1,8 +1,7 @@
-"""Streams whose entries are coded as they leave the residual window, whatever the codec: what is coded, and when.
+"""Streams whose entries are coded as they leave the residual window: which entries are coded, and when.
 
-Prompt entries are the same for all streams of a cache, and so is what becomes of them, but for one group of keys: that
-which begins in the prompt and ends in the suffixes. Its entries stay as they are, and are read back anew in every step.
-All others are coded once, where they lie.
+Prompt entries are coded once, in place, for all streams of a cache. The exception is a group of keys that begins in the
+prompt and ends in the suffixes: its prompt entries stay exact, and the group is read back anew in every step.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from kvdrift.generator.attention.shared_prefix import PrefixLayer
 
 
 class EntryCoding(ABC):
-    """How consecutive entries are stored and read back by themselves, without those before and after them."""
+    """Stores and reads back consecutive entries, independently of the entries before and after them."""
 
     @abstractmethod
     def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Read entries of some layers back.
+        """Store entries of some layers and read them back.
 
         Args:
-            keys: [layers, R, KV heads, entries, size], in the model's dtype: whole groups, or no entry at all.
-            values: Likewise, as many as there are.
+            keys: [layers, R, KV heads, entries, size], in the model's dtype: whole groups, or no entries.
+            values: [layers, R, KV heads, entries, size], of any number of entries.
             layers: The numbers of the layers, which are on one device.
 
         Returns:
@@ -43,10 +42,10 @@ class CodedLayer:
 
     Attributes:
         entries: m.
-        begun: How many of them, at the end, are in a group of keys that the suffixes complete.
+        begun: How many of the last entries are in a group of keys that the suffixes complete.
         coded_keys: How many keys are coded before the first token is fed.
-        coded_values: How many values.
-        exact: Copies of the keys and values after these, [KV heads, entries, size] each.
+        coded_values: How many values are coded then.
+        exact: Copies of the other keys and values, [KV heads, entries, size] each.
     """
 
     entries: int
@@ -57,7 +56,7 @@ class CodedLayer:
 
     @classmethod
     def of(cls, held: PrefixLayer, window: int, together: int) -> CodedLayer:
-        """What is coded and what is exact of a layer that a codec holds."""
+        """Return the coded and exact parts of a layer that a codec holds."""
         entries = held.key.shape[1]
         values = max(entries - window, 0)
         keys = values - values % together
@@ -66,13 +65,13 @@ class CodedLayer:
 
 
 class CodedStreams(CacheRule):
-    """Codes what leaves the window before each step, and attends where a group began in the prompt.
+    """Codes entries that leave the window before each step, and attends if a group began in the prompt.
 
     Args:
-        coding: How entries are read back.
-        window: How many of the last entries are exact, besides that of the token being fed.
+        coding: Stores and reads back entries.
+        window: How many of the last entries are exact, besides the entry of the token being fed.
         together: How many consecutive keys are coded together, counted from the first kept entry.
-        layers: Of each layer, what is coded of it already.
+        layers: For each layer the entries that are coded already.
         horizon: H.
     """
 
@@ -80,15 +79,15 @@ class CodedStreams(CacheRule):
         self, coding: EntryCoding, window: int, together: int, layers: Sequence[CodedLayer], horizon: int
     ) -> None:
         self._coding, self._window, self._together, self._layers = coding, window, together, layers
-        # Streams of H - 1 tokens: where none of these is ever coded, what a stream was before is a cut of what it is.
+        # If no entry of H - 1 fed tokens is ever coded, a stream's earlier states are cuts of its present state.
         self.cuts_back = horizon - 2 <= window
-        self._length = 0  # L for which the prompt's entries are coded
+        self._length = 0  # the L for which the prompt's entries are coded
         self._coded = {number: (one.coded_keys, one.coded_values) for number, one in enumerate(layers)}
         kinds = [(one.exact.key.device, one.exact.key.shape, one.entries) for one in layers]
         self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """Without a window, and as if the first token that is fed completed a group."""
+        """The same rule without a window, as if the first token that is fed completed a group."""
         begun = min(self._together - 1, entries)
         layers = [
             replace(
@@ -103,7 +102,7 @@ class CodedStreams(CacheRule):
         self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
         length: int,
     ) -> None:  # fmt: skip
-        """Code what has left the window: at most one entry of the suffixes, and a group of keys that it completes."""
+        """Code at most one entry of the suffixes that has left the window, and the group of keys that it completes."""
         if length < self._length:
             self._restore(prompt)
         self._length, left = length, self._left(length)
@@ -155,7 +154,7 @@ class CodedStreams(CacheRule):
         return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
 
     def _left(self, length: int) -> int:
-        """How many generated entries have left the window at L; below 0, how many of the prompt's have not."""
+        """How many generated entries have left the window at L; -k if the last k prompt entries have not."""
         return length - 1 - self._window
 
     def _completed(self, one: CodedLayer, length: int) -> bool:
@@ -170,7 +169,7 @@ class CodedStreams(CacheRule):
             self._coded[number] = one.coded_keys, one.coded_values
 
     def _code_prompt(self, prompt: Sequence[Sequence[Tensor]], layers: Sequence[int], before: int) -> None:
-        """Code what has left the window of some layers with as many entries, ``before`` of which are before it."""
+        """Code prompt entries that left the window, which follows ``before`` entries, of layers with equally many."""
         one, (keys, values) = self._layers[layers[0]], self._coded[layers[0]]
         whole = min(before - before % self._together, one.entries - one.begun)
         key, value = slice(keys, max(whole, keys)), slice(values, max(min(before, one.entries), values))

@@ -18,7 +18,7 @@ _LARGEST = 448.0  # of e4m3
 
 @dataclass(frozen=True)
 class FP8(Codec):
-    """e4m3, four bits of exponent and three of mantissa: one scale for a KV head's keys, and one for its values.
+    """e4m3 (4 bits of exponent, 3 of mantissa), with a scale for each KV head's keys and for its values.
 
     The scale is the largest magnitude over 448, in float16, rounded up.
     """

@@ -1,10 +1,9 @@
 """Codecs of generated entries: with ``generated = true``, entries are coded as they leave the residual window.
 
-Before a token is fed, a cache has N entries: m kept ones of the prompt, and then generated ones. What it reads is what
-the codec reads back of all N as it does of a prompt's: the last ``residual`` are exact, values before them are coded,
-and so are keys of the groups that are full before them, counted from the first kept entry. So the tail of the prompt is
-coded in its turn, and a group of keys may begin in the prompt and end in what is generated. The entry of the token that
-is fed is exact in its own step.
+Before a token is fed, a cache has N entries: m kept entries of the prompt, and then generated ones. The codec treats
+all N like a prompt: the last ``residual`` are exact, values before them are coded, and so are keys of the groups that
+are full before them, counted from the first kept entry. So the tail of the prompt is coded in its turn, and a group of
+keys may begin in the prompt and end among generated entries. The entry of the token that is fed is exact in its step.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _LARGEST = 448.0  # of e4m3
 
 @dataclass(frozen=True)
 class GeneratedEntries:
-    """The part of an action that has its codec code what is generated, too.
+    """The part of an action by which its codec codes generated entries, too.
 
     Args:
-        codec: What stores the prompt's entries.
+        codec: The codec of the prompt's entries.
 
     Raises:
-        InputError: It is not known how the codec codes entries after others.
+        InputError: The codec is of a class that codes prompt entries alone.
     """
 
     codec: Codec
@@ -54,18 +53,18 @@ class GeneratedEntries:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What a study sets, by name."""
+        """The parameters by name."""
         return {"generated": True}
 
     def rule(
         self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], held: Sequence[PrefixLayer], horizon: int
     ) -> CacheRule:
-        """What codes the entries of a prompt's streams.
+        """Return the rule that codes the entries of a prompt's streams.
 
         Args:
-            prompt: Of each layer, keys and values of the whole prompt.
-            kept: Of each layer, the positions that are kept, int32 [KV heads, m].
-            held: Of each layer, what is read of them; it is coded on in place.
+            prompt: For each layer the keys and values of the whole prompt.
+            kept: For each layer the positions that are kept, int32 [KV heads, m].
+            held: For each layer the entries that attention reads; the rule codes more of them in place.
             horizon: H.
         """
         codec, window, together = self.codec, 0, 1
@@ -83,12 +82,12 @@ class GeneratedEntries:
 
 @dataclass(frozen=True)
 class _RoundTrip(EntryCoding):
-    """The round trip of a codec without a window, whose scales belong to an entry or to a group."""
+    """The round trip of a codec without a window, with a scale for each entry or group."""
 
     codec: Codec
 
     def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Return what the codec holds of them."""
+        """Return the entries as the codec holds them."""
         first, second = keys.flatten(0, 2), values.flatten(0, 2)  # [layers x R x KV heads, entries, size]
         if first.shape == second.shape:
             back = self.codec.hold(PrefixLayer(first, second))
@@ -101,11 +100,11 @@ class _RoundTrip(EntryCoding):
 
 @dataclass(frozen=True)
 class _AtPromptScales(EntryCoding):
-    """e4m3 at the scales of the prompt's entries, which a cache has stored; what is larger becomes the largest number.
+    """e4m3 at the scales of the prompt's entries, which a cache has stored; larger values saturate.
 
     Attributes:
-        keys: Of each layer, the scale of each KV head's keys, float32 [KV heads, 1, 1].
-        values: Likewise.
+        keys: For each layer the scales of the KV heads' keys, float32 [KV heads, 1, 1].
+        values: The scales of their values.
     """
 
     keys: Sequence[Tensor]
@@ -113,7 +112,7 @@ class _AtPromptScales(EntryCoding):
 
     @classmethod
     def of(cls, prompt: Sequence[PromptLayer], kept: Sequence[Tensor]) -> _AtPromptScales:
-        """Find the scales of what is kept of a prompt."""
+        """Find the scales of the kept entries of a prompt."""
         return cls(*(
             [_scale(part, positions) for part, positions in zip(parts, kept, strict=True)]
             for parts in ([layer.key for layer in prompt], [layer.value for layer in prompt])

@@ -1,4 +1,4 @@
-"""What codecs of groups have in common: a group size, and a window of last entries that stays exact."""
+"""The base of codecs with groups: a group size, and a window of last entries that stays exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvdrift.schema.errors import InputError
 
 @dataclass(frozen=True)
 class GroupedCodec(Codec):
-    """A codec whose scales belong to groups of numbers, and which leaves the last ``residual`` entries as they are."""
+    """A codec whose scales belong to groups of numbers; the last ``residual`` entries stay exact."""
 
     group: int = 32
     residual: int = 128
@@ -29,5 +29,5 @@ class GroupedCodec(Codec):
 
 
 def beside_exact(coded: Tensor, numbers: Tensor) -> Tensor:
-    """Put the first entries, as they are read back, before the others, which are exact: [KV heads, m, size]."""
+    """Join coded entries with the exact entries after them, [KV heads, m, size]."""
     return torch.cat([coded, numbers[:, coded.shape[1] :]], dim=1)

@@ -12,8 +12,8 @@ from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
 class HQQ(QuantizedCacheCodec):
     """HQQ (https://github.com/mobiusml/hqq) as transformers' cache uses it.
 
-    With axis 1 a group is so many consecutive channels of an entry. With axis 0, transformers' default, it is so many
-    numbers that lie equally far apart in all of a layer's keys or values.
+    With axis 1 a group is ``group`` consecutive channels of an entry. With axis 0, transformers' default, it is
+    ``group`` numbers that lie equally far apart in all of a layer's keys or values.
     """
 
     library: ClassVar[str] = "hqq"

@@ -1,4 +1,4 @@
-"""Codecs of libraries: a prompt as transformers' quantized cache stores it, and reads it back.
+"""Codecs of libraries: a prompt as transformers' quantized cache stores and reads it.
 
 When prefill hands the prompt to a layer of such a cache, all of it is stored in integers: ``residual_length`` counts
 generated entries alone. So no entry of the prompt stays exact.
@@ -27,7 +27,7 @@ class QuantizedCacheCodec(Codec):
 
     library: ClassVar[str]  # the name under which it is installed
     bits: ClassVar[int]
-    axes: ClassVar[tuple[int, ...]]  # those that the library knows
+    axes: ClassVar[tuple[int, ...]]  # the axes that the library supports
     group: int = 64
     axis_key: int = 0
     axis_value: int = 0
@@ -50,7 +50,7 @@ class QuantizedCacheCodec(Codec):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What a study sets, by name, and the library's version."""
+        """The parameters by name, with the library's version."""
         return {self.library: version(self.library)} | super().parameters
 
     @property
@@ -76,15 +76,15 @@ class QuantizedCacheCodec(Codec):
             raise InputError(f"heads of {size} channels cannot be coded in groups of {self.group}; set group")
 
     def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Store a layer's entries and read them back, in whatever dtype they have."""
+        """Store a layer's entries and read them back, in their own dtype."""
         self._check_packing(layer)
         stored = self.cache_layer()
         stored.update(layer.key[None], layer.value[None])
-        key, value = stored.update(layer.key[None, :, :0], layer.value[None, :, :0])  # what a step without tokens reads
+        key, value = stored.update(layer.key[None, :, :0], layer.value[None, :, :0])  # a step without tokens
         return PrefixLayer(key[0], value[0])
 
-    def hold(self, layer: PrefixLayer) -> PrefixLayer:  # type: ignore[misc]  # of others the round trip is in float32
-        """Return what attention reads: the round trip in the model's dtype, in which transformers computes it.
+    def hold(self, layer: PrefixLayer) -> PrefixLayer:  # type: ignore[misc]  # other codecs compute in float32
+        """Return the layer that attention reads: the round trip in the model's dtype, as transformers computes it.
 
         Raises:
             InputError: The library cannot pack so many numbers.
@@ -103,11 +103,7 @@ class QuantizedCacheCodec(Codec):
         return StoredBytes(numbers // self._packed, 2 * (numbers // self.group) * layer.key.itemsize)
 
     def _check_packing(self, layer: PrefixLayer) -> None:
-        """Check that groups divide the numbers, and that groups in rows can be packed, which libraries do row by row.
-
-        Raises:
-            InputError: The library would fail.
-        """
+        """Check that groups divide the numbers, and that rows of groups can be packed, as libraries do it."""
         for axis, numbers in ((self.axis_key, layer.key), (self.axis_value, layer.value)):
             rows = self.group if axis == 0 else numbers.numel() // self.group
             if numbers.numel() % self.group or rows % self._packed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvdrift.generator.selectors.custom.parts import PartKind, check_statistics, default_parameters
 from kvdrift.generator.selectors.expected_attention import ExpectedAttention
 from kvdrift.generator.selectors.full import Full
 from kvdrift.generator.selectors.h2o import H2O
@@ -12,9 +13,6 @@ from kvdrift.generator.selectors.keydiff import KeyDiff
 from kvdrift.generator.selectors.knorm import Knorm
 from kvdrift.generator.selectors.kvpress import PREFIX, build_kvpress
 from kvdrift.generator.selectors.numerics import Numerics
-from kvdrift.generator.selectors.own.building import build, check_statistics
-from kvdrift.generator.selectors.own.classes import default_parameters
-from kvdrift.generator.selectors.own.kinds import SELECTOR_KIND
 from kvdrift.generator.selectors.parameters import Value
 from kvdrift.generator.selectors.pyramidkv import PyramidKV
 from kvdrift.generator.selectors.random_entries import RandomEntries
@@ -38,13 +36,19 @@ SELECTORS: dict[str, type[Selector]] = {
     "random": RandomEntries,
 }
 
-# What takes memory or time with each position, whatever the prompt: more of them than any model reads is a mistake.
+SELECTOR_KIND: PartKind[Selector] = PartKind(
+    noun="selector", plural="selectors", base=Selector, known=SELECTORS,
+    derive="ScoringSelector or Selector of kvdrift.generator.selectors.selector", says="what it keeps",
+    keys=("name", "selector", "keep", "codec"), counts=("window", "sinks"), forms=(f"{PREFIX}NAME",),
+)  # fmt: skip
+
+# Parameters that cost memory or time for each position, whatever the prompt; no model reads as many positions.
 _POSITIONS = ("future_positions", "kernel")
 _MOST_POSITIONS = 2**20
 
 __all__ = [
-    "SELECTORS", "Full", "Numerics", "Recent", "ScoringSelector", "Selector", "SnapKV", "build_selector",
-    "default_parameters",
+    "SELECTORS", "SELECTOR_KIND", "Full", "Numerics", "Recent", "ScoringSelector", "Selector", "SnapKV",
+    "build_selector", "default_parameters",
 ]  # fmt: skip
 
 
@@ -54,7 +58,7 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     Args:
         name: One of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and a press.
         parameters: Those that differ from the defaults.
-        folder: Where a module is looked for before installed ones, if anywhere.
+        folder: The folder in which a module is looked for before installed modules, if any.
 
     Raises:
         InputError: An unknown name or parameter, a value that the selector does not take, or a module or class that
@@ -62,7 +66,7 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)
-    selector = build(SELECTOR_KIND, name, parameters, SELECTORS, folder, [PREFIX + "NAME"])
+    selector = SELECTOR_KIND.build(name, parameters, folder)
     if name in SELECTORS:
         for key in _POSITIONS:
             if int(parameters.get(key, 0)) > _MOST_POSITIONS:

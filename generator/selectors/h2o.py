@@ -22,8 +22,8 @@ class AccumulatedAttention:
     """Statistic: the softmax attention that each position receives, summed over queries, float64 [KV heads, b].
 
     Attention is scaled and causal; query heads of a KV head are averaged. It is computed for blocks of queries, so that
-    the n x n attention is never in memory. A block is summed in float32, and the last bits of the sums follow from its
-    size: this is one on all CPUs, and one on all GPUs of a kind, whatever else is in their memory.
+    the n x n attention is never in memory. A block is summed in float32, so that the last bits of sums depend on the
+    block's size. The size is the same on all CPUs, and on all GPUs of a model, whatever else is in their memory.
     """
 
     def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
@@ -48,7 +48,7 @@ class AccumulatedAttention:
 
 
 def logits_at_once(device: torch.device) -> int:
-    """How many attention logits are held at once: with larger blocks a GPU is started less often."""
+    """How many attention logits are held at once; larger blocks mean fewer kernel launches on a GPU."""
     if device.type != "cuda":
         return _LOGITS
     most: int = torch.cuda.get_device_properties(device).total_memory // (_GPU_SHARE * torch.float32.itemsize)

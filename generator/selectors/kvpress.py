@@ -1,13 +1,13 @@
 """Presses of kvpress (https://github.com/NVIDIA/kvpress) as selectors, by name: ``kvpress:ChunkKVPress``.
 
-What kvpress leaves inexact is made exact:
+Selections are made exact:
 
-- It keeps int(n (1 - r)) entries; r = 1 - (m + 1/2) / n gives m.
+- kvpress keeps int(n (1 - r)) entries; r = 1 - (m + 1/2) / n gives m.
 - It returns rows in order of score, without indices; they are found again by their bits, and sorted.
 - Some presses keep whole chunks; these are filled up to m.
 - Random presses are seeded.
 
-What a press needs of a prompt is gathered by our own attention; kvpress' hooks are never put on a model.
+The inputs of a press are gathered by our own attention; kvpress' hooks are never put on a model.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PREFIX = "kvpress:"
 
 @dataclass(frozen=True)
 class AttentionInput:
-    """What a layer's attention was called with.
+    """The inputs of a layer's attention.
 
     Attributes:
         module: The attention module.
         rotary: A copy of the model's rotary embedding.
-        hidden: [positions, width]; no positions where no press asks for them.
+        hidden: [positions, width]; no positions if no press reads them.
         cos: [positions, size].
         sin: [positions, size].
     """
@@ -57,7 +57,7 @@ class AttentionInput:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Statistic: everything that a layer's attention was called with, hidden states only if ``hidden``."""
+    """Statistic: the inputs of a layer's attention, hidden states only if ``hidden``."""
 
     hidden: bool
 
@@ -73,7 +73,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True)
 class KVPress(Selector):
-    """One press with all its options, and the press that it wraps, if it wraps one, with all of that one's."""
+    """A press with all its options, and the press that it wraps, if any, with its options."""
 
     summary: ClassVar[str] = f"any pure selection of kvpress {VERSION} by its name"
     press: str
@@ -93,7 +93,7 @@ class KVPress(Selector):
 
     @property
     def statistics(self) -> tuple[Statistic[Any], ...]:
-        """What attention layers were called with."""
+        """The inputs of attention layers."""
         return (self._inputs,)
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:
@@ -118,9 +118,9 @@ class KVPress(Selector):
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
         """Kept positions, int64 [KV heads, kept], ascending within a head.
 
-        A press that keeps whole chunks may have no number that gives exactly m. Then it is asked for the two adjacent
-        numbers that give fewer and more: the fewer positions are kept, and the first of those that the larger number
-        adds fill them up to m.
+        A press that keeps whole chunks may never give exactly m positions. Then the two adjacent requests are found
+        that give fewer and more. The fewer positions are kept, and the first positions that the larger request adds
+        fill them up to m.
         """
         entries = layer.key.shape[1]
         places = _places(layer)
@@ -223,7 +223,7 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
     for option in own:
         if option not in defaults and option not in inner_defaults:
             takes = [*defaults, *inner_defaults, *(["press"] if inner else [])]
-            raise InputError(unknown(option, name, takes))
+            raise InputError(unknown(option, f"selector '{name}'", takes))
     check_types(own, defaults | inner_defaults)
     given = [tuple((o, own.get(o, value)) for o, value in part.items()) for part in (defaults, inner_defaults)]
     selector = KVPress(press, given[0], inner, given[1])

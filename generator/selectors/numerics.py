@@ -17,7 +17,8 @@ _OWN = "model"  # the dtype that the model computes in
 class Numerics(Full):
     """All n prompt entries, prefilled in other chunks, held in another dtype, or read in tiles of other rows.
 
-    Nothing is evicted, so what moves is what a deployment without eviction has too (definitions, "Noise floor").
+    Nothing is evicted, so any divergence is rounding that an uncompressed deployment has too (definitions, "Noise
+    floor").
     """
 
     summary: ClassVar[str] = "every prompt entry, computed another way (the noise floor)"
@@ -33,5 +34,5 @@ class Numerics(Full):
 
     @property
     def holding(self) -> Holding:
-        """Rounded to ``cache_dtype``."""
+        """Entries rounded to ``cache_dtype``."""
         return AsComputed() if self.cache_dtype == _OWN else InDtype(self.cache_dtype)

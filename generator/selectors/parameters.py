@@ -1,4 +1,4 @@
-"""Checks of a selector's parameters, as a study file gives them."""
+"""Checks of the parameters of selectors, codecs and policies, as a study file gives them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def at_least(bound: int, **parameters: float) -> None:
             raise InputError(f"{name} = {value}: should be at least {bound}")
 
 
-def unknown(parameter: str, selector: str, known: Iterable[str]) -> str:
-    """The error line for a parameter that a selector does not have, with the nearest one or all that it has."""
+def unknown(parameter: str, part: str, known: Iterable[str]) -> str:
+    """Return the line about a parameter that a part, such as "selector 'h2o'", lacks: the nearest one, or all."""
     if close := difflib.get_close_matches(parameter, known := sorted(known), n=1):
         return f"{parameter}: unknown key; did you mean '{close[0]}'?"
-    return f"selector '{selector}' has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"
+    return f"{part} has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"

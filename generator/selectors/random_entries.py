@@ -1,4 +1,4 @@
-"""The selector that keeps random entries: what every score must beat."""
+"""The selector of random entries, which every score must beat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvdrift.schema.keyed_random import keyed_generator
 
 @dataclass(frozen=True)
 class RandomEntries(ScoringSelector):
-    """A uniformly random set for each KV head and layer, a function of ``seed``, prompt, layer and head alone.
+    """A uniformly random set for each KV head and layer, determined by ``seed``, prompt, layer and head.
 
     A larger m keeps everything that a smaller m keeps.
     """

@@ -39,11 +39,11 @@ class Selector(ABC):
 
     @property
     def statistics(self) -> tuple[Statistic[Any], ...]:
-        """What to gather over all queries of the prompt; ``PromptLayer.gathered`` returns it."""
+        """The statistics to gather over all queries of the prompt; ``PromptLayer.gathered`` returns them."""
         return ()
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - others need them
-        """Return how many bytes choosing takes at once, where they are many: a prompt that lacks them is refused.
+        """Return how many bytes choosing needs at once if they are many; prompts without enough memory are refused.
 
         Args:
             heads: Query heads of the layer.
@@ -68,7 +68,7 @@ class Selector(ABC):
 
 
 def check_finite(selector: Selector, scores: Tensor, layer: PromptLayer) -> None:
-    """Refuse scores of which one is infinite or not a number: a sum or an exponential that left its dtype.
+    """Refuse scores that are not finite, such as sums or exponentials that overflowed.
 
     Raises:
         OperationError: Names the selector and the layer.
@@ -82,7 +82,7 @@ class ScoringSelector(Selector):
 
     @abstractmethod
     def score(self, layer: PromptLayer) -> Tensor:
-        """Scores, floating-point [KV heads, n]; those of sinks and window are not used."""
+        """Scores, floating-point [KV heads, n]; scores of sinks and window are ignored."""
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
         """Kept positions, int64 [KV heads, kept], ascending within a head.

@@ -13,8 +13,8 @@ from kvdrift.generator.codecs.generated import GeneratedEntries
 from kvdrift.generator.generation.events import versions_on
 from kvdrift.generator.identity import NUMERICS_VERSION, source_of
 from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.custom.loading import load_module
 from kvdrift.generator.selectors.kvpress import PREFIX
-from kvdrift.generator.selectors.own.names import load_installed
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.service.protocol import PROTOCOL, Identity, PendingMessage
 from kvdrift.generator.transformer.model import LoadedModel
@@ -31,7 +31,7 @@ def load_modules(names: Iterable[str]) -> frozenset[str]:
         where = f"{OPTION} '{name}'"
         if not all(part.isidentifier() for part in name.split(".")):
             raise InputError(f"{where}: is no module's name; write my_selectors for the module of my_selectors:MyClass")
-        load_installed(name, where)
+        load_module(name, None, where)
     return allowed
 
 

@@ -61,16 +61,15 @@ def check(
         _check_engine(name, weights)
     if name.endswith(".toml"):
         _check_study(Path(name))
-    from kvdrift.generator.checks.families import checks_of, tried_of
+    from kvdrift.generator.checks.kinds import trial_of
     from kvdrift.generator.checks.source_notes import source_notes
 
-    tried = tried_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
-    checks, holds = checks_of(tried), list[bool | None]()
-    width = max(len(one.name) for one in checks)
-    for one in checks:
-        finding = one(tried)
-        holds.append(_said(one.name, one.tried, finding.found, holds=finding.holds, width=width))
-    for note in source_notes(type(tried.part)):
+    trial, holds = trial_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind), list[bool | None]()
+    width = max(len(one.name) for one in trial.checks)
+    for one in trial.checks:
+        finding = one(trial)
+        holds.append(_said(one.name, one.tried, finding.line, holds=finding.holds, width=width))
+    for note in source_notes(type(trial.part)):
         typer.echo(f"note   {note}")
     _end(name, holds)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from kvdrift.options import JsonOption
 from kvdrift.schema.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from kvdrift.generator.selectors.own.kinds import PartKind
+    from kvdrift.generator.selectors.custom.parts import PartKind
 
 
 def list_(
@@ -39,40 +38,36 @@ def list_(
 
 
 def _selectors() -> list[tuple[str, str]]:
-    from kvdrift.generator.selectors import SELECTORS
+    from kvdrift.generator.selectors import SELECTOR_KIND
     from kvdrift.generator.selectors.kvpress import PREFIX, KVPress
     from kvdrift.generator.selectors.kvpress_presses import PRESSES
-    from kvdrift.generator.selectors.own.kinds import SELECTOR_KIND
 
-    rows = _of_kind(SELECTOR_KIND, SELECTORS)
+    rows = _of_kind(SELECTOR_KIND)
     return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
 
 
 def _codecs() -> list[tuple[str, str]]:
     from kvdrift.generator.actions import CODEC_KIND
-    from kvdrift.generator.codecs import CODECS
 
-    return _of_kind(CODEC_KIND, CODECS)
+    return _of_kind(CODEC_KIND)
 
 
 def _policies() -> list[tuple[str, str]]:
-    from kvdrift.generator.selectors.policies import POLICIES, POLICY_KIND
+    from kvdrift.generator.selectors.policies import POLICY_KIND
 
-    return _of_kind(POLICY_KIND, POLICIES)
+    return _of_kind(POLICY_KIND)
 
 
-def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
+def _of_kind(part: PartKind[Any]) -> list[tuple[str, str]]:
     """List the package's classes, the classes of entry points, and the form in which a study names a user's class."""
-    from kvdrift.generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
-
-    rows = [(name, _described(kind)) for name, kind in known.items()]
-    for name in entry_point_names(part):
+    rows = [(name, _described(kind)) for name, kind in part.known.items()]
+    for name in part.entry_points:
         try:
-            source = distribution_of(entry_point(part, name))
-            if name in known:
+            _, source = part.entry_point(name)
+            if name in part.known:
                 text = f"not usable: kvdrift has a {part.noun} of this name; rename the entry point of {source}"
             else:
-                text = f"{_described(own_class(part, name, None, []).kind)}; of {source}"
+                text = f"{_described(part.find(name)[0])}; of {source}"
         except InputError as error:
             text = f"not usable: {error}"
         rows.append((name, text))
@@ -81,7 +76,7 @@ def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[
 
 def _described(kind: type[Any]) -> str:
     """Describe a class: its summary, its parameters and its paper."""
-    from kvdrift.generator.selectors.own.classes import default_parameters
+    from kvdrift.generator.selectors.custom.parts import default_parameters
 
     parameters = [f"{key} = {value}" for key, value in default_parameters(kind).items()]
     return "; ".join([kind.summary, *parameters, *([kind.paper] if kind.paper else [])])

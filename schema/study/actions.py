@@ -29,7 +29,7 @@ _SIDE = ("settings", "weights", "url")  # keys of an engine's side
 Named = str | dict[str, Any]
 """A codec or policy as a study file names it: a name, or a table of a name and parameters.
 
-``kvdrift.generator.selectors.own.building`` checks names and types of the parameters, since it can say which there are.
+``kvdrift.generator.selectors.custom.parts`` checks names and types of the parameters, since it can say which there are.
 """
 
 

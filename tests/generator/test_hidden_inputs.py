@@ -15,10 +15,9 @@ from fixtures.own_codecs import MODULE as CODEC
 from fixtures.own_policies import MODULE as POLICY
 from fixtures.own_selectors import write_module
 
-from kvdrift.generator.checks.elsewhere import decided_elsewhere, same_after_others, same_elsewhere
-from kvdrift.generator.checks.families import checks_of, tried_of
+from kvdrift.generator.checks.kinds import trial_of
 from kvdrift.generator.checks.source_notes import source_notes
-from kvdrift.generator.checks.tried import Tried
+from kvdrift.generator.checks.trial import Trial, decide_elsewhere, same_after_others, same_elsewhere
 from kvdrift.generator.codecs import CODECS
 from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
 from kvdrift.generator.selectors import SELECTORS
@@ -49,10 +48,10 @@ PACKAGE = {
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tried[Any]]]:
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Trial[Any]]]:
     """Return parts that lie in folders of their own, and the decisions of all of them in a second interpreter."""
     home = tmp_path_factory.mktemp("parts")
-    made: dict[str, Tried[Any]] = {}
+    made: dict[str, Trial[Any]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MY_SIGN", "-1")
         patch.chdir(home)
@@ -63,7 +62,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tri
         for name, score in SELECTORS_HERE.items():
             folder = home / name.replace(" ", "-")
             write_module(folder, ("\n\n@dataclass", "\n\n_KNOWN = {}\n\n\n@dataclass"), (SCORE, score))
-            made[name] = tried_of("my_selector:Mine", {}, folder, "selector")
+            made[name] = trial_of("my_selector:Mine", {}, folder, "selector")
         assert CODEC_STEP in CODEC
         kept = "_KNOWN = {}\n\n\n@dataclass"
         step = (
@@ -71,21 +70,16 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tri
         )
         text = CODEC.replace("@dataclass", kept, 1).replace(CODEC_STEP, step)
         (home / "codec" / "my_codec.py").write_text(text)
-        made["codec"] = tried_of("my_codec:Mine", {}, home / "codec", "codec")
+        made["codec"] = trial_of("my_codec:Mine", {}, home / "codec", "codec")
         write_module(home / "policy", ("self.share *", f"abs({SALTED}) *"), name="my_policy", text=POLICY)
-        made["policy"] = tried_of("my_policy:Mine", {}, home / "policy", "policy")
-        made |= {f"{one.kind} {one.name}": one for one in parts_of(PACKAGE)}
-        try_elsewhere([one for name, one in made.items() if name not in BESIDE])
+        made["policy"] = trial_of("my_policy:Mine", {}, home / "policy", "policy")
+        made |= {f"{one.kind.noun} {one.name}": one for one in parts_of(PACKAGE)}
+        decide_elsewhere([one for name, one in made.items() if name not in BESIDE])
         yield made
 
 
-def parts_of(named: dict[str, list[str]]) -> list[Tried[Any]]:
-    return [tried_of(name, {}, None, kind) for kind, names in named.items() for name in names]
-
-
-def try_elsewhere(tried: list[Tried[Any]]) -> None:
-    for one, found in zip(tried, decided_elsewhere(tried), strict=True):
-        one.found_elsewhere.append(found)
+def parts_of(named: dict[str, list[str]]) -> list[Trial[Any]]:
+    return [trial_of(name, {}, None, kind) for kind, names in named.items() for name in names]
 
 
 @pytest.mark.parametrize(
@@ -101,16 +95,16 @@ def try_elsewhere(tried: list[Tried[Any]]) -> None:
 )  # fmt: skip
 @pytest.mark.by_default("file", "hash", "global", "codec")
 def test_what_decides_by_something_else_fails(
-    subjects: dict[str, Tried[Any]], name: str, check: str, says: str
+    subjects: dict[str, Trial[Any]], name: str, check: str, says: str
 ) -> None:
     tried = subjects[name]
-    (one,) = (one for one in checks_of(tried) if one.name == check)
+    (one,) = (one for one in tried.checks if one.name == check)
     finding = one(tried)
     assert not finding.holds
-    assert says in finding.found
+    assert says in finding.line
 
 
-def test_what_depends_on_nothing_else_holds(subjects: dict[str, Tried[Any]]) -> None:
+def test_what_depends_on_nothing_else_holds(subjects: dict[str, Trial[Any]]) -> None:
     assert same_elsewhere(subjects["sound"]) == same_after_others(subjects["sound"]) == "the same kept sets"
 
 
@@ -129,12 +123,13 @@ def test_what_depends_on_nothing_else_holds(subjects: dict[str, Tried[Any]]) -> 
     ],
 )  # fmt: skip
 @pytest.mark.by_default("file", "hash", "sound")
-def test_the_source_says_what_is_taken(subjects: dict[str, Tried[Any]], name: str, takes: list[str]) -> None:
+def test_the_source_says_what_is_taken(subjects: dict[str, Trial[Any]], name: str, takes: list[str]) -> None:
     notes = source_notes(type(subjects[name].part))
     assert [note.partition(": ")[2].partition(",")[0] for note in notes] == takes
-    folder, file = subjects[name].folder, f"my_{subjects[name].kind}.py"
+    folder = subjects[name].folder
     assert folder is not None
-    lines = (folder / file).read_text().splitlines()
+    file = folder / f"my_{subjects[name].kind.noun}.py"
+    lines = file.read_text().splitlines()
     for note, said in zip(notes, takes, strict=True):
         line = note.removeprefix(f"{file}, line ").partition(":")[0]
         assert said.split("(")[0].split(" ")[0].split(".")[-1] in lines[int(line) - 1]
@@ -156,8 +151,8 @@ def test_more_that_source_may_take(tmp_path: Path) -> None:
         "    torch.rand(3, generator=generator), np.random.default_rng(seed), random.Random(seed)\n"
         "    clock.monotonic()\n    datetime.now()\n    random.random()\n    np.random.default_rng()\n    torch.rand(3)\n"
     )
-    notes = source_notes(type(tried_of("my_selector:Mine", {}, tmp_path).part))
-    assert [note.partition(", which is no part of the action's identity")[0] for note in notes] == [
+    notes = source_notes(type(trial_of("my_selector:Mine", {}, tmp_path).part))
+    assert [note.removeprefix(f"{tmp_path}/").partition(", which is no part")[0] for note in notes] == [
         "helper.py, line 12: time.monotonic takes a clock",
         "helper.py, line 13: datetime.datetime.now takes a clock",
         "helper.py, line 14: random.random takes a global random state",
@@ -168,12 +163,12 @@ def test_more_that_source_may_take(tmp_path: Path) -> None:
     ]
 
 
-def assert_same_elsewhere(one: Tried[Any]) -> None:
+def assert_same_elsewhere(one: Trial[Any]) -> None:
     assert same_elsewhere(one) == same_after_others(one) == f"the same {one.decides}", one.name
     assert source_notes(type(one.part)) == []
 
 
-def test_all_of_the_package_decides_the_same_in_a_second_interpreter(subjects: dict[str, Tried[Any]]) -> None:
+def test_all_of_the_package_decides_the_same_in_a_second_interpreter(subjects: dict[str, Trial[Any]]) -> None:
     own = [one for one in subjects.values() if one.folder is None]
     assert len(own) == sum(map(len, PACKAGE.values()))
     for one in own:
@@ -190,6 +185,6 @@ def test_all_of_the_package_decides_the_same_in_a_second_interpreter(subjects: d
 )
 def test_all_of_other_libraries_decides_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
     tried = parts_of(named)
-    try_elsewhere(tried)
+    decide_elsewhere(tried)
     for one in tried:
         assert_same_elsewhere(one)

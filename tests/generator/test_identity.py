@@ -61,6 +61,8 @@ def test_every_module_beside_it_that_it_imports_counts(load: Callable[[], Select
         file = tmp_path / f"{name}.py"
         text = file.read_text()
         file.write_text(text + "# edited\n")
+        assert selector_sha256(load()) == before
+        file.write_text(text + "edited = True\n")
         assert (selector_sha256(load()) != before) == counts, name
         file.write_text(text)
     assert selector_sha256(load()) == before

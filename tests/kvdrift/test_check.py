@@ -8,9 +8,10 @@ import pytest
 from fixtures.command import call, mistake
 from fixtures.own_selectors import write_module
 
-from kvdrift.generator.checks.selectors import CHECKS
+from kvdrift.generator.checks.selectors import SelectorTrial
 
 NAME = "my_selector:Mine"
+CHECKS = SelectorTrial.checks
 
 
 @pytest.fixture(autouse=True)

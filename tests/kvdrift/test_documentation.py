@@ -22,14 +22,13 @@ from fixtures.house import ROOT
 
 from kvdrift.command import app
 from kvdrift.generator.actions import CODEC_KIND, build_action, build_actions
-from kvdrift.generator.checks.codecs import CODEC_CHECKS, CodecSubject
-from kvdrift.generator.checks.policies import POLICY_CHECKS, PolicySubject
+from kvdrift.generator.checks.codecs import CodecTrial
+from kvdrift.generator.checks.policies import PolicyTrial
 from kvdrift.generator.codecs import CODECS, Codec
 from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
 from kvdrift.generator.documents.registry import stratum_documents
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.selectors import SELECTORS
-from kvdrift.generator.selectors.own.kinds import SELECTOR_KIND
+from kvdrift.generator.selectors import SELECTOR_KIND, SELECTORS
 from kvdrift.generator.selectors.policies import POLICIES, POLICY_KIND
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.reference import reference
@@ -114,8 +113,8 @@ def test_the_pages_on_codecs_do_as_they_say(tmp_path: Path) -> None:
     actions = {section.name: build_action(section, tmp_path) for section in made}
     assert list(actions) == ["finer-keys", "finer-keys-16", "int4", "int4-wide", "snapkv-half-int8", "int4-throughout"]
     assert actions["int4-throughout"].generated is not None
-    subject = CodecSubject("my_codec:FinerKeys", folder=tmp_path)
-    assert [finding.found for check in CODEC_CHECKS[:4] if not (finding := check(subject)).holds] == []
+    trial = CodecTrial("my_codec:FinerKeys", folder=tmp_path)
+    assert [finding.line for check in trial.checks[:4] if not (finding := check(trial)).holds] == []
     assert CODEC_KIND.group in own
     assert set(CODECS) <= {
         name for line in there.splitlines() if line.startswith("## ") for name in line[3:].split(", ")
@@ -137,8 +136,8 @@ def test_the_pages_on_policies_do_as_they_say(tmp_path: Path) -> None:
     write_class(own, tmp_path / "my_policy.py")
     actions = [build_action(section, tmp_path).name for section in sections(own, there)]
     assert actions == ["fading-half", "fading-fast", "sliding-512", "sliding-sinks"]
-    subject = PolicySubject("my_policy:Fading", folder=tmp_path)
-    assert [finding.found for check in POLICY_CHECKS[:2] if not (finding := check(subject)).holds] == []
+    trial = PolicyTrial("my_policy:Fading", folder=tmp_path)
+    assert [finding.line for check in trial.checks[:2] if not (finding := check(trial)).holds] == []
     assert POLICY_KIND.group in own
     assert {line[3:] for line in there.splitlines() if line.startswith("## ")} >= set(POLICIES)
 

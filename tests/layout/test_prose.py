@@ -40,12 +40,8 @@ def test_errors_stand_under_raises() -> None:
 
 
 def test_private_functions_list_no_errors() -> None:
-    """``Raises:`` is for callers outside the module that decide by the error.
-
-    Sources of selectors and codecs are left unchanged, since their text is part of the identity of units.
-    """
-    private = [where for where, text in docstrings() if ": _" in where and ": __" not in where and "Raises:" in text]
-    assert [where for where in private if not where.startswith(("generator/selectors/", "generator/codecs/"))] == []
+    """``Raises:`` is for callers outside the module that decide by the error."""
+    assert [where for where, text in docstrings() if ": _" in where and ": __" not in where and "Raises:" in text] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-from kvdrift.generator.selectors.own.building import build, check_statistics
-from kvdrift.generator.selectors.own.kinds import PartKind
-from kvdrift.generator.selectors.own.names import share_texts
+from kvdrift.generator.selectors.custom.parts import PartKind, check_statistics
 from kvdrift.generator.selectors.parameters import Value
 from kvdrift.generator.selectors.policies.h2o import H2O
 from kvdrift.generator.selectors.policies.policy import Policy
@@ -21,16 +18,9 @@ from kvdrift.schema.errors import InputError, KvdriftError, failure_of
 POLICIES: dict[str, type[Policy]] = {"sliding": Sliding, "tova": TOVA, "h2o": H2O}
 
 POLICY_KIND: PartKind[Policy] = PartKind(
-    noun="policy",
-    plural="policies",
-    base=Policy,
-    derive="ScoringPolicy of kvdrift.generator.selectors.policies, or Policy",
-    says="what it reads",
-    class_variables=MappingProxyType({"summary": "str", "paper": "str | None", "keeps_scores": "bool"}),
-    keys=("name",),
-    recorded=lambda policy: policy.parameters,
-    counts=("least",),
-)
+    noun="policy", plural="policies", base=Policy, known=POLICIES,
+    derive="ScoringPolicy of kvdrift.generator.selectors.policies, or Policy", says="what it reads", counts=("least",),
+)  # fmt: skip
 
 __all__ = ["POLICIES", "POLICY_KIND", "Policy", "ScoringPolicy", "build_policy"]
 
@@ -41,13 +31,13 @@ def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None
     Args:
         name: One of ``POLICIES``, an entry point's name, or ``module:Class``.
         parameters: Those that differ from the defaults.
-        folder: Where a module is looked for before installed ones, if anywhere.
+        folder: The folder in which a module is looked for before installed modules, if any.
 
     Raises:
         InputError: An unknown name or parameter, a value that the policy does not take, a module or class that cannot
             be used, or a first cut that is no selector.
     """
-    policy = build(POLICY_KIND, name, parameters, POLICIES, folder)
+    policy = POLICY_KIND.build(name, parameters, folder)
     try:
         cut: object = policy.first_cut
     except KvdriftError:
@@ -60,5 +50,4 @@ def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None
             "as Recent() of kvdrift.generator.selectors"
         )
     check_statistics(cut)
-    share_texts(type(cut), type(policy))
     return policy

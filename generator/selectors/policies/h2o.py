@@ -26,7 +26,7 @@ class H2O(ScoringPolicy):
 
     @property
     def accumulates(self) -> bool:
-        """Over all queries."""
+        """Scores are sums over all queries."""
         return True
 
     def recent(self, budget: int) -> int:
@@ -43,5 +43,5 @@ class H2O(ScoringPolicy):
         return layer.gathered(selectors_h2o.AccumulatedAttention())
 
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """Sums that the step is added to."""
+        """The sums with the step's attention added."""
         return scores + weights.mean(2)

@@ -1,8 +1,8 @@
-"""What a decode-time policy is (definitions, "Interventions").
+"""The interface of decode-time policies (definitions, "Interventions").
 
 The whole prompt is prefilled and the first token is the reference's. The prompt's cache is then cut to m entries.
-Before the entry of a fed token joins m others, one of these is dropped, by what is known then; it never returns. So no
-step reads more than m entries, prompt and generated together.
+Before the entry of a fed token joins m other entries, one of them is dropped for good. So no step reads more than m
+entries, prompt and generated together.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvdrift.generator.selectors import Selector
 
 
 class Policy(ABC):
-    """How the entries that a step reads are chosen; a frozen dataclass, whose fields a study can set.
+    """Chooses the entries that a step reads; a frozen dataclass, whose fields a study can set.
 
     Attributes:
-        summary: What is read, in a few words.
-        paper: Where it is defined, if anywhere.
+        summary: What is read, in one line for ``kvdrift list policies``.
+        paper: Authors, year and arXiv number.
         keeps_scores: Whether every stream has scores of its entries.
     """
 
@@ -34,7 +34,7 @@ class Policy(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Its parameters, by name: those that the study sets, and the others' defaults."""
+        """The parameters by name, defaults included."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
 
     @property
@@ -45,14 +45,14 @@ class Policy(ABC):
     @property
     @abstractmethod
     def first_cut(self) -> Selector:
-        """What keeps m entries of a longer prompt, after it was prefilled."""
+        """The selector that keeps m entries of a longer prompt, after prefill."""
 
     @abstractmethod
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-        """What follows a prompt's streams.
+        """Return the rule that a prompt's streams read by.
 
         Args:
-            prompt: What is known of each layer of the whole prompt, with what ``first_cut`` asked for.
-            kept: Of each layer, the positions that the first cut has kept, [KV heads, min(m, n)], ascending.
+            prompt: For each layer the record of the whole prompt, with the statistics of ``first_cut``.
+            kept: For each layer the positions that the first cut has kept, [KV heads, min(m, n)], ascending.
             budget: m.
         """

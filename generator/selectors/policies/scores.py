@@ -18,7 +18,7 @@ _DROPPED = -torch.inf
 
 
 class ScoringPolicy(Policy):
-    """Drops the entry with the least score, of equal ones the latest; scores are never negative."""
+    """Drops the entry with the least score, and the latest of several; scores are never negative."""
 
     keeps_scores: ClassVar[bool] = True
 
@@ -28,7 +28,7 @@ class ScoringPolicy(Policy):
         return False
 
     def recent(self, budget: int) -> int:  # noqa: ARG002 - others need it
-        """How many of the latest entries are not dropped, that of the token being fed included."""
+        """How many of the latest entries are not dropped, including the entry of the token being fed."""
         return 1
 
     @abstractmethod
@@ -40,15 +40,15 @@ class ScoringPolicy(Policy):
         """Scores after a step.
 
         Args:
-            scores: Those before it, float32 [R, KV heads, E]; 0 for the new entry.
-            weights: Attention of the step's queries, float32 [R, KV heads, query heads of it, E]; 0 to what is dropped.
+            scores: The scores before the step, float32 [R, KV heads, E]; 0 for the new entry.
+            weights: Attention of the step's queries, float32 [R, KV heads, query heads of it, E]; 0 to dropped entries.
 
         Returns:
-            [R, KV heads, E]; those of dropped entries do not count.
+            [R, KV heads, E]; scores of dropped entries are ignored.
         """
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-        """What keeps the scores of every stream's entries."""
+        """The rule that keeps the scores of every stream's entries."""
         first = [
             self.prompt_scores(layer).gather(1, index.long()).float() for layer, index in zip(prompt, kept, strict=True)
         ]
@@ -56,9 +56,9 @@ class ScoringPolicy(Policy):
 
 
 class _LeastScore(CacheRule):
-    """Holds ``budget`` entries; the score of one that is dropped is minus infinity.
+    """Holds ``budget`` entries; a dropped entry has the score minus infinity.
 
-    What is dropped before a token joins is chosen in the step before, as soon as the scores are known.
+    The entry that is dropped before a token joins is chosen in the step before, as soon as the scores are known.
     """
 
     cuts_back = False
@@ -69,16 +69,16 @@ class _LeastScore(CacheRule):
         self._first = [self._after_drop(scores, 0) for scores in first]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """As many entries in all as the prompt has; their scores are equal."""
+        """The same rule with as many entries in all as the prompt has, and equal scores."""
         first = [torch.zeros((kv_heads, entries), device=scores.device) for scores in self._first]
         return _LeastScore(self._policy, first, entries)
 
     def first_scores(self, layer: int) -> Tensor:
-        """Scores at the end of the prompt, without what is dropped before the first token is fed."""
+        """Scores at the end of the prompt, after the first drop."""
         return self._first[layer]
 
     def passes(self, length: int) -> bool:
-        """Whether nothing is dropped before the next token is fed, and scores need not be known."""
+        """Whether nothing is dropped before the next token is fed, and no scores are needed."""
         return not self._policy.accumulates and self.scores + length < self._budget
 
     def replaces(self, length: int) -> bool:
@@ -86,7 +86,7 @@ class _LeastScore(CacheRule):
         return self.scores + length > self._budget
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Attend to what is not dropped, and drop what the next token takes the place of."""
+        """Attend to the entries that are left, and drop the entry whose place the next token takes."""
         length = entries.suffix_key.shape[2]
         dropped = scores == _DROPPED
         output, weights = attend_with_weights(entries, scores.clamp(max=0.0))
@@ -94,7 +94,7 @@ class _LeastScore(CacheRule):
         return (output if self.replaces(length) else None), self._after_drop(after, length)
 
     def _after_drop(self, scores: Tensor, length: int) -> Tensor:
-        """Drop an entry, if the next one would be one too many, of scores [..., prompt entries + ``length``]."""
+        """Drop an entry if the next entry would exceed the budget; scores are [..., prompt entries + ``length``]."""
         joined = self.scores + length + 1
         if joined <= self._budget:
             return scores

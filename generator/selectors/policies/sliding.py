@@ -19,7 +19,7 @@ from kvdrift.generator.selectors.policies.policy import Policy
 
 @dataclass(frozen=True)
 class Sliding(Policy):
-    """The first ``sinks`` positions of the prompt and the most recent others, that of the token being fed included."""
+    """The first ``sinks`` positions of the prompt and the most recent others, including the token being fed."""
 
     summary: ClassVar[str] = "initial sink positions and a window of the most recent entries, which moves"
     paper: ClassVar[str | None] = "Xiao et al. 2024, StreamingLLM, arXiv:2309.17453"
@@ -39,21 +39,21 @@ class Sliding(Policy):
         return Recent(self.sinks)
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:  # noqa: ARG002
-        """What reads slices of prompt entries and suffixes; it keeps nothing of a stream."""
+        """The rule that reads slices of prompt entries and suffixes; streams have no state."""
         entries = kept[0].shape[1]
         return _Slices(budget, entries, min(self.sinks, entries))
 
 
 @dataclass(frozen=True)
 class _Slices(CacheRule):
-    """Of ``entries`` prompt entries and a suffix, the first ``sinks`` and the last ones, ``budget`` in all."""
+    """Reads the first ``sinks`` of ``entries`` prompt entries, and the last entries up to ``budget`` in all."""
 
     budget: int
     entries: int
     sinks: int
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """As many entries in all as the prompt has."""
+        """The same rule with as many entries in all as the prompt has."""
         return _Slices(entries, entries, min(self.sinks, entries))
 
     def passes(self, length: int) -> bool:
@@ -65,18 +65,18 @@ class _Slices(CacheRule):
         return not self.passes(length)
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """The sinks, and what the window has of the prompt."""
+        """The sinks, and the prompt entries in the window."""
         rows, kv_heads = entries.query.shape[:2]
         places = torch.arange(self.entries, device=entries.query.device)
         first = self._first(entries.suffix_key.shape[2])
         return ((places < self.sinks) | (places >= first)).expand(rows, kv_heads, -1)
 
     def _first(self, length: int) -> int:
-        """Where the window begins, counted from the prompt's first entry."""
+        """The window's first entry, counted from the prompt's first."""
         return self.sinks + self.entries + length - self.budget
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the sinks, to what the window has of the prompt, and to what it has of the suffix."""
+        """Attend to the sinks, and to the window's prompt entries and suffix entries."""
         query = entries.query
         rows, kv_heads, group, size = query.shape
         length = entries.suffix_key.shape[2]

@@ -14,11 +14,11 @@ from kvdrift.generator.selectors.policies.scores import ScoringPolicy
 
 
 class _FirstCut(selectors_tova.TOVA):
-    """What the last query attends to most; the last position competes with the others."""
+    """The positions that the last query attends to most; the last position competes with the others."""
 
     @property
     def window(self) -> int:
-        """No position is kept for its place."""
+        """No position is always kept."""
         return 0
 
 
@@ -35,7 +35,7 @@ class TOVA(ScoringPolicy):
 
     @property
     def first_cut(self) -> Selector:
-        """What the prompt's last query attends to most."""
+        """The positions that the prompt's last query attends to most."""
         return _FirstCut()
 
     def prompt_scores(self, layer: PromptLayer) -> Tensor:

@@ -1,4 +1,4 @@
-"""A policy's rule that is watched: which prompt entries its streams still have after some steps."""
+"""Count which prompt entries the streams of a policy still have after some steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MOST_STEPS = 8
 
 @dataclass
 class Left:
-    """What streams have of a prompt's entries after a step.
+    """The prompt entries that streams still have after a step.
 
     Attributes:
-        streams: How many streams were looked at.
-        of_layer: How many of them have each entry, int64 [KV heads, entries of the cache], by the layer's number.
+        streams: The number of streams.
+        of_layer: How many streams have each entry, int64 [KV heads, entries of the cache], by the layer's number.
     """
 
     streams: int = 0
@@ -26,17 +26,17 @@ class Left:
 
 
 def watched_steps(horizon: int) -> list[int]:
-    """Return the steps after which a policy's entries are counted: up to 8, evenly over those that there are."""
+    """Return the steps after which a policy's entries are counted: up to 8, evenly spaced."""
     last = horizon - 1  # the last token is drawn and not fed
     return sorted({-(-last * part // MOST_STEPS) for part in range(1, MOST_STEPS + 1)} - {0})
 
 
 class WatchedRule(CacheRule):
-    """Another rule, which decides everything; what its streams have left is counted after some steps.
+    """Another rule, whose streams' remaining entries are counted after some steps.
 
     Attributes:
-        left_after: What was counted so far, by step; nothing of steps in which no stream was open, or in which the rule
-            had nothing to do, or of a rule that does not say what is left.
+        left_after: The counts so far, by step; steps are missing if no stream was open, if the rule had nothing to do,
+            or if the rule does not say which entries are left.
     """
 
     def __init__(self, rule: CacheRule, steps: Collection[int]) -> None:
@@ -45,30 +45,30 @@ class WatchedRule(CacheRule):
         self.left_after: dict[int, Left] = {}
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """That of the rule, which nobody watches."""
+        """The rule over other entries, without counting."""
         return self.rule.over(entries, kv_heads)
 
     def first_scores(self, layer: int) -> Tensor:
-        """Those of the rule."""
+        """The rule's first scores."""
         return self.rule.first_scores(layer)
 
     def before_step(
         self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
         length: int,
     ) -> None:  # fmt: skip
-        """What the rule does."""
+        """Call the rule."""
         self.rule.before_step(prompt, suffixes, slots, length)
 
     def passes(self, length: int) -> bool:
-        """What the rule says."""
+        """Ask the rule."""
         return self.rule.passes(length)
 
     def replaces(self, length: int) -> bool:
-        """What the rule says."""
+        """Ask the rule."""
         return self.rule.replaces(length)
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What the rule returns."""
+        """Attend by the rule, and count after some steps."""
         found, after = self.rule.attend(entries, scores)
         length = entries.suffix_key.shape[2]
         if length in self._steps:

@@ -12,10 +12,10 @@ import pytest
 from fixtures.own_codecs import MODULE as OWN
 from fixtures.part_checks import of_this_process
 
-from kvdrift.generator.checks.codecs import CODEC_CHECKS, CodecSubject
-from kvdrift.generator.checks.families import checks_of, tried_of
-from kvdrift.generator.checks.tried import Check
-from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.checks.codecs import CodecTrial
+from kvdrift.generator.checks.kinds import trial_of
+from kvdrift.generator.checks.trial import Check
+from kvdrift.generator.codecs import CODECS, Codec
 from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
 from kvdrift.generator.selectors import default_parameters
 
@@ -23,25 +23,25 @@ NAMES = [
     pytest.param(name, marks=[pytest.mark.quantizers] if issubclass(kind, QuantizedCacheCodec) else [])
     for name, kind in CODECS.items()
 ]
-BY_NAME = {check.name: check for check in CODEC_CHECKS}
+BY_NAME = {check.name: check for check in CodecTrial.checks}
 
 
 @cache
-def subject_of(name: str) -> CodecSubject:
-    """The codec with its default parameters, and the units that its checks share."""
-    return CodecSubject(name)
+def codec_trial(name: str) -> CodecTrial:
+    """The codec with its default parameters, one for all checks."""
+    return CodecTrial(name)
 
 
-@pytest.mark.parametrize("check", [*of_this_process(CODEC_CHECKS)], ids=lambda check: check.name)
+@pytest.mark.parametrize("check", [*of_this_process(CodecTrial.checks)], ids=lambda check: check.name)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_codec_holds(name: str, check: Check[CodecSubject]) -> None:
-    finding = check(subject_of(name))
-    assert finding.holds, finding.found
+def test_every_codec_holds(name: str, check: Check[Codec]) -> None:
+    finding = check(codec_trial(name))
+    assert finding.holds, finding.line
     if check.name == "identity":
         parameters = default_parameters(CODECS[name])
-        if name == "hqq-int2":  # no other group that is tried is a multiple of 4
-            parameters.pop("group")
-        assert finding.found == (", ".join(parameters) or "no parameter")
+        changed, _, skipped = finding.line.partition("; no other value tried of ")
+        assert skipped == ("group" if name == "hqq-int2" else "")  # no other group that is tried is a multiple of 4
+        assert changed == (", ".join(one for one in parameters if one != skipped) or "no parameter")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_a_broken_codec_fails_the_check_of_what_it_breaks(
 ) -> None:
     assert change[0] in OWN
     (tmp_path / "my_codec.py").write_text(OWN.replace(*change, 1))
-    finding = BY_NAME[check](CodecSubject("my_codec:Mine", folder=tmp_path))
+    finding = BY_NAME[check](CodecTrial("my_codec:Mine", folder=tmp_path))
     assert finding.holds is (says is None)
     said = says or {"identity": "no parameter"}.get(check, "")
-    assert said.replace("{path}", f"{tmp_path}/my_codec.py") in finding.found
+    assert said.replace("{path}", f"{tmp_path}/my_codec.py") in finding.line
 
 
 def test_a_module_is_found_to_have_a_codec(tmp_path: Path) -> None:
     (tmp_path / "my_codec.py").write_text(OWN)
-    tried = tried_of("my_codec:Mine", {"step": 0.25}, tmp_path)
-    assert (tried.kind, checks_of(tried)) == ("codec", CODEC_CHECKS)
+    trial = trial_of("my_codec:Mine", {"step": 0.25}, tmp_path)
+    assert (type(trial), trial.options) == (CodecTrial, {"step": 0.25})

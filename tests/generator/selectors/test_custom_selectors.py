@@ -14,9 +14,8 @@ from fixtures.study_files import load_study
 
 from kvdrift.generator.actions import build_action, build_actions
 from kvdrift.generator.checks.random_models import random_document, random_model
-from kvdrift.generator.identity import selector_sha256
+from kvdrift.generator.identity import custom_texts, selector_sha256
 from kvdrift.generator.selectors import Selector, build_selector
-from kvdrift.generator.selectors.own.names import source_texts
 from kvdrift.generator.service.protocol import DocumentMessage, GenerationRequest, PendingMessage
 from kvdrift.generator.service.server import requested_work
 from kvdrift.generator.transformer.prompts.eviction import evict
@@ -34,6 +33,10 @@ def sign(folder: Path, name: str = NAME) -> float:
     """The default of a selector's ``sign``, which tells texts apart."""
     found: float = vars(build_selector(name, {}, folder))["sign"]
     return found
+
+
+def sources(selector: Selector) -> set[str]:
+    return {path.name for path in custom_texts(type(selector))}
 
 
 # --- Modules beside a study file -------------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ def test_an_edited_module_is_loaded_anew(tmp_path: Path) -> None:
     write_module(tmp_path, ("sign: float = 1.0", "sign: float = 2.0"))
     second = build_selector(NAME, {}, tmp_path)
     assert vars(second)["sign"] == 2.0
-    texts = [source_texts(type(selector))["my_selector"] for selector in (first, second)]
+    texts = [custom_texts(type(selector))[tmp_path / "my_selector.py"] for selector in (first, second)]
     assert texts[1] == (tmp_path / "my_selector.py").read_bytes() != texts[0]
 
 
@@ -82,8 +85,8 @@ def test_an_edit_of_what_a_module_imports_counts_as_one_of_it(tmp_path: Path) ->
     write_module(tmp_path, ("1.0", "3.0"), name="shared", text=SHARED)
     assert sign(tmp_path, "unrelated:Mine") == 1.0
     assert sign(tmp_path) == 3.0
-    assert set(source_texts(type(build_selector(NAME, {}, tmp_path)))) == {"my_selector", "shared"}
-    assert set(source_texts(type(build_selector("unrelated:Mine", {}, tmp_path)))) == {"unrelated"}
+    assert sources(build_selector(NAME, {}, tmp_path)) == {"my_selector.py", "shared.py"}
+    assert sources(build_selector("unrelated:Mine", {}, tmp_path)) == {"unrelated.py"}
 
 
 def test_a_package_may_be_imported_from_within(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_a_package_may_be_imported_from_within(tmp_path: Path) -> None:
     )
     write_module(package, name="shared", text=SHARED)
     selector = build_selector("my_package.inner:Mine", {}, tmp_path)
-    assert set(source_texts(type(selector))) == {"my_package", "my_package.inner", "my_package.shared"}
+    assert sources(selector) == {"inner.py", "shared.py"}
     write_module(package, ("sign: float = 1.0", "sign: float = 2.0"), name="inner")
     assert sign(tmp_path, "my_package.inner:Mine") == 2.0
 

@@ -1,0 +1,277 @@
+"""A selector, codec or policy that is tried, and the checks that all three kinds have in common.
+
+Decisions are compared with those of a second interpreter, which finds decisions that depend on the process. It has
+another hash seed, an empty working folder, and only the environment variables in ``KEPT``: those that say where
+programs, libraries and modules are, and how numbers are rounded. Its torch has the same number of threads. So a part
+that takes anything from outside its source, its parameters and the prompt will probably decide differently there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+
+from kvdrift.generator.actions import Action
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.identity import parts_sha256
+from kvdrift.generator.selectors import Full
+from kvdrift.generator.selectors.custom.parts import PartKind
+from kvdrift.generator.selectors.parameters import Value
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError, failure_of, first_line
+from kvdrift.schema.own_process import last_words, own_environment
+
+KEPT = (
+    "PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "TMPDIR",
+    "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_NUM_THREADS", "OMP_NUM_THREADS",
+)  # fmt: skip
+"""Environment variables that the second interpreter gets, if they are set, besides PYTHONPATH and the hash seed."""
+
+FIRST, ALONE = "first", "alone"
+"""The names of two prompts of equal length, which no other check uses."""
+
+_SECOND = "kvdrift.generator.checks.kinds"  # the module that the second interpreter runs
+
+Part = TypeVar("Part")
+Decisions = Mapping[str, str]
+"""Digests of a part's decisions by what was tried, that on prompt ``ALONE`` under this name."""
+
+
+class Finding(NamedTuple):
+    """The outcome of a check, and a line about it."""
+
+    holds: bool
+    line: str
+
+
+@dataclass(frozen=True)
+class Check(Generic[Part]):
+    """A check that every part of a kind must pass: its name, and what it tries, in one line.
+
+    ``function`` tries the part; it returns a line about the result, or raises an error that says what is wrong.
+    """
+
+    name: str
+    tried: str
+    function: Callable[[Any], str]
+
+    def __call__(self, trial: Trial[Part]) -> Finding:
+        """Run the check; an exception of the part becomes a finding."""
+        try:
+            return Finding(holds=True, line=self.function(trial))
+        except KvdriftError as error:
+            return Finding(holds=False, line=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever the part's code raises
+            return Finding(holds=False, line=failure_of(error, trial.part))
+
+
+def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert takes it
+    """Raise an error with ``otherwise`` unless ``holds``."""
+    if not holds:
+        raise OperationError(otherwise)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial(ABC, Generic[Part]):
+    """A part of an action, to be checked, by its name in a study file and parameters that differ from the defaults.
+
+    Modules are found in ``folder``, if any, before installed modules. ``elsewhere`` has the decisions in a second
+    interpreter, once there are any.
+    """
+
+    name: str
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    folder: Path | None = None
+    part: Part = field(init=False)
+    elsewhere: list[Decisions | str] = field(init=False, default_factory=list)
+
+    kind: ClassVar[PartKind[Any]]
+    decides: ClassVar[str]  # what it decides, in the plural
+    checks: ClassVar[tuple[Check[Any], ...]]
+
+    def __post_init__(self) -> None:
+        try:
+            action = self.action()
+        except InputError as error:  # the user did not name the checks' action
+            raise InputError(str(error).removeprefix("action 'own': ")) from error.__cause__
+        object.__setattr__(self, "part", self.part_of(action))
+
+    @staticmethod
+    @abstractmethod
+    def part_of(action: Action) -> Any:
+        """Return the action's part that is checked."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The part's parameters that a study can set, with their values."""
+        part: Any = self.part
+        options: dict[str, Any] = part.parameters
+        return options
+
+    @abstractmethod
+    def action(self, name: str = "own", **changes: Any) -> Action:
+        """Return an action with the part, with some of its parameters changed."""
+
+    @abstractmethod
+    def decided(self) -> dict[str, str]:
+        """Return digests of the part's decisions on the prompts of other checks, by what was tried."""
+
+    @abstractmethod
+    def decided_on(self, prompt: str) -> str:
+        """Return a digest of the part's decision on a prompt of this name; all such prompts have equal length."""
+
+
+# --- Another process -------------------------------------------------------------------------------------------------
+
+
+def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
+    """Set ``elsewhere`` of parts, all tried in one second interpreter, one after the other."""
+    requested = [
+        {"kind": one.kind.noun, "name": one.name, "parameters": dict(one.parameters),
+         "folder": None if one.folder is None else str(one.folder.absolute())}
+        for one in trials
+    ]  # fmt: skip
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment["PYTHONPATH"] = own_environment()["PYTHONPATH"]
+    environment["PYTHONHASHSEED"] = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    with TemporaryDirectory(prefix="kvdrift-") as folder:
+        results, working = Path(folder, "decided.json"), Path(folder, "empty")
+        working.mkdir()
+        done = subprocess.run(  # noqa: S603 - this interpreter, and a module of ours
+            [sys.executable, "-m", _SECOND, results, str(torch.get_num_threads())],
+            input=json.dumps(requested), cwd=working, env=environment, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        failed = [last_words(done.stderr, done.returncode)] * len(trials)
+        answers = json.loads(results.read_text("utf-8")) if results.is_file() else failed
+    for one, answer in zip(trials, answers, strict=True):
+        one.elsewhere.append(answer)
+
+
+def decisions_of(make: Callable[[], Trial[Any]]) -> Decisions | str:
+    """Return the decisions of a part that is made first, beginning with prompt ``ALONE``; or a line about a failure."""
+    try:
+        trial = make()
+        return {ALONE: trial.decided_on(ALONE), **trial.decided()}
+    except KvdriftError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - whatever the part's code raises
+        return f"{type(error).__name__}: {first_line(error)}"
+
+
+def same_elsewhere(trial: Trial[Any]) -> str:
+    """Check that a part decides in a second interpreter as here."""
+    there = _elsewhere(trial)
+    for where, digest in trial.decided().items():
+        others = f"{where}: {trial.decides} are others with another hash seed, working folder and environment"
+        require(there[where] == digest, others)
+    return f"the same {trial.decides}"
+
+
+def same_after_others(trial: Trial[Any]) -> str:
+    """Check that a part's decision on a prompt does not depend on earlier prompts."""
+    first, other, again = (trial.decided_on(prompt) for prompt in (FIRST, ALONE, FIRST))
+    others = f"{trial.decides} of a prompt are others after another prompt of its length"
+    require(first == again, others)
+    require(other == _elsewhere(trial)[ALONE], f"{others} than alone")
+    return f"the same {trial.decides}"
+
+
+def _elsewhere(trial: Trial[Any]) -> Decisions:
+    if not trial.elsewhere:
+        decide_elsewhere([trial])
+    (decided,) = trial.elsewhere
+    if isinstance(decided, str):
+        raise OperationError(f"in a second interpreter: {decided}")
+    return decided
+
+
+# --- Identity, and events --------------------------------------------------------------------------------------------
+
+
+def in_identity(trial: Trial[Any]) -> str:
+    """Check that a part and each of its parameters belong to the identity of its action."""
+    own, twin = trial.action(), trial.action()
+    require(own == twin and hash(own.parts) == hash(twin.parts), f"equal parameters make unequal {trial.kind.plural}")
+    columns = "identity() has other columns than Selector.identity()"
+    require(own.selector.identity().keys() == Full().identity().keys(), columns)
+    rows, hashes, changed, skipped = {_row(own)}, {parts_sha256(own.parts)}, list[str](), list[str]()
+    for name, value in trial.options.items():
+        if (action := _changed(trial, name, value)) is None:
+            skipped.append(name)
+            continue
+        changed.append(name)
+        rows.add(_row(action))
+        hashes.add(parts_sha256(action.parts))
+        alike = min(len(rows), len(hashes)) <= len(changed)
+        require(not alike, f"{name} is no part of the identity: two values have one row or one hash")
+    left = f"; no other value tried of {', '.join(skipped)}" if skipped else ""
+    return f"{', '.join(changed) or 'no parameter'}{left}"
+
+
+def _row(action: Action) -> str:
+    return json.dumps(action.row("study", prespecified=True))
+
+
+def _changed(trial: Trial[Any], name: str, value: Any) -> Action | None:
+    """Return the action with another value of a parameter; None if no value is accepted. Texts are not guessed."""
+    for other in _other_values(value):
+        try:
+            return trial.action(**{name: other})
+        except KvdriftError:
+            continue
+    return None
+
+
+def _other_values(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool):
+        yield not value
+    elif value is None:
+        yield 2
+    elif isinstance(value, int | float):
+        yield from (value + 2, value + 1, value - 1)
+        if isinstance(value, float):
+            yield from (value / 2, value + 0.125)
+
+
+def same_events(own: Action, beside: Action, model: LoadedModel, document: Document) -> str:
+    """Check that an action has the same events alone, beside another action, and replicate by replicate."""
+
+    def events(*pending: PendingUnit) -> list[dict[str, Any]]:
+        units: list[Unit] = generate_units(model, "study", document, list(pending), 8, 7)
+        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == own.name]
+
+    alone = events(PendingUnit(own, 0, 2))
+    parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
+    require(alone == parts, "the events are others beside another action, or replicate by replicate")
+    differ, most = sum(row["x_token"] != row["y_token"] for row in alone), max(row["delta"] for row in alone)
+    return (
+        "the same events alone, beside another action and in parts; "
+        f"{differ} of {len(alone)} tokens differ from X, delta up to {most:.2f}"
+    )
+
+
+def require_no_draws(state: torch.Tensor) -> None:
+    """Raise an error unless torch's random state is still ``state``."""
+    require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
+
+
+def common_checks(others: str) -> tuple[Check[Any], ...]:
+    """Return the checks of every kind; ``others`` names the check of decisions that follow each other, as tried."""
+    return (
+        Check(f"other {others}", f"two {others} of one size in turn, one of them alone in another process",
+              same_after_others),
+        Check("another process", "another hash seed, working folder and environment", same_elsewhere),
+        Check("identity", "each parameter changed", in_identity),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Custom selectors, codecs and policies: in modules beside a study file, in installed modules, or by entry points."""

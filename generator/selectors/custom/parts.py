@@ -1,0 +1,222 @@
+"""Parts of actions by the names and parameters of a study file: what a class of each kind must be, and how it is made.
+
+A name is one of the package's, an entry point of an installed distribution, or ``module:Class``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from kvdrift.generator.selectors.custom.loading import load_module
+from kvdrift.generator.selectors.parameters import KINDS, Value, check_types, unknown
+from kvdrift.generator.selectors.selector import Selector
+from kvdrift.schema.errors import InputError, KvdriftError, failure_of, first_line, nearest
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class PartKind(Generic[Part]):
+    """A kind of parts: selectors, codecs or policies.
+
+    Attributes:
+        noun: The word for a part of this kind.
+        plural: The word for several.
+        base: The class that all of them are derived from.
+        known: The package's classes, by name.
+        derive: The class to derive a part from, and its module, for error lines.
+        says: What a part's summary says, for error lines.
+        keys: Names that no parameter may have, since a study file has keys of these names beside the parameters.
+        counts: Properties that must be numbers of positions or entries.
+        common: Parameters that every part takes besides its fields, with their defaults.
+        forms: Further forms of names, for the line about an unknown name.
+    """
+
+    noun: str
+    plural: str
+    base: type[Any]
+    known: Mapping[str, type[Part]]
+    derive: str
+    says: str
+    keys: tuple[str, ...] = ("name",)
+    counts: tuple[str, ...] = ()
+    common: Mapping[str, object] = field(default_factory=dict)
+    forms: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The entry-point group whose names stand beside those of the package."""
+        return f"kvdrift.{self.plural}"
+
+    @property
+    def entry_points(self) -> list[str]:
+        """The names of all entry points of the group, sorted."""
+        return sorted(entry_points(group=self.group).names)
+
+    def entry_point(self, name: str) -> tuple[str, str]:
+        """Return the ``module:Class`` of an entry point, and its distribution; two of one name must mean one class."""
+        point, *others = entry_points(group=self.group, name=name)
+        for other in others:
+            if other.value != point.value:
+                raise InputError(
+                    f"{self.noun} '{name}': is an entry point of {_distribution(point)} and of {_distribution(other)}; "
+                    f"uninstall one of them, or write {point.value} or {other.value}"
+                )
+        return point.value, _distribution(point)
+
+    def find(self, name: str, folder: Path | None = None) -> tuple[type[Part], str]:
+        """Return a custom class and the file that has it.
+
+        Args:
+            name: An entry point's name, or ``module:Class``.
+            folder: Where a module is looked for before installed ones; None for installed modules alone.
+
+        Raises:
+            InputError: There is no such class, it cannot be imported, or it is not of this kind.
+        """
+        names = self.entry_points
+        if name in names:
+            value, distribution = self.entry_point(name)
+            folder, where = None, f"{self.noun} '{name}', {value} of {distribution}"
+        elif ":" in name:
+            value, where = name, f"{self.noun} '{name}'"
+        else:
+            listed = [*self.known, *self.forms, *names, "MODULE:CLASS"]
+            raise InputError(f"unknown {self.noun} '{name}'; {nearest(name, listed)}")
+        module_name, _, class_name = value.partition(":")
+        is_file = module_name.endswith(".py")
+        if is_file or not all(word.isidentifier() for word in [*module_name.split("."), class_name]):
+            right = f"{Path(module_name).stem}:{class_name}" if is_file else "module:Class"
+            raise InputError(f"{where}: is no name of a module and a class in it; write {right}")
+        module = load_module(module_name, folder, where)
+        file = getattr(module, "__file__", None) or module_name
+        if not hasattr(module, class_name):
+            there = [key for key, value in vars(module).items() if _is_whole(value, self.base)]
+            hint = nearest(class_name, there) if there else f"it has no class derived from {self.base.__name__}"
+            raise InputError(f"{file}: has no class '{class_name}'; {hint}")
+        found = getattr(module, class_name)
+        try:
+            self._check_class(found, class_name)
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from None
+        return found, file
+
+    def build(self, name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Part:
+        """Make a part.
+
+        Args:
+            name: One of ``known``, an entry point's name, or ``module:Class``.
+            parameters: Those that differ from the defaults.
+            folder: Where a module is looked for before installed ones, if anywhere.
+        """
+        if name in self.known:
+            return self._made(self.known[name], name, parameters)
+        kind, file = self.find(name, folder)
+        try:
+            return self._made(kind, name, parameters)
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from error.__cause__
+
+    def _made(self, kind: type[Part], name: str, parameters: Mapping[str, Value]) -> Part:
+        """Make a part, and check its counts and that its parameters can be written as JSON."""
+        defaults = {**default_parameters(kind), **self.common}
+        for parameter in parameters:
+            if parameter not in defaults:
+                line = unknown(parameter, f"{self.noun} '{name}'", defaults)
+                by_layer = self.noun == "codec" and "layer" in parameter and not line.endswith("?")
+                raise InputError(f"{line}, and stores all layers alike" if by_layer else line)
+        check_types(parameters, defaults)
+        own = {key: value for key, value in parameters.items() if key not in self.common}
+        call = f"{kind.__name__}({', '.join(f'{key}={value!r}' for key, value in own.items())})"
+        try:
+            part: Any = kind(**own)
+            counts = {count: getattr(part, count) for count in self.counts}
+            json.dumps(part.identity()["parameters"] if isinstance(part, Selector) else part.parameters)
+        except KvdriftError:
+            raise
+        except Exception as error:
+            raise InputError(f"{call}: {type(error).__name__}: {first_line(error)}") from error
+        for count, value in counts.items():
+            if type(value) is not int or value < 0:
+                raise InputError(f"{call}.{count} is {value!r}; it should be a number of positions, 0 or more")
+        return part  # type: ignore[no-any-return]
+
+    def _check_class(self, found: object, name: str) -> None:
+        """Check that an object of a module is a class of this kind."""
+        if not isinstance(found, type):
+            kind, base = type(found).__name__, self.base.__name__
+            raise InputError(f"'{name}' is of type {kind}; it should be a class derived from {base}")
+        if not issubclass(found, self.base):
+            raise InputError(f"class {name} is no {self.base.__name__}; derive it from {self.derive}")
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            raise InputError(f"class {name} has no method {' or '.join(missing)}; define it")
+        options: Any = vars(found).get("__dataclass_params__")
+        if options is None or not options.frozen or not options.eq:
+            raise InputError(f"class {name} is no frozen dataclass; write @dataclass(frozen=True) above it")
+        for one in fields(found):
+            self._check_field(one, name)
+        summary = getattr(found, "summary", None)
+        if not isinstance(summary, str) or not summary or "\n" in summary:
+            right = f'summary: ClassVar[str] = "{self.says}, in one line"'
+            raise InputError(f"class {name} has no summary; write {right}")
+
+    def _check_field(self, parameter: Field[Any], name: str) -> None:
+        where, annotation = f"{name}.{parameter.name}", str(self.base.__annotations__.get(parameter.name))
+        if annotation.startswith("ClassVar"):
+            raise InputError(f"{where} is a parameter now; annotate it as {annotation}")
+        if parameter.name in self.keys or parameter.name in self.common:
+            raise InputError(f"{where}: [[actions]] has a key of this name already; rename the parameter")
+        if parameter.default is MISSING or not parameter.init:
+            raise InputError(f"{where}: the field has no default; write {parameter.name}: TYPE = VALUE")
+        if type(parameter.default) not in KINDS:
+            raise InputError(
+                f"{where}: the default {parameter.default!r} is no number, text, True, False or None, which are what a "
+                "study file can set"
+            )
+
+
+def default_parameters(kind: type[Any]) -> dict[str, Any]:
+    """Return the parameters that a study can set, with their defaults."""
+    return {one.name: one.default for one in fields(kind)}
+
+
+def is_custom(part: object) -> bool:
+    """Tell whether a part's class is not one of the package's."""
+    return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+def check_statistics(selector: Selector) -> None:
+    """Check the statistics that a selector asks for."""
+    where = f"selector {type(selector).__name__}: statistics"
+    try:
+        requested: object = selector.statistics
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise InputError(f"{where}: {failure_of(error, selector)}") from error
+    if not isinstance(requested, Iterable):
+        kind = type(requested).__name__
+        raise InputError(f"{where}: should be a tuple, such as (MyStatistic(),), and not one {kind}")
+    for one in requested:
+        if isinstance(one, type):
+            raise InputError(f"{where}: {one.__name__} is a class; name an object of it, as in ({one.__name__}(),)")
+        if not callable(getattr(one, "update", None)):
+            raise InputError(f"{where}: {type(one).__name__} has no method update(gathered, chunk); define it")
+        try:
+            hash(one)
+        except TypeError as error:
+            what = f"{type(one).__name__} is not hashable ({error})"
+            raise InputError(f"{where}: {what}; write @dataclass(frozen=True) above it, with hashable fields") from None
+
+
+def _distribution(point: EntryPoint) -> str:
+    return "an unnamed distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
+def _is_whole(value: object, base: type[Any]) -> bool:
+    return isinstance(value, type) and issubclass(value, base) and not getattr(value, "__abstractmethods__", ())
