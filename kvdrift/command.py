@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,9 +36,8 @@ from kvdrift.commands.show import show
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
-from kvdrift.examples import epilog
-from kvdrift.exit_codes import INTERRUPTED, failure_code
 from kvdrift.junit import JUnitFile
+from kvdrift.program import INTERRUPTED, failure_code
 from kvdrift.schema.errors import (
     InputError,
     KvdriftError,
@@ -94,30 +95,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-_SETTINGS: dict[str, dict[str, Any]] = {"sql": {"allow_extra_args": True}}  # words of a query
-for function in (
-    init,
-    run,
-    schedule,
-    serve,
-    status,
-    verify,
-    sql,
-    ingest,
-    derive,
-    analyze,
-    report,
-    gate,
-    show,
-    compact,
-    drop,
-    forget,
-    confirm,
-    check,
-):
-    name = function.__name__
-    app.command(cls=_Command, epilog=epilog(name), context_settings=_SETTINGS.get(name))(_returning(function))
-app.command(name="list", cls=_Command, epilog=epilog("list"))(_returning(list_))
+_COMMANDS = (
+    init, run, schedule, serve, status, verify, sql, ingest, derive, analyze, report, gate, show, compact, drop, forget,
+    confirm, check, list_,
+)  # fmt: skip
+for function in _COMMANDS:
+    said, _, examples = inspect.getdoc(function).partition("\n\nExamples:\n")
+    app.command(
+        function.__name__.removesuffix("_"),
+        cls=_Command,
+        help=said,
+        epilog=f"\b\nExamples:\n{textwrap.indent(textwrap.dedent(examples), '  ')}",  # typer keeps lines after \b
+        context_settings={"allow_extra_args": True} if function is sql else None,  # words of a query
+    )(_returning(function))
 
 
 def _version(value: bool) -> None:
@@ -179,7 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(line: str, code: int, *, junit: JUnitFile | None, debug: bool, log_json: bool) -> None:
     if log_json:
-        from kvdrift.log_lines import write_line
+        from kvdrift.console import write_line
 
         write_line("error", line, exit_code=code, traceback=traceback.format_exc() if debug else None)
         sys.exit(code)

@@ -1,12 +1,14 @@
-"""Progress on standard error while a command works, with a rate and a time left."""
+"""Progress on standard error while a command works, with a rate and a time left: for people, or as lines of JSON."""
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Self
+from datetime import UTC, datetime
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -21,13 +23,63 @@ _QUIET_SECONDS = 2.0  # seconds that work of unknown length may take without a l
 _SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "file of events"}
 
 
-class ConsoleProgress:
-    """A listener for ``kvdrift.schema.progress``: a live bar on a terminal, an occasional line elsewhere.
+class Listener:
+    """A listener for ``kvdrift.schema.progress``: counts the units of a stage, and shows a line now and then."""
+
+    def __init__(self) -> None:
+        self._stage, self._unit = "", ""
+        self._total = self._done = self._derived = 0
+        self._began = self._said = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def doing(self, what: str) -> None:
+        """Show the present work, whose length is not known."""
+        self.say(what)
+
+    def derived(self, done: int, total: int) -> None:
+        """Count units of a derivation; a derivation in a single commit shows no stage."""
+        if not self._derived and done < total:
+            self.begin("derive", total, "units")
+        if self._derived or done < total:
+            self.advance(done - self._derived)
+            self._derived = done
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """Start a stage of ``total`` units."""
+        self._stage, self._unit, self._total, self._done = stage, unit, total, 0
+        self._began = self._said = time.monotonic()
+        self.show()
+
+    def advance(self, done: int) -> None:
+        """Count ``done`` more units of the stage."""
+        self._done += done
+        now = time.monotonic()
+        if self._done >= self._total or now - self._said >= PLAIN_SECONDS:
+            self._said = now
+            self.show()
+
+    def show(self) -> None:
+        """Show the progress of the stage as a line."""
+        self.say(progress_text(self._stage, self._done, self._total, self._unit, time.monotonic() - self._began))
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        raise NotImplementedError
+
+
+class ConsoleProgress(Listener):
+    """Shows progress to people: a live bar on a terminal, an occasional line elsewhere.
 
     If ``at_once``, a line about present work does not wait until the work has taken a while.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
+        super().__init__()
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._live = self._console.is_terminal
         shared = sys.stdout.isatty()  # only if standard output is the terminal too do its lines belong above the bars
@@ -45,22 +97,14 @@ class ConsoleProgress:
         self._quiet = 0.0 if at_once else _QUIET_SECONDS
         self._task: TaskID | None = None
         self._line: threading.Timer | None = None
-        self._stage, self._unit = "", ""
-        self._total = self._done = self._derived = 0
-        self._began = self._said = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_doing()
         if self._task is not None:
             self._bars.stop()
 
     def doing(self, what: str) -> None:
-        """Show the present work until a stage begins, without a time left; if there is no terminal, as one line."""
+        """Show the present work until a stage begins; if there is no terminal, as one line."""
         if self._live and self._task is None:
             self._spinner.update(Spinner("dots", Text(what)))
             self._spinner.start(refresh=True)
@@ -77,40 +121,85 @@ class ConsoleProgress:
         if self._line is not None:
             self._line.cancel()
 
-    def derived(self, done: int, total: int) -> None:
-        """Count units of a derivation; a derivation in a single commit shows no stage."""
-        if not self._derived and done < total:
-            self.begin("derive", total, "units")
-        if self._derived or done < total:
-            self.advance(done - self._derived)
-            self._derived = done
-
     def begin(self, stage: str, total: int, unit: str) -> None:
         """Start a stage of ``total`` units."""
-        self._stage, self._unit, self._total, self._done = stage, unit, total, 0
-        self._began = self._said = time.monotonic()
         self._end_doing()
         if self._live:
             self._bars.start()
             self._task = self._bars.add_task(stage, total=total, rate="")
-        else:
-            self.say(progress_text(stage, 0, total, unit, 0.0))
+        super().begin(stage, total, unit)
 
     def advance(self, done: int) -> None:
         """Count ``done`` more units of the stage."""
-        self._done += done
-        now = time.monotonic()
-        if self._live and self._task is not None:
-            rate = self._done / max(now - self._began, 1e-9)
+        super().advance(done)
+        if self._task is not None:
+            rate = self._done / max(time.monotonic() - self._began, 1e-9)
             self._bars.update(self._task, completed=self._done, rate=f"{rate:.2f}/s")
-        elif self._done >= self._total or now - self._said >= PLAIN_SECONDS:
-            self._said = now
-            self.say(progress_text(self._stage, self._done, self._total, self._unit, now - self._began))
+
+    def show(self) -> None:
+        """Show the progress of the stage as a line, if there is no terminal."""
+        if not self._live:
+            super().show()
 
     def say(self, line: str) -> None:
         """Print one line."""
         self._console.print(line, markup=False)
         sys.stderr.flush()
+
+
+class LogLines(Listener):
+    """Writes JSON lines with the time, for ``--log-json``; libraries' warnings and logs meanwhile are lines too.
+
+    A line of progress has ``stage``, ``done``, ``total`` and ``unit``, and, once something is done, ``rate`` in units a
+    second and ``seconds_left``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handler = _Handler(logging.WARNING)
+
+    def __enter__(self) -> Self:
+        logging.captureWarnings(capture=True)
+        logging.getLogger().addHandler(self._handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self._handler)
+        logging.captureWarnings(capture=False)
+
+    def show(self) -> None:
+        """Write the progress of the stage."""
+        seconds = time.monotonic() - self._began
+        rate = self._done / max(seconds, 1e-9) if self._done else None
+        write_line(
+            "info",
+            progress_text(self._stage, self._done, self._total, self._unit, seconds),
+            stage=self._stage,
+            done=self._done,
+            total=self._total,
+            unit=self._unit,
+            rate=None if rate is None else round(rate, 4),
+            seconds_left=None if rate is None else round((self._total - self._done) / rate, 1),
+        )
+
+    def say(self, line: str) -> None:
+        """Write one line."""
+        write_line("info", line)
+
+
+class _Handler(logging.Handler):
+    """Writes what libraries log, and Python's warnings."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write_line(record.levelname.lower(), record.getMessage(), logger=record.name)
+
+
+def write_line(level: str, message: str, **fields: Any) -> None:
+    """Write a line of JSON on standard error: time in UTC, level, further fields that are not None, the message."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    known = {name: value for name, value in fields.items() if value is not None}
+    sys.stderr.write(json.dumps({"time": at, "level": level, **known, "message": message}, ensure_ascii=False) + "\n")
+    sys.stderr.flush()
 
 
 def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) -> str:

@@ -12,6 +12,9 @@ def analyze(store: StoreArgument) -> None:
 
     Continuations of documents with answers are scored first, and tokens get their texts, if the model's tokenizer can
     be loaded.
+
+    Examples:
+        kvdrift analyze stores/quickstart
     """
     from kvdrift.console import ConsoleProgress
     from kvdrift.flows.scheduling.recomputing import estimate_stored

@@ -54,6 +54,13 @@ def check(
     servers or weights.
 
     A module is found in the working folder, or else among installed modules. Exit code 1: a check fails.
+
+    Examples:
+        kvdrift check snapkv
+        kvdrift check my_module:MySelector --parameter sign=-1
+        kvdrift check h2o --kind policy
+        kvdrift check llama.cpp --weights model.gguf
+        kvdrift check servers.toml
     """
     from kvdrift.generator.generation.engine_models import ENGINES
 

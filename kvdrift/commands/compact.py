@@ -28,6 +28,10 @@ def compact(
 
     No row changes, and other processes may read and write the store meanwhile. New events are derived first. The small
     files stay, since readers of earlier versions need them; --vacuum later deletes them, and these versions with them.
+
+    Examples:
+        kvdrift compact stores/quickstart
+        kvdrift compact stores/quickstart --vacuum
     """
     from kvdrift.console import ConsoleProgress
     from kvdrift.log.store import Store

@@ -31,6 +31,9 @@ def confirm(
     """Write a study file of some actions and the baseline, on documents that no study in the store has evaluated.
 
     If the new study runs in the same store, its plan is prespecified.
+
+    Examples:
+        kvdrift confirm my-study.toml --action recent-quarter
     """
     from kvdrift.flows.plan.confirmation import write_confirmation
     from kvdrift.flows.run.options import default_location

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +18,14 @@ from kvdrift.schema.errors import InputError
 
 if TYPE_CHECKING:
     from kvdrift.transforms.segments import DerivationReport
+
+# Arrow is told to allocate as C does; delta-rs, which has its own jemalloc, to keep one empty pool.
+_ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0,tcache:false",
+}
+# Parameters of mallopt (malloc.h): two pools of glibc; blocks above 64 KiB are mapped, and unmapped when freed.
+_GLIBC = {-8: 2, -3: 1 << 16}  # M_ARENA_MAX, M_MMAP_THRESHOLD
 
 
 def derive(
@@ -34,7 +45,12 @@ def derive(
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two checks with --watch.")] = 0.2,
     no_compact: NoCompactOption = False,
 ) -> None:
-    """Derive trajectories and steps of all events that lack them."""
+    """Derive trajectories and steps of all events that lack them.
+
+    Examples:
+        kvdrift derive stores/quickstart
+        kvdrift derive stores/quickstart --watch
+    """
     if watch and (runner or cluster):
         raise InputError("--watch: derives in this process; leave --runner and --cluster out")
     if runner and cluster:
@@ -88,11 +104,9 @@ def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts:
 
 
 def _watching(location: str, interval: float, *, compacts: bool) -> str:
-    from kvdrift.live.memory import bound_memory, release_memory
-
     bound_memory()
-    from kvdrift.live.upkeep import Upkeep
     from kvdrift.transforms.watch import watch
+    from kvdrift.upkeep import Upkeep
 
     gc.freeze()  # what has been imported stays, and need not be searched each time
     stopped: list[int] = []
@@ -120,3 +134,27 @@ def _watching(location: str, interval: float, *, compacts: bool) -> str:
 def _counts(report: DerivationReport) -> str:
     branchings = f", {report.branchings} residual branchings" if report.branchings else ""
     return f"{report.units} units, {report.trajectories} trajectories{branchings}, {report.events} events"
+
+
+def bound_memory() -> None:
+    """Make allocators keep little memory; call this before pyarrow and deltalake load, which then read the settings.
+
+    The allocators of glibc, Arrow and delta-rs each keep the memory of a large batch, in a pool for each few threads. A
+    process that puts files of all sizes together then grows for long without holding more. Settings in the user's
+    environment win. Child processes inherit the settings.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with suppress(OSError, AttributeError):  # C libraries other than glibc have no such option
+        for option, bound in _GLIBC.items():
+            ctypes.CDLL(None).mallopt(option, bound)
+
+
+def release_memory() -> None:
+    """Free objects that hold each other, and give back the memory that glibc keeps for a further batch.
+
+    ``kvdrift.program`` has Python look for such objects seldom, and some hold memory of Arrow and delta-rs.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError):  # as above
+        ctypes.CDLL(None).malloc_trim(0)

@@ -22,7 +22,11 @@ def drop(
         str | None, typer.Option(metavar="NAME", help="The action's study, if several studies have such an action.")
     ] = None,
 ) -> None:
-    """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""
+    """Drop an action that no plan names: no view shows it any more. Its events stay in the log.
+
+    Examples:
+        kvdrift drop stores/my-study --action recent-quarter
+    """
     from kvdrift.flows.run.revisions import drop_action
     from kvdrift.log.store import Store
     from kvdrift.sql.catalog_file import refresh_catalog

@@ -28,6 +28,9 @@ def forget(
     Earlier versions of the tables are deleted with it, and so are reports, estimates, files set aside, and the record
     of past runs; run or analyze makes estimates and reports again from the documents that are left. The document does
     not come back, even if its source still has it. Copies of the store elsewhere stay as they are.
+
+    Examples:
+        kvdrift forget stores/my-study --document p17 --yes
     """
     from kvdrift.flows.run.forgetting import find_removal, remove_document
     from kvdrift.log.store import Store

@@ -66,6 +66,9 @@ def gate(
     Exit codes: 0 equivalent or better, 1 worse, 3 unresolved. Without an answer nothing is on standard output, and the
     code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse, a
     skipped test for unresolved, and an error without an answer.
+
+    Examples:
+        kvdrift gate stores/quickstart --quantity mismatch --action snapkv-half --baseline recent-half --margin 0.02
     """
     from kvdrift.flows.estimate.gate import gate_stored
     from kvdrift.flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
@@ -166,11 +169,11 @@ def _between(verdict: Verdict, decimals: int) -> str:
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
     """Return the answer as the fields of ``--json``."""
     import kvdrift
+    from kvdrift.commands.status import iso, last_of_study
     from kvdrift.log.last_times import last_times
     from kvdrift.log.sizes import store_size
     from kvdrift.log.waiting import count_waiting
     from kvdrift.report.reading.estimates import FEW_CLUSTERS
-    from kvdrift.times import iso, last_of_study
 
     asked, times = verdict.question, last_times(store.location)
     study, model = str(asked.study), str(asked.model)

@@ -61,6 +61,11 @@ def ingest(
 
     With --pieces the rows of a replicate may be in several files, in any order: the replicate is appended once all its
     positions have come. With --watch files are taken as they appear.
+
+    Examples:
+        kvdrift ingest events.parquet --store stores/other --documents documents.csv
+        kvdrift ingest 'runs/**/*.csv.gz' --store stores/other --documents documents.csv --horizon 128
+        kvdrift ingest drop/ --store stores/other --documents documents.csv --watch --horizon 128
     """
     if pieces or watch:
         if revise:

@@ -65,6 +65,13 @@ def init(
     """Write a study file with a comment to each key, ready to run; an existing file is never replaced.
 
     Without options it compares two actions of the embedded model, which needs no download.
+
+    Examples:
+        kvdrift init
+        kvdrift init studies/mine.toml --model Qwen/Qwen2.5-0.5B-Instruct --documents prompts.jsonl
+        kvdrift init mine.toml --model model.gguf --cache-types q8_0,q8_0/q4_0,q4_0
+        kvdrift init mine.toml --task needle --action half=snapkv:1/2 --action few=recent:128 --horizon 32
+        kvdrift init mine.toml --sweep snapkv:3/4,1/2,1/4 --sweep recent:3/4,1/2,1/4
     """
     from kvdrift.console import ConsoleProgress
 

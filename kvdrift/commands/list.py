@@ -21,7 +21,13 @@ def list_(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """List the names that a study file or a query can use."""
+    """List the names that a study file or a query can use.
+
+    Examples:
+        kvdrift list selectors
+        kvdrift list policies
+        kvdrift list views
+    """
     listers = {
         "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views,
         "models": _models, "quantities": _quantities,

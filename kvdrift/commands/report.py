@@ -59,6 +59,13 @@ def report(
 
     With --prune only files of pages are deleted, which kvdrift report writes again from the store. Other files in their
     folders stay, and so do the answers of gates.
+
+    Examples:
+        kvdrift report stores/quickstart
+        kvdrift report stores/quickstart -o pages --format latex
+        kvdrift report stores/one stores/other -o compared
+        kvdrift report stores/quickstart --side-by-side
+        kvdrift report stores/quickstart --prune 90d
     """
     # A report shows tokens as text if the tokenizer is on this machine; nothing is downloaded for that.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -72,7 +79,7 @@ def report(
     if live:
         if len(stores) > 1 or side_by_side or output_format != "html":
             raise InputError("--live: takes one store and writes HTML; leave others, --side-by-side and --format out")
-        from kvdrift.live.pages import write_live_pages
+        from kvdrift.live import write_live_pages
 
         write_live_pages(stores[0], output, study, interval)
         return

@@ -54,6 +54,9 @@ def schedule(
 
     The server is that of PREFECT_API_URL or of the active Prefect profile. Only one run of a deployment works at a
     time; others wait.
+
+    Examples:
+        kvdrift schedule my-study.toml --cron "0 3 * * *"
     """
     from kvdrift.flows.cluster.address import check_gpus
     from kvdrift.flows.run.options import default_location, named_service, named_workers

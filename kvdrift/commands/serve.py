@@ -46,7 +46,12 @@ def serve(
     ] = None,
     max_request_bytes: Annotated[int, typer.Option(min=1024, help="Refuse longer requests.")] = 2**24,
 ) -> None:
-    """Serve a model to studies run with --endpoint, until interrupted."""
+    """Serve a model to studies run with --endpoint, until interrupted.
+
+    Examples:
+        kvdrift serve kvdrift/tiny
+        kvdrift serve my/model --device cuda:0 --dtype bfloat16 --port 8816 --token-file token
+    """
     if (tls_cert is None) != (tls_key is None):
         raise InputError("--tls-cert and --tls-key: give both or neither")
     from kvdrift.generator.service.client import is_loopback

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PAIR = ("study", "model", "doc", "action", "action_revision", "replicate")
 _OF_DOCUMENT = ("split", "stratum", "task", "answers")
+_AROUND = 8  # tokens shown on either side of a record, within its line
 _SHOWN = ("t", "x_token", "y_token", "delta", "f", "x_eos", "y_eos")
 
 
@@ -50,12 +51,14 @@ def show(
     keep.
 
     If the model's tokenizer is not on this machine, tokens are printed as numbers.
+
+    Examples:
+        kvdrift show stores/quickstart needle-384-00000 snapkv-half 0
     """
+    from kvdrift.formats import print_table
     from kvdrift.generator.transformer.files.tokenizer import token_reader
     from kvdrift.log.store import Store
     from kvdrift.log.studies import chosen_study, model_revisions
-    from kvdrift.queries.formats import print_table
-    from kvdrift.queries.lost_lines import record_lines, record_rows
     from kvdrift.schema.study.described import described_action
     from kvdrift.sql.catalog import open_views
 
@@ -68,14 +71,14 @@ def show(
         pair = {name: trajectory[name] for name in _PAIR}
         positions = views.rows("events", _SHOWN, **pair, kind="coupled").to_pylist()
         declared = views.rows("actions", study=study, action=action).to_pylist()
-        records = record_rows(views, trajectory, trajectory["answers"] or (), text)
+        records = _record_rows(views, trajectory, trajectory["answers"] or (), text)
     trajectory |= {"does": next(map(described_action, declared), "")}
     for position in positions:
         position |= {"x_text": text(position["x_token"]), "y_text": text(position["y_token"])}
     if as_json:
         typer.echo(json.dumps(trajectory | {"records": records, "positions": positions}, ensure_ascii=False))
         return
-    for line in (*_summary(trajectory), *record_lines(records)):
+    for line in (*_summary(trajectory), *_record_lines(records)):
         typer.echo(printable(line))
     print_table(_table(trajectory, positions))
 
@@ -140,3 +143,57 @@ def _mark(row: Mapping[str, Any], tau: int | None) -> str:
 def _visible(text: str) -> str:
     """Return a token's text with line breaks escaped, in quotes if the text begins or ends with a space."""
     return repr(text) if text != text.strip() or not text else repr(text)[1:-1]
+
+
+def _record_rows(
+    views: Views, trajectory: Mapping[str, Any], answers: Sequence[str], text: Callable[[int], str]
+) -> list[dict[str, Any]]:
+    """Return what an action keeps of the records of a document's answers.
+
+    Args:
+        views: The store's views.
+        trajectory: Study, model, doc and action.
+        answers: The document's answers.
+        text: Returns a token as text.
+
+    Returns:
+        A row for each answer with records: its number and text, the share of them that is kept, and the places, each
+        with its first and last position and its line; none if the store has no prompt of the document.
+    """
+    names = {name: trajectory[name] for name in ("study", "model", "doc")}
+    prompts = views.rows("prompts", **names, action=None).to_pylist()
+    shares = views.rows("answer_records", ("answer", "kept"), **names, action=trajectory["action"]).to_pylist()
+    if not prompts:
+        return []
+    newest = max(prompts, key=lambda row: int(row["document_revision"]))
+    kept = {row["answer"]: row["kept"] for row in shares}
+    rows = []
+    for number, answer in enumerate(answers):
+        own = [record for record in newest["records"] or () if record["answer"] == number]
+        if own and number in kept:
+            places = [
+                {name: record[name] for name in ("first", "last")} | {"line": _line(newest["tokens"], record, text)}
+                for record in own
+            ]
+            rows.append({"answer": number, "text": answer, "kept": kept[number], "places": places})
+    return rows
+
+
+def _record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say how much of each answer's record is kept, and print the lines of records that lost tokens."""
+    lines = []
+    for row in rows:
+        share = "is gone" if row["kept"] == 0 else "is kept" if row["kept"] == 1 else f"{100 * row['kept']:.0f}% kept"
+        lines.append(f"record of '{row['text']}': {share}")
+        if row["kept"] < 1:
+            lines += [f"  at {place['first']}–{place['last']}: {place['line']}" for place in row["places"]]
+    return lines
+
+
+def _line(tokens: Sequence[int], record: Mapping[str, int], text: Callable[[int], str]) -> str:
+    """Return a record's text and its surroundings, up to the nearest line breaks."""
+    first, last = record["first"] - 1, record["last"]
+    before = "".join(map(text, tokens[max(0, first - _AROUND) : first])).rpartition("\n")[2]
+    after = "".join(map(text, tokens[last : last + _AROUND])).partition("\n")[0]
+    said = before + "".join(map(text, tokens[first:last])) + after
+    return f"… {' '.join(said.split())} …"

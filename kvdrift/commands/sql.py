@@ -1,9 +1,13 @@
-"""``kvdrift sql``: answers to ad hoc SQL, as a table to read or a file to keep; and a prompt."""
+"""``kvdrift sql``: answers to ad hoc SQL, as a table to read or a file to keep."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +15,7 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import StoreArgument
-from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError, KvdriftError, alike, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 QUERY_FORMATS = ("table", "csv", "json", "parquet", "latex")
 _ENDINGS = {".csv": "csv", ".json": "json", ".parquet": "parquet", ".tex": "latex", ".txt": "table"}
 _SHOWN_ROWS = 200
+_NAMES = (("documents", "doc"), ("documents", "stratum"), ("documents", "split"), ("actions", "action"))
+_TEXTS = re.compile(r"'([^']+)'")
+_DESCRIBE = re.compile(r'\s*desc(?:ribe)?\s+(?:main\.|internal\.)?"?(\w+)"?\s*;?\s*', re.IGNORECASE)
 
 
 def sql(
@@ -30,7 +37,7 @@ def sql(
         str | None,
         typer.Argument(
             metavar="QUERY",
-            help="A select, or a command such as .views; without a query, an interactive prompt.",
+            help="A query; without it, queries are read from a pipe, each up to a semicolon at the end of a line.",
             autocompletion=completion.views,
         ),
     ] = None,
@@ -55,9 +62,13 @@ def sql(
     yet, a note on standard error says how many.
 
     Queries can only read: a statement that writes, or that reaches a file outside the store or the network, is refused.
+
+    Examples:
+        kvdrift sql stores/quickstart "from summary"
+        kvdrift sql stores/quickstart "from decomposition where split = 'evaluation' order by stratum, mismatch"
+        kvdrift sql stores/quickstart "from estimates" -o estimates.parquet
     """
     from kvdrift.log.store import Store
-    from kvdrift.queries.prompt import Prompt
     from kvdrift.sql.catalog import open_views
     from kvdrift.sql.read_only import read_only
 
@@ -68,10 +79,9 @@ def sql(
     output_format = output_format or _format_of(output)
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
-    command = query is not None and query.lstrip().startswith(".")
-    if command and (output or output_format != "table"):
-        raise InputError(f"{query}: a command of the prompt prints text; leave --format and -o out")
     opened = Store.open(store)
+    if query is None:
+        _check_piped(opened.location, output)
     with read_only(
         open_views(opened, threads=os.cpu_count() or 1, checked_within=0 if checked else None), opened
     ) as views:
@@ -79,12 +89,39 @@ def sql(
             units = f"{waiting} {'unit' if waiting == 1 else 'units'}"
             derive = f"kvdrift derive {store}, or with --watch beside a run"
             typer.echo(f"note: the views lack {units} whose events are not derived yet; {derive}", err=True)
-        if query is None:
-            Prompt(views, _show).read_all()
-        elif command:
-            Prompt(views, _show).answer(query)
-        else:
+        if query is not None:
             answer(views, query, output_format, output)
+        for piped in _statements(sys.stdin) if query is None else ():
+            try:
+                answer(views, piped, output_format, None)
+            except KvdriftError as error:
+                typer.echo(f"kvdrift: {error}", err=True)
+
+
+def _check_piped(location: str, output: Path | None) -> None:
+    """Check that queries come from a pipe, and that their rows do not go to one file."""
+    from kvdrift.schema.location import is_local
+
+    if sys.stdin.isatty():
+        line = f'QUERY: missing; write kvdrift sql {shlex.quote(location)} "from summary"'
+        if is_local(location):
+            catalogue = shlex.quote(f"{location}/catalog.duckdb")
+            line += f", or for a prompt: duckdb -readonly {catalogue} (pip install duckdb-cli)"
+        raise InputError(line)
+    if output is not None:
+        raise InputError(f"-o {output}: takes the rows of one query; give the query as an argument")
+
+
+def _statements(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the queries among lines: each ends with a semicolon at the end of a line, or with the last line."""
+    pending = ""
+    for line in lines:
+        pending += line
+        if pending.rstrip().endswith(";"):
+            yield pending
+            pending = ""
+    if pending.strip():
+        yield pending
 
 
 def answer(views: Views, query: str, output_format: str, output: Path | None) -> None:
@@ -93,11 +130,10 @@ def answer(views: Views, query: str, output_format: str, output: Path | None) ->
     Raises:
         InputError: DuckDB refuses the query, or the file cannot be written.
     """
-    from kvdrift.queries import formats
-    from kvdrift.queries.running import misspelt, rows_of
+    from kvdrift import formats
 
     rows = rows_of(views, query)
-    if not rows.num_rows and (meant := misspelt(views, query)):
+    if not rows.num_rows and (meant := _misspelt(views, query)):
         typer.echo(f"note: no rows; {meant}", err=True)
     if output_format == "parquet":
         if output is None:
@@ -130,7 +166,7 @@ def _check_outside_stores(output: Path | None) -> None:
 
 
 def _show(rows: pa.Table) -> None:
-    from kvdrift.queries import formats
+    from kvdrift import formats
 
     formats.print_table(rows.slice(0, _SHOWN_ROWS))
     if rows.num_rows > _SHOWN_ROWS:
@@ -142,3 +178,40 @@ def _write(output: Path, write: Callable[[], object]) -> None:
         write()
     except OSError as error:
         raise InputError(f"-o {output}: cannot be written ({error.strerror or error})") from error
+
+
+def rows_of(views: Views, query: str) -> pa.Table:
+    """Return the rows of a query; ``describe VIEW`` also gives the meanings of the columns, unlike DuckDB's own."""
+    with ThreadPoolExecutor(1, "query") as thread:
+        answer = thread.submit(views.table, _with_meanings(query))
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            views.connection.interrupt()
+            answer.exception()  # the connection is free again only once the query has ended
+            raise
+
+
+def _misspelt(views: Views, query: str) -> str:
+    """Suggest names for the texts of a query without rows that look like a document, action or stratum.
+
+    Empty if each text is a known name, or resembles none.
+    """
+    known = {name for view, column in _NAMES for name in views.rows(view, (column,))[column].to_pylist()} - {None}
+    asked = dict.fromkeys(text for text in _TEXTS.findall(query) if text not in known)
+    meant = [f"'{text}': did you mean '{name}'?" for text in asked if (name := alike(text, known)) is not None]
+    return "; ".join(meant)
+
+
+def _with_meanings(query: str) -> str:
+    """Return the query itself, or for ``describe VIEW`` a query that also reads the comments on the columns."""
+    from kvdrift.sql.contracts import contracts
+
+    described = _DESCRIBE.fullmatch(query)
+    view = contracts().get(described[1]) if described else None
+    if view is None:
+        return query
+    return (
+        "select column_name, data_type as column_type, comment as meaning from duckdb_columns() "  # noqa: S608 - our names
+        f"where schema_name = '{view.schema}' and table_name = '{view.view}' order by column_index"
+    )

@@ -6,13 +6,13 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvdrift.options import JsonOption, StoreArgument
 from kvdrift.schema.errors import InputError, printable
-from kvdrift.times import iso, last_of_study
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvdrift.flows.estimate.scores import Scoring
     from kvdrift.flows.plan.frozen_plan import FrozenPlan
     from kvdrift.log.counts import Counts, Holdings
+    from kvdrift.log.last_times import LastTimes
     from kvdrift.log.store import Store
     from kvdrift.schema.rows import Wide
 
@@ -43,6 +44,11 @@ def status(
 
     With --watch: done and planned units, rate, time left, and the divergence so far, which is preliminary. It only
     reads, and does not disturb writers of the store.
+
+    Examples:
+        kvdrift status stores/quickstart
+        kvdrift status stores/quickstart --watch
+        kvdrift status stores/quickstart --metrics
     """
     from kvdrift.log.store import Store
 
@@ -52,7 +58,7 @@ def status(
         raise InputError(f"--{'json' if as_json else 'metrics'}: prints the status once; leave --watch out")
     if watch:
         from kvdrift.flows.estimate.live import LiveStore
-        from kvdrift.live.display import show_live
+        from kvdrift.live import show_live
 
         live = LiveStore(Store.open(store))
         show_live((live.look() for _ in itertools.count()), interval)
@@ -296,3 +302,16 @@ def _superseded(units: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
         if name not in actions or revision < actions[name]["action_revision"]:
             why = f"revision {actions[name]['action_revision']} is current" if name in actions else "dropped"
             yield {"action": name, "revision": revision, "units": count, "reason": why}
+
+
+def last_of_study(store: Store, study: str, model: str, times: LastTimes) -> dict[str, str | None]:
+    """Return when a study was last run and estimated, as the fields ``last_run`` and ``last_estimate``."""
+    from kvdrift.flows.estimate.current import estimated_at
+
+    run = times.runs.get((study, model))
+    return {"last_run": iso(run), "last_estimate": iso(estimated_at(store, study, model, times))}
+
+
+def iso(at: datetime | None) -> str | None:
+    """Return a time as ISO 8601 in UTC, to the second; None stays None."""
+    return None if at is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -44,6 +44,11 @@ def verify(
 
     No row is changed unless --repair asks for it. Files taken away by a repair are then in STORE/set-aside.
     STORE/.checked says which files were found whole, and when; STORE/.last when the store was last verified.
+
+    Examples:
+        kvdrift verify stores/quickstart
+        kvdrift verify stores/quickstart --repair
+        kvdrift verify stores/quickstart --since 7d
     """
     from kvdrift.console import ConsoleProgress
     from kvdrift.log.last_times import record_check

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from kvdrift.dry_run.ends import end_lines
 from kvdrift.dry_run.needs import binary, need_lines
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
@@ -16,6 +15,9 @@ from kvdrift.flows.run.remarks import remarks
 from kvdrift.flows.run.revisions import begun_revisions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.transformer.files.local_folders import local_configuration, model_location
+from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
 from kvdrift.log.units.revisions import newest_revisions
 from kvdrift.schema.progress import SILENT
 from kvdrift.schema.study import FINITE_STATE, FLOOR_ACTION, Study
@@ -157,3 +159,18 @@ def _later_lines(found: Forecast) -> Iterator[str]:
     current = found.estimated and not (generated or found.unscored) and found.asked is found.plan
     lacking += [] if current else ["estimate"]
     yield f"  then: {', '.join([*lacking, 'write the report'])}"
+
+
+def end_lines(study: Study) -> Iterator[str]:
+    """Yield a line with the tokens that end a text, and where each comes from; none for finite-state systems."""
+    if study.model.kind == FINITE_STATE:
+        return
+    if study.model.engine is not None:
+        ends = engine_model(study).ends
+    elif local_configuration(model_location(study.model), study.model.revision) is None:
+        yield "  texts end at tokens that the model's files name, which are not on this machine"
+        return
+    else:
+        ends = text_ends(study)
+    named = ", ".join(end_texts(study, ends))
+    yield f"  texts end at {named}" if named else "  no token ends a text: every text goes on to H"

@@ -15,7 +15,7 @@ from scipy import special, stats
 from kvdrift.flows.estimate.live import Divergence, LiveStore, StudyLook
 from kvdrift.flows.plan.left import UnitsDone
 from kvdrift.ingestion.ingest import ingest
-from kvdrift.live.display import show_live
+from kvdrift.live import show_live
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.preliminary import preliminary_mean

@@ -25,17 +25,19 @@ from kvdrift.command import app
 from kvdrift.commands.status import status_lines
 from kvdrift.completion import views
 from kvdrift.console import ConsoleProgress
-from kvdrift.examples import EXAMPLES
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import describe_views
 
 GROUP: Any = typer.main.get_command(app)
+EXAMPLES = {
+    name: re.findall(r"^  (kvdrift .*)$", command.epilog, re.MULTILINE) for name, command in GROUP.commands.items()
+}
 
 
 def test_every_command_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(EXAMPLES) == set(GROUP.commands)
     context = GROUP.make_context("kvdrift", [], resilient_parsing=True)
     for name, examples in EXAMPLES.items():
+        assert examples, name
         for example in examples:
             program, command, *arguments = shlex.split(example)
             assert (program, command) == ("kvdrift", name)

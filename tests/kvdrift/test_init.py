@@ -13,7 +13,7 @@ from fixtures.command import call, mistake
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
-from kvdrift.examples import EXAMPLES
+from kvdrift.commands.init import init as init_command
 from kvdrift.flows.material import gather_material
 from kvdrift.flows.plan.size import EvaluatedSize, size_bounds
 from kvdrift.generator.documents.registry import choose_candidates
@@ -116,7 +116,7 @@ def test_a_dry_run_accepts_the_example_of_a_sweep(
     """Its least retention fits the embedded model's shortest prompts, which is more than a selector's window."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
-    (example,) = [line for line in EXAMPLES["init"] if "--sweep" in line]
+    (example,) = [line for line in str(init_command.__doc__).splitlines() if "--sweep" in line]
     init(capsys, Path("mine.toml"), *example.split()[3:])
     code, out, err = call(capsys, "run", "mine.toml", "--dry-run")
     assert (code, err) == (0, "")

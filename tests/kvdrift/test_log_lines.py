@@ -13,10 +13,10 @@ import pytest
 from fixtures.command import call
 from fixtures.finite_study import write_finite_study
 
-from kvdrift import log_lines
+from kvdrift import console
+from kvdrift.console import LogLines
 from kvdrift.flows.run import study_file
 from kvdrift.flows.run.study_flow import Outcome
-from kvdrift.log_lines import LogLines
 from kvdrift.schema.errors import OperationError
 
 
@@ -84,14 +84,14 @@ def test_rates_do_not_hang_on_a_clock_that_jumps(
 ) -> None:
     """Two positions a second by the monotonic clock, while the wall clock is set back ten years."""
     seconds = 0.0
-    monkeypatch.setattr(log_lines.time, "monotonic", lambda: seconds)
+    monkeypatch.setattr(console.time, "monotonic", lambda: seconds)
 
     class Back(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return datetime(2026 - int(seconds), 1, 1, tzinfo=tz)
 
-    monkeypatch.setattr(log_lines, "datetime", Back)
+    monkeypatch.setattr(console, "datetime", Back)
     with LogLines() as lines:
         lines.begin("steps", 100, "steps")
         for _ in range(12):

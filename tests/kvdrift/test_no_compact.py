@@ -69,8 +69,8 @@ def test_derive_watch(
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("gc.freeze", lambda: None)
-    monkeypatch.setattr("kvdrift.live.memory.bound_memory", lambda: None)
-    monkeypatch.setattr("kvdrift.live.upkeep.Upkeep", Upkeep)
+    monkeypatch.setattr("kvdrift.commands.derive.bound_memory", lambda: None)
+    monkeypatch.setattr("kvdrift.upkeep.Upkeep", Upkeep)
     monkeypatch.setattr("kvdrift.transforms.watch.watch", watch)
     assert call(capsys, "derive", grown, "--watch", *option)[0] == 0
     assert told == [compacts, compacts]

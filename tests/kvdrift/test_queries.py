@@ -1,9 +1,11 @@
-"""``kvdrift sql`` for people: the prompt, Ctrl-C, and files whose ending determines their format."""
+"""``kvdrift sql`` for people: queries from a pipe, Ctrl-C, and files whose ending determines their format."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -17,17 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.command import call, mistake
 from fixtures.stored_units import derive, make_unit
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 
+from kvdrift.commands.sql import rows_of
 from kvdrift.log.store import Store
-from kvdrift.queries.prompt import Prompt, completer, history_file, is_whole
-from kvdrift.queries.running import rows_of
-from kvdrift.sql.catalog import Views, describe_views
+from kvdrift.sql.catalog import Views
 from kvdrift.sql.contracts import contracts
 
 
@@ -43,63 +38,31 @@ def views() -> Iterator[Views]:
         yield views
 
 
-def test_the_prompt_answers_queries_and_commands(store: str) -> None:
-    lines = "select 40 +\n2 as answer;\n.views\n.schema decompositon\n.schema decomposition\n.tabels\n.help\nselec;\ndescribe summary;\n"
+def test_queries_may_come_from_a_pipe(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each ends with a semicolon at the end of a line; a mistake in one keeps none from being answered."""
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("select 40 +\n2 as answer;\nselec;\ndescribe decomposition;\n\nselect 7 as seven")
+    )
+    code, out, err = call(capsys, "sql", store, "--format", "csv")
+    answer, two, _, *columns, seven, last = out.splitlines()
+    assert (code, answer, two, seven, last) == (0, '"answer"', "42", '"seven"', "7")
+    assert [line.partition(",")[0].strip('"') for line in columns] == [*contracts()["decomposition"].columns]
+    assert "syntax error" in err
+    monkeypatch.setattr("sys.stdin", io.StringIO("select 7 as seven;\n"))
+    assert f"-o {tmp_path}/x.csv" in mistake(capsys, "sql", store, "-o", tmp_path / "x.csv")
+
+
+def test_a_terminal_is_told_what_has_a_prompt(store: str) -> None:
+    ours, theirs = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "kvdrift", "sql", store], input=f"{lines}select 7 as seven;\nquit\nselect 8 as unread;\n",
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert "42" in done.stdout
-    assert all(f"\n{one.view}" in done.stdout and one.description in done.stdout for one in describe_views())
-    assert "M(tau 1{tau <= H})" in done.stdout  # what mean_entry means
-    assert "mean tau of the pairs that part; null without divergence [tokens]" in done.stdout
-    assert ".schema VIEW" in done.stdout
-    assert "seven" in done.stdout
-    assert "unread" not in done.stdout
-    assert "1 row, 0." in done.stderr
-    for problem in ("did you mean 'decomposition'", ".tabels: no such command", "syntax error"):
-        assert problem in done.stderr
-
-
-def test_a_command_of_the_prompt_may_stand_for_a_query(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "sql", store, ".views")
-    assert (code, err) == (0, "")
-    assert all(f"\n{one.view}" in out for one in describe_views())
-    code, out, err = call(capsys, "sql", store, " .schema decomposition")
-    assert (code, err) == (0, "")
-    assert out.startswith(contracts()["decomposition"].description)
-    assert call(capsys, "sql", store, ".quit") == (0, "", "")
-    assert "did you mean '.views'" in mistake(capsys, "sql", store, ".veiws")
-    for option in (("--format", "csv"), ("-o", "rows.txt")):
-        line = mistake(capsys, "sql", store, ".views", *option)
-        assert ".views: a command of the prompt prints text; leave --format and -o out" in line
-
-
-def test_a_terminal_has_history_and_completion(views: Views, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        keys.send_text("select 1 +\r2;\rabandoned\x03\r.views\r\x04")  # Ctrl-C, an empty line, at last Ctrl-D
-        assert [*Prompt(views, print)._typed()] == ["select 1 +\n2;", ".views"]
-    kept = FileHistory(tmp_path / "kvdrift" / "sql_history").load_history_strings()
-    assert [*kept] == [".views", "select 1 +\n2;"]
-    typed = Document("select mean_ent")
-    assert [one.text for one in completer(["events"], ["mean_entry"]).get_completions(typed, CompleteEvent())] == [
-        "mean_entry"
-    ]
-
-
-def test_history_is_left_out_where_its_folder_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kvdrift").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert history_file() is None
-
-
-@pytest.mark.parametrize(
-    ("text", "whole"), [("select 1", False), ("select 1; ", True), (".views", True), ("exit", True)]
-)
-def test_an_entry_is_whole_with_its_semicolon(text: str, whole: bool) -> None:  # noqa: FBT001 - a case
-    assert is_whole(text) == whole
+        [sys.executable, "-m", "kvdrift", "sql", store], stdin=theirs, capture_output=True, text=True, check=False
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"duckdb -readonly {store}/catalog.duckdb" in done.stderr
 
 
 def test_an_interrupted_query_ends_and_the_next_one_is_answered(views: Views) -> None:

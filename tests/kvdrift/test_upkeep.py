@@ -13,10 +13,10 @@ from fixtures.stored_units import derive, make_unit
 
 from benchmarks.freshness import memory_load, observe
 from kvdrift.live import upkeep
-from kvdrift.live.upkeep import Upkeep
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.own_process import own_environment
+from kvdrift.upkeep import Upkeep
 
 
 def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from kvdrift.dry_run.ends import end_lines
+from kvdrift.dry_run.description import end_lines
 from kvdrift.generator.documents.ends import TextEnds, template_end
 from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
 from kvdrift.report.sections.study import section as study_section

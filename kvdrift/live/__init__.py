@@ -1,1 +1,0 @@
-"""The display, pages and upkeep of a study that is still running."""

@@ -1,1 +1,0 @@
-"""Ad hoc SQL: the formats of its rows, and the prompt."""
