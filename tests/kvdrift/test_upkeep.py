@@ -12,7 +12,7 @@ from fixtures.refusals import refused
 from fixtures.stored_units import derive, make_unit
 
 from benchmarks.freshness import memory_load, observe
-from kvdrift.live import upkeep
+from kvdrift import upkeep
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.own_process import own_environment
