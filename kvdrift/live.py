@@ -174,19 +174,19 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
                 shown[own] = look.derived
                 if own not in readers:
                     readers[own] = token_reader(look.model, revision=model_revisions(store).get(own))
-                folder = _folder(store, look, output, pages)
+                folder = live_folder(store, look, output, pages)
                 page = write_preliminary(store, *own, folder, _said(look), token_text=readers[own])
                 typer.echo(f"preliminary: {page} ({progress_text(look)})")
         if looks and all(look.finished for look in looks):
             for look in looks:
                 report = page_folder(store, look.study, look.model, pages) / "index.html"
-                end_preliminary(_folder(store, look, output, pages), look.study, report, location)
+                end_preliminary(live_folder(store, look, output, pages), look.study, report, location)
             typer.echo(f"finished: kvdrift report {location} has the report")
             return
         time.sleep(interval)
 
 
-def _folder(store: Store, look: StudyLook, output: Path | None, pages: Sequence[tuple[str, str]]) -> Path:
+def live_folder(store: Store, look: StudyLook, output: Path | None, pages: Sequence[tuple[str, str]]) -> Path:
     """Return the folder of a look's page, arranged as ``kvdrift report`` arranges the studies' pages."""
     from kvdrift.flows.pages.reports import page_folder
 

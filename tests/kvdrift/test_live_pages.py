@@ -16,7 +16,7 @@ import kvdrift
 from kvdrift.flows.estimate.live import LiveStore, StudyLook
 from kvdrift.flows.pages.reports import report_folder
 from kvdrift.flows.run import stages
-from kvdrift.live import pages
+from kvdrift.live import live_folder, write_live_pages
 from kvdrift.log.store import Store
 from kvdrift.report.page import RELOADING
 
@@ -30,7 +30,7 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(_: float) -> None:
         raise LookedOnceError
 
-    monkeypatch.setattr(pages.time, "sleep", stop)
+    monkeypatch.setattr("kvdrift.live.time.sleep", stop)
 
 
 @pytest.mark.usefixtures("once")
@@ -40,12 +40,12 @@ def test_a_study_that_moves_has_a_page_that_says_so(tmp_path: Path, capsys: pyte
     stages.prepare(run)
     pages_before = list((tmp_path / "store").glob("report/**/*.html"))
     with pytest.raises(LookedOnceError):  # nothing is derived yet, and there is nothing to show
-        pages.write_live_pages(str(tmp_path / "store"), None, None, 1.0)
+        write_live_pages(str(tmp_path / "store"), None, None, 1.0)
     assert not pages_before
     assert not list((tmp_path / "store").glob("report/**/*.html"))
     stages.develop(run)
     with pytest.raises(LookedOnceError):
-        pages.write_live_pages(str(tmp_path / "store"), None, None, 1.0)
+        write_live_pages(str(tmp_path / "store"), None, None, 1.0)
     page = tmp_path / "store" / "report" / "small" / "live" / "index.html"
     assert capsys.readouterr().out.startswith(f"preliminary: {page} (")
     html = page.read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_it_quietly(
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pages.time, "sleep", interrupted)
+    monkeypatch.setattr("kvdrift.live.time.sleep", interrupted)
     stages.prepare(run_of(load_study(write_study(tmp_path)), tmp_path / "store"))
     assert call(capsys, "report", tmp_path / "store", "--live") == (0, "", "")
 
@@ -106,7 +106,7 @@ def test_studies_of_one_model_have_their_page_in_their_report_s_folder(finished:
     report = finished / "report" / "small"
 
     def folder(own: StudyLook, output: Path | None, *looks: StudyLook) -> Path:
-        return pages._folder(store, own, output, [(look.study, look.model) for look in looks])
+        return live_folder(store, own, output, [(look.study, look.model) for look in looks])
 
     assert folder(cold, None, cold, warm) == report / "live"
     assert folder(other, None, cold, other) == report / "other" / "live"
