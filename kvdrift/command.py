@@ -100,7 +100,7 @@ _COMMANDS = (
     confirm, check, list_,
 )  # fmt: skip
 for function in _COMMANDS:
-    said, _, examples = inspect.getdoc(function).partition("\n\nExamples:\n")
+    said, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
     app.command(
         function.__name__.removesuffix("_"),
         cls=_Command,
