@@ -39,7 +39,6 @@ from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from kvdrift.sql.contracts import contract
-from kvdrift.stats.ends import PERCENTILE, STUDENTIZED
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.reduction.control_variates import CONTROLS, REDUCED
@@ -72,10 +71,9 @@ def moments_of(location: str) -> DocumentMoments:
         return document_moments(views, study["study"], study["model"], "evaluation")
 
 
-def intervals(moments: DocumentMoments, draws: int, threads: int, interval: str = STUDENTIZED) -> int:
+def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
     """Estimate everything from document moments, with reduced estimates; return the number of other intervals."""
-    request = Request(interval=interval)
-    analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), request, None)
+    analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), Request(), None)
     coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
     parts = parts_of(analysis, moments, subjects_of(moments), coefficients)
     if threads == 1:
@@ -126,7 +124,6 @@ def measure_analysis(location: str, draws: int) -> Measurement:
     moments = measure(moments_of, location)
     sequence = measure(intervals, moments.value, draws, 1)
     two_threads = measure(intervals, moments.value, draws, 2)
-    percentile = measure(intervals, moments.value, draws, 1, PERCENTILE)
     strata = measure(scipy_in_strata, moments.value, draws)
     pooled = measure(scipy_pooled, moments.value, draws)
     of_stratum, of_pooled = (part.seconds / part.value for part in (strata, pooled))
@@ -140,7 +137,6 @@ def measure_analysis(location: str, draws: int) -> Measurement:
     for name, measured in (("intervals in sequence", sequence), ("intervals by two threads", two_threads)):
         rate = measured.value / measured.seconds
         rows.append(measured.row(name, rate, "scipy", rate * of_row))
-    rows.append(percentile.row("percentile intervals in sequence", percentile.value / percentile.seconds))
     rows.append(strata.row("scipy in strata", 1 / of_stratum))
     rows.append(pooled.row("scipy pooled", 1 / of_pooled))
 
@@ -153,7 +149,6 @@ def measure_analysis(location: str, draws: int) -> Measurement:
         "draws": draws,
         "views_and_intervals_seconds": f"{total:.1f} (target {SECONDS:.0f})",
         "peak_memory_mib": f"{peak:.0f} (target {MEMORY_MIB:.0f})",
-        "cpu_of_studentized_against_percentile": f"{sequence.cpu_seconds / percentile.cpu_seconds:.2f}",
         "slowest_view": f"{slowest}, {least[slowest]:.2f} s (target {VIEW_SECONDS:.0f})",
         "two_threads_against_scipy": (
             f"{rate * of_pooled:.0f} times its rate pooled (target {RATIO:.0f}), "

@@ -12,10 +12,14 @@ workers committed.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import multiprocessing
 import os
+import select
+import struct
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -26,14 +30,16 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.lost_races import lost_races_here, lost_races_there
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, run
-from benchmarks.s3_server import s3_server
+from benchmarks.s3_server import S3Server, s3_server
 from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units
 from kvdrift.flows.cluster.groups import LOCAL, REMOTE, Pace, spread
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.location import is_local
 from kvdrift.schema.tables import EVENTS
+
+_CREATED = 0x100  # IN_CREATE of inotify(7)
+_HEADER = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 
 TABLES = ("events", "units")  # a commit of units makes a version of both
 # delta-rs has 512 threads for all tables of a process. More workers than these in one process could block it for good.
@@ -139,6 +145,65 @@ def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
         for table in (pa.concat_tables(unit.events for unit in given), store.read("events"))
     ]
     return len(rows[0] - rows[1]), store.row_count("events") - len(rows[0] & rows[1])
+
+
+@contextmanager
+def lost_races_here(location: str, tables: Collection[str]) -> Iterator[Callable[[], int]]:
+    """Count the lost races of all processes for versions of a local store's tables.
+
+    delta-rs writes the file of a version under a name with ``#``, and then links the version's name to it, which fails
+    if that name exists. So races are the files that were written but got no name.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init()
+    for table in tables:
+        if libc.inotify_add_watch(watch, os.fsencode(Path(location, table, "_delta_log")), _CREATED) < 0:
+            raise OSError(ctypes.get_errno(), f"{location}: cannot be watched")
+    tried = made = 0
+    reading, over = threading.Lock(), threading.Event()
+
+    def read() -> None:
+        nonlocal tried, made
+        with reading:
+            while select.select([watch], [], [], 0)[0]:
+                for name in _names(os.read(watch, 1 << 16)):
+                    tried += ".json#" in name
+                    made += name.endswith(".json")
+
+    def go_on() -> None:
+        while not over.wait(0.05):  # before the kernel's queue of 16,384 names is full
+            read()
+
+    def count() -> int:
+        read()
+        return tried - made
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield count
+    finally:
+        over.set()
+        thread.join()
+        os.close(watch)
+
+
+def _names(data: bytes) -> Iterator[str]:
+    """Read the names of created files out of inotify's events."""
+    at = 0
+    while at < len(data):
+        watch, _, _, length = _HEADER.unpack_from(data, at)
+        if watch < 0:
+            raise OSError("files were created faster than they were counted")
+        at += _HEADER.size + length
+        yield data[at - length : at].rstrip(b"\0").decode()
+
+
+@contextmanager
+def lost_races_there(server: S3Server) -> Iterator[Callable[[], int]]:
+    """Count the puts of objects that a server had already; yield a function that returns the count."""
+    before = server.counts()["there already"]
+    yield lambda: server.counts()["there already"] - before
 
 
 @contextmanager

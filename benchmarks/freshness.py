@@ -29,12 +29,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, mib, run
-from benchmarks.processes import children, cpu_seconds, resident
 from benchmarks.synthetic_study import Sizes, document_row, drawn_units, new_study
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import open_views
@@ -43,11 +43,9 @@ EARLY_COMMITS = 100  # memory should not grow after these commits
 REST = 24.0  # seconds of a pause; memory is read in its second half, since idle threads end after ten seconds
 LEAD = 6.0  # seconds in which the derivation starts and the reader looks at a store without units
 PATIENCE = 120.0  # seconds that the reader waits for the first new unit
+UNITS, WRITERS, LOOKS = 5, 2, 5.0  # units of a commit, processes that commit, looks of the reader per second
 PEER = "derive again and again"
 COMMAND = (sys.executable, "-m", "kvdrift", "derive")
-
-Reading: TypeAlias = tuple[float, int, int]
-"""The time of a reading, the resident memory then, and the largest until then, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,12 @@ class Load:
     """The load of the writers."""
 
     commits: int  # of all writers together
-    units: int  # of a commit: those of one document, one for each action
     rate: float  # units per second of all writers together
-    writers: int  # processes that commit
-    replicates: int  # of a unit
-    horizon: int
-    looks: float  # of the reader per second, at most
+    units: int = UNITS  # of a commit: those of one document, one for each action
+    writers: int = WRITERS
+    replicates: int = 8  # of a unit
+    horizon: int = 32
+    looks: float = LOOKS  # at most
     rests: bool = False  # whether the writer, which is alone, pauses after the first commits
 
     @property
@@ -77,30 +75,29 @@ class Seen:
     writing: float = 0.0  # seconds from the first commit to the last
     early: int = 0  # median resident bytes of the derivation at rest, after 100 commits
     late: int = 0  # the same after all commits
-    early_peak: int = 0  # the largest resident bytes until the first rest
-    peak: int = 0
+    peak: int = 0  # the largest resident bytes that were seen
     beside: int = 0  # the largest resident bytes of the processes that the derivation starts
     cpu: dict[str, float] = field(default_factory=dict)  # seconds by kind of process
 
 
 def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Load:
     """Return the load for measuring memory: commits of one unit."""
-    return Load(commits, 1, rate, 1, replicates, horizon, 1.0, rests=True)
+    return Load(commits, rate, 1, 1, replicates, horizon, 1.0, rests=True)
 
 
 def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
     """Commit every ``writers``-th document's units when due; return when, by document, and the CPU seconds."""
-    store, told, cpu = Store.open(location), dict[str, float](), time.process_time()
+    store, committed, cpu = Store.open(location), dict[str, float](), time.process_time()
     for number in range(writer, load.commits, load.writers):
         document = document_row(1, number)
         units = list(drawn_units([document], load.sizes, 0))
         time.sleep(max(0.0, begin + number * load.units / load.rate - time.time()))
         store.append_units(units)
-        told[document["doc"]] = time.time()
+        committed[document["doc"]] = time.time()
         if load.rests and number + 1 == EARLY_COMMITS:
             time.sleep(REST)
             begin += REST
-    return told, time.process_time() - cpu
+    return committed, time.process_time() - cpu
 
 
 def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
@@ -124,11 +121,11 @@ def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], flo
 
 
 @contextlib.contextmanager
-def watching(location: str) -> Iterator[int]:
-    """Run ``kvdrift derive --watch`` in a process of its own; yield its id."""
+def watching(location: str) -> Iterator[psutil.Process | None]:
+    """Run ``kvdrift derive --watch`` in a process of its own."""
     watch = subprocess.Popen([*COMMAND, location, "--watch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
-        yield watch.pid
+        yield psutil.Process(watch.pid)
         if watch.poll() is not None:
             raise SystemExit(f"kvdrift derive --watch ended with exit code {watch.returncode}")
     finally:
@@ -137,7 +134,7 @@ def watching(location: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def deriving_again(location: str) -> Iterator[int]:
+def deriving_again(location: str) -> Iterator[psutil.Process | None]:
     """Run ``kvdrift derive`` again and again."""
     stop = threading.Event()
 
@@ -148,7 +145,7 @@ def deriving_again(location: str) -> Iterator[int]:
     thread = threading.Thread(target=again)
     thread.start()
     try:
-        yield 0
+        yield None
     finally:
         stop.set()
         thread.join()
@@ -168,40 +165,40 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
         begin = time.time() + LEAD
         reading = pool.submit(read, location, load, begin)
         writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]
-        before, readings, end = cpu_seconds(process), list[Reading](), 0.0
-        while process and not (end and time.time() >= end):
-            found.beside = max([found.beside, *(resident(child)[0] for child in children(process))])
-            readings.append((time.time(), *resident(process)))
+        readings, end = list[tuple[float, int]](), 0.0
+        before = 0.0 if process is None else sum(process.cpu_times()[:4])  # with processes that it started
+        while process is not None and not (end and time.time() >= end):
+            readings.append((time.time(), process.memory_info().rss))
+            for child in process.children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.beside = max(found.beside, child.memory_info().rss)
             if reading.done() and not end:
                 end = time.time() + (REST if load.rests else 0.0)
             time.sleep(0.2)
-        found.cpu["watch"] = cpu_seconds(process) - before
+        found.cpu["watch"] = 0.0 if process is None else sum(process.cpu_times()[:4]) - before
         seen, found.cpu["reader"] = reading.result()
         found.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
-        told = {key: at for part in writing for key, at in part.result()[0].items()}
+        committed = {key: at for part in writing for key, at in part.result()[0].items()}
     if len(seen) < load.commits:
         raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
-    found.writing = max(told.values()) - begin
-    if load.rests and process:
-        found.early, found.early_peak = at_rest(readings, sorted(told.values())[EARLY_COMMITS - 1] + REST)
-        found.late, found.peak = at_rest(readings, readings[-1][0])
-    found.delays = [max(0.0, seen[doc] - told[doc]) for doc in sorted(told) for _ in range(load.units)]
+    found.writing = max(committed.values()) - begin
+    if load.rests and watched:
+        found.early = at_rest(readings, sorted(committed.values())[EARLY_COMMITS - 1] + REST)
+        found.late, found.peak = at_rest(readings, readings[-1][0]), max(now for _, now in readings)
+    found.delays = [max(0.0, seen[doc] - committed[doc]) for doc in sorted(committed) for _ in range(load.units)]
     return found
 
 
-def at_rest(readings: list[Reading], end: float) -> tuple[int, int]:
-    """Return the resident memory in a pause that ended at ``end``: the median of its second half, and the largest."""
-    half = [(now, most) for when, now, most in readings if end - REST / 2 <= when <= end]
-    return int(statistics.median(now for now, _ in half)), half[-1][1]
+def at_rest(readings: list[tuple[float, int]], end: float) -> int:
+    """Return the median of the resident memory in the second half of a pause that ended at ``end``."""
+    return int(statistics.median(now for when, now in readings if end - REST / 2 <= when <= end))
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     """Measure ``--watch`` and the peer."""
-    sizes, units = (options.replicates, options.horizon), options.units_per_commit
-    commits = max(1, round(options.rate * options.seconds / units))
-    load = Load(commits, units, options.rate, options.writers, *sizes, options.looks)
+    load = Load(max(1, round(options.rate * options.seconds / UNITS)), options.rate)
     if options.commits:
-        load = memory_load(options.commits, options.rate, *sizes)
+        load = memory_load(options.commits, options.rate, load.replicates, load.horizon)
     live = observe(folder, load, watched=True)
     peer = None if options.no_peer or load.rests else observe(folder, load, watched=False)
     facts: dict[str, Any] = {"commits": load.commits, "units_per_commit": load.units, "writers": load.writers}
@@ -210,7 +207,6 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
             f"mib_after_{EARLY_COMMITS}_commits": round(mib(live.early), 1),
             f"mib_after_{load.commits}_commits": round(mib(live.late), 1),
             "growth": round(live.late / live.early - 1, 4),
-            f"peak_mib_until_{EARLY_COMMITS}_commits": round(mib(live.early_peak), 1),
             "peak_mib": round(mib(live.peak), 1),
         }
     facts["peak_mib_of_upkeep"] = round(mib(live.beside), 1)
@@ -239,17 +235,8 @@ def many_commits(text: str) -> int:
 if __name__ == "__main__":
     parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
     parser.add_argument("--commits", type=many_commits, metavar="N", help="memory: this many commits of one unit each")
-    for name, default, meaning in (
-        ("rate", 50.0, "units per second"),
-        ("seconds", 60.0, "how long units are committed"),
-        ("units-per-commit", 5, "units of a commit"),
-        ("writers", 2, "processes that commit"),
-        ("replicates", 8, "replicates of a unit"),
-        ("horizon", 32, "positions of a replicate"),
-        ("looks", 5.0, "looks of the reader per second"),
-    ):
-        text = f"{meaning}; {default:g} by default"
-        parser.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=text)
+    parser.add_argument("--rate", type=float, default=50.0, metavar="N", help="units per second; 50 by default")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long units are committed")
     parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     run(parser, "units", measure_all)

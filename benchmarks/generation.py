@@ -15,7 +15,7 @@ and SnapKV keeping 512 entries. Parts take turns, each run in a process of its o
 
 "all" is the prompt (prefill and eviction) with decoding. Seconds are the least of the repetitions; the rate is in steps
 of one pair. If K copies do not fit into memory, as many as fit are decoded, and ratios compare seconds per replicate.
-Steps before pairs part and after have rows of their own (``benchmarks.phases``). The peak is resident memory on a CPU,
+Steps before pairs part and after have rows of their own (``benchmarks.steps``). The peak is resident memory on a CPU,
 device memory on CUDA.
 """
 
@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 from benchmarks.cases import PRESETS, SEED, Case, model_shape, random_document, random_model, weight_bytes
 from benchmarks.copied_caches import copied_rollout
 from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
-from benchmarks.phases import NAMES, Phase, measure_phase
-from benchmarks.roofline import measure_peaks
+from benchmarks.steps import NAMES, Phase, measure_peaks, measure_phase
 from kvdrift.generator.actions import Action
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvdrift.flows.material import Material, check_retentions
 from kvdrift.flows.run.forecast import SplitForecast
 from kvdrift.generator.engines.model import EngineModel
@@ -286,19 +288,16 @@ def _line(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
 
     Neither is negative, since costs that seem to fall with the length are noise.
     """
-    weight = sum(w for _, _, w in points)
-    middle = sum(w * n for n, _, w in points) / weight
-    mean = sum(w * rate for _, rate, w in points) / weight
-    lengths = [n for n, _, _ in points]
-    if max(lengths) < _ALIKE * min(lengths):
+    tokens, rates, weights = np.array(points).T
+    mean = float(np.average(rates, weights=weights))
+    if tokens.max() < _ALIKE * tokens.min():
         return mean, 0.0
-    spread = sum(w * (n - middle) ** 2 for n, _, w in points)
-    growing = sum(w * (n - middle) * (rate - mean) for n, rate, w in points) / spread
+    growing, fixed = np.polyfit(tokens, rates, 1, w=np.sqrt(weights))
     if growing <= 0:
         return mean, 0.0
-    if mean - growing * middle < 0:
-        return 0.0, sum(w * n * rate for n, rate, w in points) / sum(w * n * n for n, _, w in points)
-    return mean - growing * middle, growing
+    if fixed < 0:
+        return 0.0, float((weights * tokens * rates).sum() / (weights * tokens**2).sum())
+    return float(fixed), float(growing)
 
 
 def _with_random_tokens(document: Document, most: int, vocabulary: int, seed: int) -> Document:

@@ -1,19 +1,85 @@
-"""A new study file, with a comment to each key from the schema's own words."""
+"""The keys of a study file, from the schema's own words, and new files with a comment to each key."""
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvdrift.schema.study import KERNEL_FLOOR_ACTION
+from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study
 from kvdrift.schema.study.sweeps import of_each_member
-from kvdrift.study_files.keys import Heading, headings, toml
 
 _WIDTH = 100
 _FEWEST = 12  # evaluation documents of a stratum, if there are that many
+_KINDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "table"}
+_LARGEST = 1 << 63
+_HEAD = """\
+# Written by kvdrift init. The first command forecasts work, time and memory; the second runs the study:
+#   kvdrift run {file} --dry-run
+#   kvdrift run {file}
+# docs/study-file.md has all keys. Paths begin at this file's folder.
+"""
 Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A section of a study file."""
+
+    title: str  # The line that begins the section: ``[plan]``, or ``[[actions]]`` of which there may be several
+    meaning: str  # The meaning of the section
+    keys: dict[str, Table]  # The JSON schema of each key; ``needed`` if a transformer needs the key
+
+
+def headings() -> dict[str, Heading]:
+    """Return the sections of a study file, by name, in the file's order."""
+    schema = Study.model_json_schema()
+    found = {}
+    for name, own in schema["properties"].items():
+        listed = "items" in own
+        section = schema["$defs"][(own["items"] if listed else own)["$ref"].rpartition("/")[2]]
+        keys = {
+            key: {"needed": key in section.get("required", ()), **values}
+            for key, values in section["properties"].items()
+        }
+        found[name] = Heading(f"[[{name}]]" if listed else f"[{name}]", own["description"], keys)
+    return found
+
+
+def kind(schema: Mapping[str, Any]) -> str:
+    """Return the values that a key takes, in words."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(kind(one) for one in schema["anyOf"] if one.get("type") != "null"))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(map(toml, schema.get("enum", [schema.get("const")])))
+    if "prefixItems" in schema:
+        return f"[{', '.join(map(kind, schema['prefixItems']))}]"
+    if schema["type"] == "array":
+        most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"list of {kind(schema['items']).replace(' or ', 's or ')}s{most}"
+    named = f", at most {schema['maxLength']} letters, digits, . _ -" if "maxLength" in schema else ""
+    return _KINDS[schema["type"]] + named + _bounds(schema)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    low, above, below = (schema.get(name) for name in ("minimum", "exclusiveMinimum", "exclusiveMaximum"))
+    if above is not None:
+        most = f", at most {schema['maximum']}" if "maximum" in schema else ""
+        return f" above {above}{most}" if below is None else f" between {above} and {below}"
+    if below == _LARGEST:
+        return f", {low} to 2^63 - 1"
+    if "maximum" in schema:
+        return f", {low} to {schema['maximum']:,}"
+    return "" if low is None else f", {low} or more"
+
+
+def toml(value: Any) -> str:
+    """Write a plain value as TOML: texts, numbers, lists and truth values as in JSON, a table in one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml(inner)}' for key, inner in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True)
@@ -51,34 +117,22 @@ def commented_study(draft: Draft, file_name: str) -> str:
 
     The commands in its head name the file.
     """
-    known = headings()
-    tables: dict[str, Sequence[Table]] = {
-        "study": [draft.study], "model": [draft.model], "documents": draft.documents, "actions": draft.actions,
-        "plan": [draft.plan],
-    }  # fmt: skip
-    head = [
-        "Written by kvdrift init. The first command forecasts work, time and memory; the second runs the study:",
-        f"  kvdrift run {file_name} --dry-run",
-        f"  kvdrift run {file_name}",
-        "docs/study-file.md has all keys. Paths begin at this file's folder.",
-    ]
-    parts = ["".join(f"# {line}\n" for line in head)]
-    for name, several in tables.items():
-        parts += _section(known[name], several, draft.remarks.get(name))
+    known, parts = headings(), [_HEAD.format(file=file_name)]
+    for name in ("study", "model", "documents", "actions", "plan"):
+        tables = getattr(draft, name)
+        parts += _section(known[name], tables if isinstance(tables, list) else [tables], draft.remarks.get(name, ""))
     return "\n".join(parts)
 
 
-def _section(heading: Heading, tables: Iterable[Table], remark: str | None) -> list[str]:
-    explained: set[str] = set()
-    parts = []
+def _section(heading: Heading, tables: Sequence[Table], remark: str) -> list[str]:
+    explained, parts = set[str](), []
     for number, table in enumerate(tables):
-        said = " ".join([heading.meaning, *([remark] if remark else [])]) if not number else ""
-        lines = [*_comment(said), heading.title]
+        lines = [*([] if number else _comment(f"{heading.meaning} {remark}")), heading.title]
         for name, value in table.items():
-            key = heading.keys.get(name)
-            if key is not None and name not in explained:
-                unit = f" Unit: {key.unit}." if key.unit and key.unit not in key.meaning else ""
-                lines += ["", *_comment(key.meaning + unit)] if explained else _comment(key.meaning + unit)
+            if name in heading.keys and name not in explained:
+                key = heading.keys[name]
+                unit = f" Unit: {key['unit']}." if key.get("unit", "") not in key["description"] else ""
+                lines += [*([""] if explained else []), *_comment(key["description"] + unit)]
                 explained.add(name)
             lines.append(f"{name} = {toml(value)}")
         parts.append("\n".join(lines) + "\n")

@@ -12,7 +12,7 @@ from kvdrift.generator.selectors import SELECTORS, default_parameters
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE
-from kvdrift.study_files.keys import Heading, Key, headings, toml
+from kvdrift.study_files.commented import Heading, headings, kind, toml
 from kvdrift.study_files.new_study import new_study
 
 _INTRODUCTION = """\
@@ -43,6 +43,12 @@ above 0.
 """
 
 
+_FINITE_SOURCE = f"""\
+### source = {toml(FINITE_STATE)}
+
+For finite-state models only: every system is a document. The section takes no `tasks`, `length`, `path` or `exclude`.
+"""
+
 _SWEEPS = """\
 `keep = ["1/8", "1/4", "1/2"]` makes one action for each value, named by the sweep's name and the value: `snapkv@1/8`. A
 list of codecs does the same, and both lists together make every combination: `snapkv@1/8@int4`. Plans, gates and
@@ -50,32 +56,73 @@ list of codecs does the same, and both lists together make every combination: `s
 """
 
 
+_PARTS: tuple[tuple[str, dict[str, type[Any]], tuple[str, str, str]], ...] = (
+    (
+        """\
+### Selectors and their parameters
+
+Every further key of an action is a parameter of its selector; in parentheses are defaults.
+[selectors.md](selectors.md) has the formulas, and [adding-a-selector.md](adding-a-selector.md) selectors of your own.
+An action of a finite-state system has only its `name`.
+""",
+        {name: made for name, made in SELECTORS.items() if name != CONTROL_ACTION},
+        ("selector", "kept entries", "parameters"),
+    ),
+    (
+        """\
+### Codecs and their parameters
+
+Parameters stand in the codec's own table, as in `codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the
+formulas, and [adding-a-codec.md](adding-a-codec.md) codecs of your own. Every codec of the table but hqq's takes
+`generated` (`false`) besides: whether generated entries are coded, too, as they leave the window.
+""",
+        CODECS,
+        ("codec", "stored form of entries", "parameters"),
+    ),
+    (
+        """\
+### Decode-time policies and their parameters
+
+Parameters stand in the policy's own table, as in `policy = { name = "sliding", sinks = 8 }`; `keep` is then the most
+entries that a step reads. [policies.md](policies.md) has the formulas, and
+[adding-a-policy.md](adding-a-policy.md) policies of your own.
+""",
+        POLICIES,
+        ("policy", "entries that a step reads", "parameters"),
+    ),
+)
+
+
 def study_reference() -> str:
     """Return the page: every section with its keys, the document sources and the selectors."""
     parts = [_INTRODUCTION]
-    for heading in headings().values():
+    for name, heading in headings().items():
         parts.append(f"## {heading.title}\n\n{heading.meaning}\n")
-        if heading.name == "model":
+        if name == "model":
             parts.append("Several `[[model]]` sections make one study for each model, all in one store.\n")
         parts.append(_keys(heading))
-        if heading.name == "study":
+        if name == "study":
             parts.append(_SEVERAL_TEMPERATURES)
-        if heading.name == "documents":
-            parts += map(_source, SOURCES)
-            parts.append(_finite_source())
-        if heading.name == "actions":
-            parts += [_SWEEPS, _selectors(), _codecs(), _policies()]
+        if name == "documents":
+            parts += [*map(_source, SOURCES), _FINITE_SOURCE]
+        if name == "actions":
+            parts += [_SWEEPS, *(f"{text}\n{_of_parts(known, head)}" for text, known, head in _PARTS)]
     parts.append(f"## An example\n\nThe file that `kvdrift init` writes without options:\n\n```toml\n{_example()}```\n")
     return "\n".join(parts)
 
 
 def _keys(heading: Heading) -> str:
-    rows = [(f"`{key.name}`", key.kind, key.unit, _default(key), key.meaning) for key in heading.keys.values()]
+    rows = [
+        (f"`{name}`", kind(key), key.get("unit", ""), _default(key), key["description"])
+        for name, key in heading.keys.items()
+    ]
     return _table(("key", "value", "unit", "default", "meaning"), rows)
 
 
-def _default(key: Key) -> str:
-    return "required" if key.required else "" if key.default is None else f"`{key.default}`"
+def _default(key: dict[str, Any]) -> str:
+    if key["needed"]:
+        return "required"
+    return "" if key["default"] is None else f"`{toml(key['default'])}`"
 
 
 def _source(name: str) -> str:
@@ -94,49 +141,12 @@ def _source(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _finite_source() -> str:
-    return (
-        f"### source = {toml(FINITE_STATE)}\n\nFor finite-state models only: every system is a document. The section "
-        "takes no `tasks`, `length`, `path` or `exclude`.\n"
-    )
+def _of_parts(known: dict[str, type[Any]], head: tuple[str, str, str]) -> str:
+    return _table(head, [(f"`{name}`", made.summary, _parameters(made)) for name, made in known.items()])
 
 
-def _selectors() -> str:
-    rows = [
-        (f"`{name}`", kind.summary, _parameters(kind)) for name, kind in SELECTORS.items() if name != CONTROL_ACTION
-    ]
-    return (
-        "### Selectors and their parameters\n\nEvery further key of an action is a parameter of its selector; in "
-        "parentheses are defaults. [selectors.md](selectors.md) has the formulas, and\n"
-        "[adding-a-selector.md](adding-a-selector.md) selectors of your own. An action of a finite-state system "
-        "has only its `name`.\n\n" + _table(("selector", "kept entries", "parameters"), rows)
-    )
-
-
-def _codecs() -> str:
-    rows = [(f"`{name}`", kind.summary, _parameters(kind)) for name, kind in CODECS.items()]
-    return (
-        "### Codecs and their parameters\n\nParameters stand in the codec's own table, as in "
-        '`codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the formulas, and\n'
-        "[adding-a-codec.md](adding-a-codec.md) codecs of your own. Every codec of the table but hqq's takes\n"
-        "`generated` (`false`) besides: whether generated entries are coded, too, as they leave the window.\n\n"
-        + _table(("codec", "stored form of entries", "parameters"), rows)
-    )
-
-
-def _policies() -> str:
-    rows = [(f"`{name}`", kind.summary, _parameters(kind)) for name, kind in POLICIES.items()]
-    return (
-        "### Decode-time policies and their parameters\n\nParameters stand in the policy's own table, as in "
-        '`policy = { name = "sliding", sinks = 8 }`; `keep` is then the most\nentries that a step reads. '
-        "[policies.md](policies.md) has the formulas, and\n"
-        "[adding-a-policy.md](adding-a-policy.md) policies of your own.\n\n"
-        + _table(("policy", "entries that a step reads", "parameters"), rows)
-    )
-
-
-def _parameters(kind: type[Any]) -> str:
-    defaults = {name: "none" if value is None else toml(value) for name, value in default_parameters(kind).items()}
+def _parameters(made: type[Any]) -> str:
+    defaults = {name: "none" if value is None else toml(value) for name, value in default_parameters(made).items()}
     return ", ".join(f"`{name}` ({value})" for name, value in defaults.items())
 
 

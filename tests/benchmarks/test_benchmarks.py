@@ -16,10 +16,8 @@ STUDY = ("--strata=2", "--documents=4", "--replicates=4", "--horizon=8")
 SMALLEST = {
     "analysis": (*STUDY, "--draws=200"),
     "commits": ("--workers=2", "--commits=1", "--at-once"),
-    "derivation": STUDY,
     "freshness": ("--seconds=3", "--no-peer"),
     "generation": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
-    "interventions": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
     "scale": ("--events=20e3",),
     "store": ("--units", "50", "100"),
     "streams": ("--replicates=10", "--horizon=20"),
@@ -33,7 +31,7 @@ def test_all_are_tried() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in SMALLEST if name != "derivation"])
+@pytest.mark.parametrize("name", [name for name in SMALLEST if name != "streams"])
 def test_it_runs(name: str, tmp_path: Path) -> None:
     sizes = [size.format(folder=tmp_path) for size in SMALLEST[name]]
     command = [sys.executable, "-m", f"benchmarks.{name}", *sizes, "--json"]
@@ -47,10 +45,10 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_prints_a_table_or_an_object() -> None:
-    command = [sys.executable, "-m", "benchmarks.derivation", *SMALLEST["derivation"]]
+    command = [sys.executable, "-m", "benchmarks.streams", *SMALLEST["streams"]]
     found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert found["benchmark"] == "derivation"
+    assert found["benchmark"] == "streams"
     assert all(f"{row['part']} " in table for row in found["rows"])
     assert any(row["peer"] and row["ratio"] > 0 for row in found["rows"])
 

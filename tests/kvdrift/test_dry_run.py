@@ -122,8 +122,8 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Llama-3.1-8B: 32 layers, 8 KV heads of width 128, bfloat16: 128 KiB of payload to an entry."""
-        monkeypatch.setattr("kvdrift.dry_run.needs.local_footprint", lambda *_: LLAMA)
-        monkeypatch.setattr("kvdrift.dry_run.needs.memory_here", lambda *_: 80 * 2**30)
+        monkeypatch.setattr("kvdrift.dry_run.description.local_footprint", lambda *_: LLAMA)
+        monkeypatch.setattr("kvdrift.dry_run.description.memory_here", lambda *_: 80 * 2**30)
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         assert "action snapkv-512: snapkv, 512 entries: 512 prompt entries, 64.5 MiB of prompt cache" in out
         assert (
@@ -138,7 +138,7 @@ class TestPaperStudies:
     ) -> None:
         """16 of the 32 layers see 1,025 positions: 1,024 entries of 4 KiB each; 64 MiB, and 3 MiB of states."""
         shape = replace(LLAMA.shape, windows=(1025,) * 16, state_bytes=3 * 2**20)
-        monkeypatch.setattr("kvdrift.dry_run.needs.local_footprint", lambda *_: replace(LLAMA, shape=shape))
+        monkeypatch.setattr("kvdrift.dry_run.description.local_footprint", lambda *_: replace(LLAMA, shape=shape))
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         assert (
             "512 prompt entries, 99.3 MiB of prompt cache, of which no action can evict 67.0 MiB (windows and states)"
@@ -149,7 +149,9 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Qwen2.5 has 32,768 positions, and a prompt at the label's bound leaves none for the horizon."""
-        monkeypatch.setattr("kvdrift.dry_run.needs.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
+        monkeypatch.setattr(
+            "kvdrift.dry_run.description.local_configuration", lambda *_: {"max_position_embeddings": 32_768}
+        )
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         line = (
             "the model has 32,768 positions: a prompt of more than 32,640 tokens will be refused, if there is one in "
@@ -189,7 +191,7 @@ def test_quickstart_is_exact(
 ) -> None:
     splits = {"development": Seconds(4.04, 114), "evaluation": Seconds(540, 1300)}
     found = StudyTime(splits, "cpu", 10.0, 3.2, [Sample(774, 12, 64, 1.0, 1.0, 0.0, 0.0)], 774.0)
-    monkeypatch.setattr("kvdrift.dry_run.needs.study_time", lambda *_: found)
+    monkeypatch.setattr("kvdrift.dry_run.description.study_time", lambda *_: found)
     out = dry_run(capsys, STUDIES / "quickstart.toml", "--store", tmp_path / "store")
     assert "action snapkv-half: snapkv, half of the entries: 196 to 774 prompt entries" in out
     assert (
@@ -454,7 +456,7 @@ def test_systems_need_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 def test_too_little_memory_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.dry_run.needs.memory_here", lambda *_: 3 * 2**20)
+    monkeypatch.setattr("kvdrift.dry_run.description.memory_here", lambda *_: 3 * 2**20)
     out = dry_run(capsys, write_study(tmp_path), "--store", tmp_path / "store")
     assert "1 of 5 replicates at once; 3.0 MiB available on cpu, which is too little" in out
     assert "time: not measured; there is too little memory" in out

@@ -139,7 +139,7 @@ def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixt
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the measurement of time, for tests in which it must not run or does not matter."""
-    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.description.time_lines", lambda *_, **__: iter(()))
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -19,7 +19,7 @@ from kvdrift.flows.plan.size import EvaluatedSize, size_bounds
 from kvdrift.generator.documents.registry import choose_candidates
 from kvdrift.schema.document import split_of
 from kvdrift.schema.study import PlanSection
-from kvdrift.study_files.keys import headings
+from kvdrift.study_files.commented import headings, kind, toml
 from kvdrift.study_files.reference import study_reference
 
 
@@ -57,22 +57,22 @@ def test_the_page_is_that_of_the_schema() -> None:
 def test_every_key_has_a_meaning_and_numbers_have_units() -> None:
     pure = ("seed", "temperature")  # numbers without a unit
     for heading in headings().values():
-        assert heading.meaning.endswith("."), heading.name
-        for key in heading.keys.values():
-            assert key.meaning.endswith("."), key.name
-            assert key.unit or not key.kind.startswith(("integer", "number")) or key.name in pure, key.name
+        assert heading.meaning.endswith("."), heading.title
+        for name, key in heading.keys.items():
+            assert key["description"].endswith("."), name
+            assert key.get("unit") or not kind(key).startswith(("integer", "number")) or name in pure, name
 
 
 def test_kinds_and_bounds_are_those_of_the_schema() -> None:
     plan = headings()["plan"].keys
     assert plan.keys() == PlanSection.model_fields.keys()
-    assert (plan["alpha"].kind, plan["alpha"].default) == ("number between 0 and 1", "0.05")
-    assert plan["replicates"].kind == '"auto" or integer, 1 to 16,777,216'
-    assert plan["replicates_between"].default == "[16, 64]"
-    assert plan["draws"].kind == "integer, 100 to 1,000,000"
-    assert plan["baseline"].required
-    assert headings()["model"].keys["alphabet"].kind == "integer, 2 to 64"
-    assert headings()["documents"].keys["length"].required
+    assert (kind(plan["alpha"]), plan["alpha"]["default"]) == ("number between 0 and 1", 0.05)
+    assert kind(plan["replicates"]) == '"auto" or integer, 1 to 16,777,216'
+    assert toml(plan["replicates_between"]["default"]) == "[16, 64]"
+    assert kind(plan["draws"]) == "integer, 100 to 1,000,000"
+    assert plan["baseline"]["needed"]
+    assert kind(headings()["model"].keys["alphabet"]) == "integer, 2 to 64"
+    assert headings()["documents"].keys["length"]["needed"]
 
 
 def test_each_key_of_a_new_file_is_explained_where_it_stands_first(
@@ -100,7 +100,7 @@ def test_a_dry_run_accepts_what_is_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.description.time_lines", lambda *_, **__: iter(()))
     init(capsys, Path("mine.toml"), "--horizon", "16", "--action", "half=snapkv:1/2", "--action", "few=recent:100",
          "--task", "needle", "--length", "384")  # fmt: skip
     code, out, err = call(capsys, "run", "mine.toml", "--dry-run")
@@ -115,7 +115,7 @@ def test_a_dry_run_accepts_the_example_of_a_sweep(
 ) -> None:
     """Its least retention fits the embedded model's shortest prompts, which is more than a selector's window."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.description.time_lines", lambda *_, **__: iter(()))
     (example,) = [line for line in str(init_command.__doc__).splitlines() if "--sweep" in line]
     init(capsys, Path("mine.toml"), *example.split()[3:])
     code, out, err = call(capsys, "run", "mine.toml", "--dry-run")

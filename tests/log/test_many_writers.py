@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from fixtures.stored_units import killed_in, make_unit
 
-from benchmarks.commits import simulate
-from benchmarks.lost_races import lost_races_here
+from benchmarks.commits import lost_races_here, simulate
 from kvdrift.log.delta.retries import ATTEMPTS, longest_wait
 from kvdrift.log.store import Store
 from kvdrift.log.units import commits

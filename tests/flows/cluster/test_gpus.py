@@ -138,7 +138,7 @@ def test_a_dry_run_says_who_generates(
 ) -> None:
     sample = Sample(396, 12, 12, 1.0, 1.0, 0.0, 0.0)
     hour = StudyTime({"development": Seconds(3600, 7200)}, "cuda", 5.0, 9.0, [sample], 396.0)
-    monkeypatch.setattr("kvdrift.dry_run.needs.study_time", lambda *_: hour)
+    monkeypatch.setattr("kvdrift.dry_run.description.study_time", lambda *_: hour)
     code, out, _ = call(capsys, "run", write_study(tmp_path, CUDA), "--gpus", "all", "--dry-run")
     assert code == 0
     assert "  generation on 2 GPUs of this machine, one worker each\n" in out

@@ -1,11 +1,13 @@
-"""The least work of a decoding step, computed by hand for a large model, and the bound that follows."""
+"""Steps of decoding: their least work, computed by hand for a large model, and the bound; and why one cannot be measured."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.cases import PRESETS, model_shape
-from benchmarks.roofline import Peaks, StepWork, measure_peaks, step_work
+from benchmarks.cases import PRESETS, Case, model_shape
+from benchmarks.steps import NAMES, Peaks, StepWork, measure_peaks, measure_phase, step_work
 
 LARGE = PRESETS["llama-8b-32k"][0]
 ENTRIES = [32_768, 16_384, 16_384, 512]
@@ -45,8 +47,19 @@ def test_few_streams_wait_for_bytes_and_many_for_products() -> None:
 
 
 def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.roofline._REPETITIONS", 1)
-    monkeypatch.setattr("benchmarks.roofline._CPU_SIZES", (2**20, 64))
+    monkeypatch.setattr("benchmarks.steps._REPETITIONS", 1)
+    monkeypatch.setattr("benchmarks.steps._CPU_SIZES", (2**20, 64))
     peaks = measure_peaks("cpu", "float32", 1)
     assert 2**20 < peaks.bytes_per_second < 2**50
     assert 2**20 < peaks.flops_per_second < 2**50
+
+
+def test_why_another_commit_cannot_decode_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working tree whose benchmark raises."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    (tmp_path / "benchmarks" / "generation.py").write_text("raise ValueError('no such case')")
+    monkeypatch.setattr("benchmarks.steps.HERE", tmp_path)
+    case = Case(layers=1, width=8, inner_width=8, heads=1, kv_heads=1, vocabulary=9, entries=9, replicates=1, horizon=2)
+    with pytest.raises(SystemExit, match=r"(?s)the code of .* failed:.*ValueError: no such case"):
+        measure_phase(case, NAMES[0], Peaks(1, 1), None, 1)
