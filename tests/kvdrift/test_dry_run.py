@@ -149,9 +149,9 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Qwen2.5 has 32,768 positions, and a prompt at the label's bound leaves none for the horizon."""
-        monkeypatch.setattr(
-            "kvdrift.dry_run.description.local_configuration", lambda *_: {"max_position_embeddings": 32_768}
-        )
+        configured = {"max_position_embeddings": 32_768}
+        monkeypatch.setattr("kvdrift.dry_run.description.local_configuration", lambda *_: configured)
+        monkeypatch.setattr("kvdrift.dry_run.description.end_lines", lambda _: iter(()))
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         line = (
             "the model has 32,768 positions: a prompt of more than 32,640 tokens will be refused, if there is one in "
