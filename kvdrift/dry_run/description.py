@@ -261,6 +261,7 @@ def time_lines(
     material: Material, found: Forecast, memory: MemoryPlan | None, doing: Callable[[str], None], *, served: bool,
     gpus: int,
 ) -> Iterator[str]:  # fmt: skip
+    """Yield the time of generation, measured here; or why it is not measured."""
     model = material.study.model
     if served:
         yield "  time: not measured; another machine generates"
