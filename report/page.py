@@ -231,6 +231,6 @@ def _html(
         content=content,
         beside=beside,
         gates=gates,
-        between_looks=looks.between_looks(content),
+        looks=looks.progress(content),
         parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],
     )

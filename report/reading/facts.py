@@ -259,6 +259,10 @@ class Facts:
         ratio = float(mine / theirs)
         return 1.0 if abs(ratio - 1) < _SAME else ratio
 
+    def share_of_whole(self, action: str) -> float | None:
+        """Return an action's cache as a share of the full prompt's; None without a control."""
+        return None if self.whole_cache is None else self.times_bytes(action, self.whole_cache)
+
     def same_weights(self, action: str, other: str) -> bool:
         """Tell whether two actions have the same weights, so that they differ only in the bytes of the cache."""
         return self.weights(action) == self.weights(other)

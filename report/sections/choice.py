@@ -19,7 +19,7 @@ from itertools import combinations
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
 from kvdrift.report.reading.facts import EVALUATION
-from kvdrift.report.sections.looks import between_looks
+from kvdrift.report.sections.looks import progress
 from kvdrift.schema.frozen_text import wanted_documents
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP
 from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
@@ -151,8 +151,8 @@ def _unfinished(content: PageContent) -> bool:
     plan = content.facts.plan
     if plan is None or content.split != EVALUATION:
         return False
-    if "sequential" in plan.content:
-        return bool(between_looks(content))
+    if looks := progress(content):
+        return not looks.stopped
     stratum_of = {row["doc"]: row["stratum"] for row in content.facts.documents if row["split"] == EVALUATION}
     planned = [action for action in plan.content.get("actions", ()) if action in content.facts.storage]
     measured = [

@@ -13,7 +13,6 @@ from kvdrift.report.printing.tables import Cell, Column, PrintedTable
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice
-from kvdrift.report.sections.ranking import share_of_whole
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.study.sweeps import families
@@ -193,7 +192,7 @@ def _curves(content: PageContent) -> dict[str, dict[str, float]]:
     """Return the members of each sweep with their bytes as a share of the full cache, fewest bytes first."""
     found = {}
     for family, members in families(content.actions).items():
-        shares = {member: share_of_whole(content, member) for member in members}
+        shares = {member: content.facts.share_of_whole(member) for member in members}
         known = {member: share for member, share in shares.items() if share is not None}
         if len(known) > 1:
             found[family] = dict(sorted(known.items(), key=lambda one: one[1]))
@@ -207,7 +206,7 @@ def _reported(content: PageContent, name: str, member: str) -> Estimate:
 
 def _sweeps_table(content: PageContent, members: list[str]) -> PrintedTable:
     """Make a table with a row for each member, fewest bytes first."""
-    shares = {member: share_of_whole(content, member) or 0.0 for member in members}
+    shares = {member: content.facts.share_of_whole(member) or 0.0 for member in members}
     order = sorted(members, key=lambda member: (shares[member], member))
     cells = {}
     for member in order:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from statistics import NormalDist
@@ -29,42 +30,50 @@ _BY_ERRORS = (STUDENT, STUDENTIZED)  # kinds of intervals that reach some standa
 _ACROSS = 3  # panels in a row
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a sequential study is."""
+
+    looks: int  # how many the plan has
+    reached: int  # the last look that was taken; 0 if there was none
+    endpoints: int  # how many primary endpoints the last look estimated
+    unresolved: int  # how many of them it did not resolve
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no further look will be taken."""
+        return self.reached == self.looks or (self.endpoints > 0 and not self.unresolved)
+
+
+def progress(content: PageContent) -> Progress | None:
+    """Return how far a sequential study is; None for other studies."""
+    planned = _planned(content)
+    if planned is None:
+        return None
+    rows = content.source.of("sequence")
+    reached = max((row["look"] for row in rows), default=0)
+    last = [row for row in rows if row["look"] == reached]
+    return Progress(len(planned["looks"]), reached, len(last), sum(not row["resolved"] for row in last))
+
+
 def section(content: PageContent) -> Section | None:
     """Make the section; None if the study is not sequential."""
     planned = _planned(content)
     if planned is None:
         return None
     rows = sorted(content.source.of("sequence"), key=lambda row: (*_endpoint(row), row["look"]))
+    corrected = corrected_estimates(rows, planned) if rows else {}
     values = {
         "rule": f"{Resolution(planned['resolve'], planned['bound'])}{_in_points(rows, planned)}",
-        "bounds": _bounds(planned),
-        "stopped": _stopped(rows, len(planned["looks"])),
+        "resolve": planned["resolve"],
+        "progress": progress(content),
         "level": level(rows[0]["level"]) if rows else "",
+        "corrected": bool(corrected),
     }
-    if not rows:
-        return Section("sequence", "Looks", values=values)
     words = "Estimates of primary endpoints with their intervals, look by look"
-    drawings = (Drawing("sequence", words, partial(sequence_figure, rows, planned)),)
-    corrected = corrected_estimates(rows, planned)
-    table = sequence_table(rows, corrected)
-    return Section("sequence", "Looks", (table,), drawings, values | {"corrected": bool(corrected)})
-
-
-def between_looks(content: PageContent) -> str:
-    """Say how far a sequential study is; empty if it has stopped, and for other studies."""
-    planned = _planned(content)
-    rows = content.source.of("sequence") if planned is not None else []
-    reached, looks = max((row["look"] for row in rows), default=0), len(planned["looks"]) if planned else 0
-    last = [row for row in rows if row["look"] == reached]
-    unresolved = sum(not row["resolved"] for row in last)
-    if reached == looks or (last and not unresolved):
-        return ""
-    if not reached:
-        return f"This sequential study has not stopped: the first of its {looks} looks was not taken yet."
-    return (
-        f"This sequential study has not stopped: it is between look {reached} and look {reached + 1} of {looks}, "
-        f"and {unresolved} of {len(last)} primary endpoints are unresolved."
-    )
+    drawings = (Drawing("sequence", words, partial(sequence_figure, rows, planned)),) if rows else ()
+    tables = (sequence_table(rows, corrected),) if rows else ()
+    return Section("sequence", "Looks", tables, drawings, values)
 
 
 def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tuple[str, str, str, str], float]:
@@ -174,37 +183,12 @@ def _planned(content: PageContent) -> dict[str, Any] | None:
     return content.facts.plan.content.get("sequential") if content.facts.plan else None
 
 
-def _stopped(rows: list[ViewRow], looks: int) -> str:
-    if not rows:
-        return "No look has been taken yet."
-    reached = max(row["look"] for row in rows)
-    last = [row for row in rows if row["look"] == reached]
-    where = f"look {reached} of {looks}"
-    if all(row["resolved"] for row in last):
-        return f"It stopped at {where}, where all primary endpoints were resolved."
-    unresolved = f"{sum(not row['resolved'] for row in last)} of {len(last)} endpoints are unresolved"
-    return f"At {where}, with all documents of the plan, {unresolved}." if reached == looks else (
-        f"So far {where} was taken; {unresolved}."
-    )  # fmt: skip
-
-
 def _in_points(rows: list[ViewRow], planned: dict[str, Any]) -> str:
     """Write the bound in parentheses as the estimates are printed; empty if their units differ."""
     scales = {_scale(row) for row in rows}
     if planned["resolve"] not in {HALF_WIDTH, EQUIVALENCE} or not scales or not scales <= {Scale.POINTS, Scale.PERCENT}:
         return ""
     return f" ({planned['bound'] * Scale.POINTS.factor:.4g} {Scale.POINTS.sign})"
-
-
-def _bounds(planned: dict[str, Any]) -> str:
-    if planned["resolve"] == HALF_WIDTH:
-        return (
-            "The dashed lines are the target half-width about each estimate: an endpoint whose interval lies between "
-            "them is resolved."
-        )
-    if planned["resolve"] == EQUIVALENCE:
-        return "The dashed lines are the margin."
-    return "The dashed line is 0."
 
 
 def _endpoint(row: ViewRow) -> tuple[str, str, str, str]:

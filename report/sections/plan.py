@@ -1,23 +1,20 @@
 """The section on the frozen plan, and on the estimates that it named.
 
-Endpoints and the cost curve are tables; the curve is a figure too. The plan's choices are listed before the numbers
+Endpoints and the cost curve are tables. The plan's choices are listed before the numbers
 that they rest on. Entries that a plan lacks are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from kvdrift.report.figures.canvas import INK, QUIET, Figure, new_figure
-from kvdrift.report.figures.strokes import WIDTH
 from kvdrift.report.printing.estimate_tables import estimate_cells, marks, status_note
 from kvdrift.report.printing.numbers import MISSING, count, duration, fixed, level
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.sections.section import Drawing, Section
+from kvdrift.report.sections.section import Section
 from kvdrift.schema.frozen_text import with_measured
 from kvdrift.stats.quantities import ALL_QUANTITIES
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
@@ -56,10 +53,7 @@ def section(content: PageContent) -> Section:
     primary = [row for row in estimates if row.standing in {PRESPECIFIED, SEEN}]
     other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
     listings = _listing("primary", "Primary endpoints", primary), _listing("other", "Other estimates", other)
-    costs = cost_table(plan)
-    tables = tuple(table for table in (endpoints_table(plan), costs, *listings) if table is not None)
-    words = "Widest half-width and expected time by number of replicates"
-    drawings = () if costs is None else (Drawing("cost_curve", words, partial(cost_figure, plan)),)
+    tables = tuple(table for table in (endpoints_table(plan), cost_table(plan), *listings) if table is not None)
     seen = any(row.standing == SEEN for row in primary)
     values = {
         "seen": _why_seen(content, plan, [row for row in primary if row.standing == SEEN]) if seen else "",
@@ -67,7 +61,7 @@ def section(content: PageContent) -> Section:
         "rest": plan_rows(plan, _REST),
         "added": content.facts.added,
     }
-    return Section("plan", "Plan", tables, drawings, values)
+    return Section("plan", "Plan", tables, values=values)
 
 
 def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimate]) -> str:
@@ -152,61 +146,23 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
 
 
 def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
-    """Make the table of the cost curve; None if the curve has fewer than two points."""
-    curve = cost_curve(plan)
-    if len(curve) < 2:
+    """Make the table of the cost curve, by K; None if fewer than two of its points have a half-width."""
+    known = [entry for entry in plan.get("cost_curve", []) if entry["widest_half_width"] is not None]
+    if len(known) < 2:
         return None
+    curve = sorted(known, key=lambda entry: int(entry["replicates"]))
     rows = tuple(
         table_row(
-            *(count(entry[name]) for name in ("replicates", "documents_per_stratum")),
+            Cell(count(entry["replicates"]), "chosen" if entry["replicates"] == plan["replicates"] else ""),
+            count(entry["documents_per_stratum"]),
             plan_text(entry["widest_half_width"]), duration(entry["seconds"]), plan_text(entry["reachable"]),
         )
         for entry in curve
     )  # fmt: skip
     columns = (Column("K"), Column("N per stratum"), Column("widest half-width", "", "fraction, or tokens"),
                Column("expected time"), Column("all targets met"))  # fmt: skip
-    return PrintedTable("cost_curve", "Cost curve", columns, rows, records=tuple(curve))
-
-
-def cost_curve(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the points of the plan's cost curve whose half-width is known, by K."""
-    known = [entry for entry in plan.get("cost_curve", []) if entry["widest_half_width"] is not None]
-    return sorted(known, key=lambda entry: int(entry["replicates"]))
-
-
-def cost_figure(plan: dict[str, Any]) -> Figure:
-    """Draw half-width and time for each K with the N that the K needs; the chosen K is filled."""
-    curve = cost_curve(plan)
-    figure = new_figure(WIDTH, 3.0)
-    widths, times = figure.subplots(1, 2)
-    tokens = any(_known(entry["quantity"])[1] is Scale.TOKENS for entry in plan.get("primary_endpoints", []))
-    factor = 1.0 if tokens else 100.0
-    seconds = max(entry["seconds"] for entry in curve)
-    scale, unit = next((s, name) for s, name in ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-                       if seconds >= 2 * s or s == 1.0)  # fmt: skip
-    panels = (
-        (widths, "a  Widest half-width", "" if tokens else "percentage points", "widest_half_width", factor),
-        (times, "b  Expected time", unit, "seconds", 1 / scale),
-    )
-    for axes, title, label, name, times_by in panels:
-        x, y = [entry["replicates"] for entry in curve], [entry[name] * times_by for entry in curve]
-        axes.plot(x, y, color=QUIET, linewidth=1.2)
-        for entry, height in zip(curve, y, strict=True):
-            fill = INK if entry["replicates"] == plan["replicates"] else "white"
-            axes.plot([entry["replicates"]], [height], marker="o", markersize=6.5, color=INK, markerfacecolor=fill)
-            axes.annotate(f"N {count(entry['documents_per_stratum'])}", (entry["replicates"], height), (0, 8),
-                          textcoords="offset points", ha="center", fontsize=8, color=QUIET)  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(x, [count(value) for value in x], minor=False)
-        axes.minorticks_off()
-        axes.margins(x=0.08, y=0.25)
-        axes.set(title=title, xlabel="replicates K", ylabel=label)
-    target = plan.get("target_half_width")
-    if target is not None:
-        widths.axhline(target * factor, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
-        place = widths.get_yaxis_transform()
-        widths.text(0.995, target * factor, "target", transform=place, ha="right", va="bottom", fontsize=8, color=QUIET)
-    return figure
+    note = "What precision costs: the documents per stratum N that each number of replicates K needs."
+    return PrintedTable("cost_curve", "Cost curve", columns, rows, note, tuple(curve))
 
 
 def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None:

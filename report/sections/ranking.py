@@ -68,7 +68,7 @@ def _places(choice: Choice) -> CellColumn:
 def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
     cells, full = {}, "the reference’s" if content.facts.engine else "full"
     for action in order:
-        share = share_of_whole(content, action)
+        share = content.facts.share_of_whole(action)
         of_full = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of {full}"
         cells[POOLED, action] = _held_bytes(content.facts.storage.get(action), of_full)
     meaning = "mean bytes of the stored prompt, with scales and indices; counted once for all replicates"
@@ -95,12 +95,6 @@ def _weights(content: PageContent, order: list[str]) -> CellColumn:
         under = "" if own is None or not whole else f"{fixed(100 * own / whole, 0)}% of the reference’s"
         cells[POOLED, action] = Cell(size(own), under)
     return CellColumn(Column("weights", "", "bytes of the files with the weights of the action’s side"), cells)
-
-
-def share_of_whole(content: PageContent, action: str) -> float | None:
-    """Return an action's cache as a share of the full prompt's; None without a control."""
-    whole = content.facts.whole_cache
-    return None if whole is None else content.facts.times_bytes(action, whole)
 
 
 def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, str]:
@@ -170,7 +164,7 @@ def _record(content: PageContent, choice: Choice, action: str) -> dict[str, Any]
     record: dict[str, Any] = {
         "action": action, "first_place": first, "last_place": last,
         "prompt_cache_bytes": held.mean_prompt_cache if held else None,
-        "share_of_full": share_of_whole(content, action),
+        "share_of_full": content.facts.share_of_whole(action),
         "weight_bytes": held.weight_bytes if held else None,
         "fixed_bytes": held.fixed_bytes if held else None,
     }  # fmt: skip

@@ -70,9 +70,8 @@ def leaderboard(comparison: Comparison) -> list[Place]:
 
 def _place(entry: Entry, action: str) -> Place:
     facts = entry.content.facts
-    held, whole = facts.storage.get(action), facts.whole_cache
-    share = None if whole is None else facts.times_bytes(action, whole)
-    return Place(entry, action, share, held.mean_prompt_cache if held else None)
+    held = facts.storage.get(action)
+    return Place(entry, action, facts.share_of_whole(action), held.mean_prompt_cache if held else None)
 
 
 def shown_quantities(places: Sequence[Place]) -> list[str]:

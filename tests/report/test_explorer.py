@@ -177,13 +177,6 @@ def test_the_rule_is_what_the_page_says(seed: int, count: int) -> None:
         assert jump.total == (within.sum() if jump.kind == "lost" else 1)
 
 
-def test_a_file_of_all_trajectories_leads_to_every_lost_answer() -> None:
-    outcomes = random_outcomes(0)
-    for jump in choose(outcomes, 10_000).jumps:
-        assert len(jump.rows) == jump.total
-        assert len(set(jump.rows)) == jump.total
-
-
 @pytest.mark.slow
 def test_a_full_file_has_less_than_5_mb() -> None:
     """The worst there is: distances and tokens that cannot be compressed, of a large vocabulary, no reference shared."""

@@ -65,18 +65,6 @@ def test_what_does_not_fit_is_left_out_and_layers_are_joined(
     assert len(data) == 2 * n + sum(len(first_layers) * n for _, _, first_layers in said[0]["kept"])
 
 
-def test_joined_groups_say_which_layers_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """28 layers are stored in 8 groups, which begin at 0, 3, 7, 10, 14, …; three groups are shown."""
-    monkeypatch.setattr(prompts, "MOST_SHARES", 6)
-    of_layer = np.zeros((28, 2), int)
-    of_layer[:7, 0], of_layer[7, 1] = 4, 1  # of 4 KV heads
-    stored = np.add.reduceat(of_layer, [group * 28 // 8 for group in range(8)], axis=0)
-    row = {"kept": stored.ravel().tolist(), "layers": 28, "pairs": 28 * 4}
-    first_layers, shares = prompts._shares(row, 2)
-    assert first_layers == [0, 7, 17]
-    assert shares.tolist() == [[255, 0], [0, round(255 / 40)], [0, 0]]
-
-
 def opened(tabs: Tabs, path: Path, fragment: str, **how: Any) -> Page:
     tab = tabs.open(path, fragment, **how)
     tab.locator("#prompt:not([hidden])").wait_for()
@@ -177,17 +165,7 @@ def test_numbers_of_tokens_are_found_whole(content: PageContent, tabs: Tabs, vie
     assert tab.locator("#found").inner_text().endswith(f" of {len(pairs)}")
 
 
-LEFT_OUT = (
-    "This document’s prompt is not in this file, which has the prompts of {} of 6 documents: first the documents "
-    "that jumps lead to, then the first documents of each stratum, up to 1.5 MB."
-)
-TOO_LONG = (
-    "The store’s prompts are too long for this file, which has 1.5 MB for them; kvdrift show prints the records of the "
-    "answers."
-)
-
-
-@pytest.mark.parametrize(("most", "note"), [(3000, LEFT_OUT), (10, TOO_LONG)])
+@pytest.mark.parametrize(("most", "note"), [(3000, "{} of 6 documents"), (10, "kvdrift show")])
 def test_a_prompt_that_is_left_out_is_explained(
     content: PageContent, tabs: Tabs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, note: str
 ) -> None:
@@ -202,7 +180,7 @@ def test_a_prompt_that_is_left_out_is_explained(
         tab.select_option("#document", label=doc)
         tab.locator("#prompt-note:not(:empty)").wait_for()
         notes.add(tab.locator("#prompt-note").inner_text())
-    assert note.format(held) in notes
+    assert any(note.format(held) in told for told in notes)
     assert len(notes) > 1 or held == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, content_of, make_views
 
 from kvdrift.report.reading.content import PageContent
-from kvdrift.report.sections.looks import between_looks, section, sequence_figure
+from kvdrift.report.sections.looks import Progress, progress, section, sequence_figure
 from kvdrift.report.sections.section import Section
 
 HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}
@@ -46,35 +46,23 @@ def made(rows: list[Row], planned: dict[str, object] | None) -> Section | None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "expected", "stopped"),
     [
-        ([], "the first of its 3 looks was not taken yet"),
-        (looks(None, 0.3), "between look 2 and look 3 of 3, and 2 of 2 primary endpoints are unresolved"),
-        (looks(None, 0.05), ""),
-        (looks(None, 0.3, 0.2), ""),
+        ([], Progress(3, 0, 0, 0), False),
+        (looks(None, 0.3), Progress(3, 2, 2, 2), False),
+        (looks(None, 0.05), Progress(3, 2, 2, 0), True),
+        (looks(None, 0.3, 0.2), Progress(3, 3, 2, 2), True),
+        (looks(None, 0.2, 0.1), Progress(3, 3, 2, 0), True),
     ],
 )
-def test_the_page_begins_with_what_is_open_between_looks(rows: list[Row], words: str) -> None:
-    said = between_looks(read(rows, HALF_WIDTH))
-    assert words in said
-    assert bool(said) == bool(words)
-    assert between_looks(read(rows, None)) == ""
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        (looks(None, 0.2, 0.1), "It stopped at look 3 of 3, where all primary endpoints were resolved."),
-        (looks(None, 0.05), "It stopped at look 2 of 3, where all primary endpoints were resolved."),
-        (looks(None, 0.3, 0.2), "At look 3 of 3, with all documents of the plan, 2 of 2 endpoints are unresolved."),
-        (looks(None, 0.3), "So far look 2 of 3 was taken; 2 of 2 endpoints are unresolved."),
-        ([], "No look has been taken yet."),
-    ],
-)
-def test_the_page_says_where_the_study_stopped(rows: list[Row], words: str) -> None:
-    found = made(rows, HALF_WIDTH)
+def test_how_far_a_study_is(rows: list[Row], expected: Progress, stopped: bool) -> None:  # noqa: FBT001
+    content = read(rows, HALF_WIDTH)
+    assert progress(content) == expected
+    assert expected.stopped is stopped
+    found = section(content)
     assert found is not None
-    assert found.values["stopped"] == words
+    assert found.values["progress"] == expected
+    assert progress(read(rows, None)) is None
 
 
 def test_every_look_has_its_row() -> None:

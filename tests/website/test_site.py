@@ -15,7 +15,7 @@ from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
 from website.gallery import STUDIES, gallery_page, shown
-from website.pages import PAGES, linked, notebook_page
+from website.pages import PAGES, linked
 
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(https?:)?//|<link(?![^>]*rel=\"?canonical)[^>]*\shref=\"?(https?:)?//"
@@ -85,12 +85,6 @@ def test_nothing_is_fetched(site: Path) -> None:
         assert not re.search(r"@import|url\(\s*['\"]?(?:https?:)?//", style.read_text(encoding="utf-8")), style
 
 
-def test_what_would_be_fetched_is_found() -> None:
-    assert FETCHED.search('<script async src="https://example.org/a.js">')
-    assert FETCHED.search('<link rel="stylesheet" href="//example.org/a.css">')
-    assert not FETCHED.search('<link rel="canonical" href="https://example.org/"><a href="https://example.org">')
-
-
 def test_the_reference_has_what_docstrings_say(site: Path) -> None:
     page = (site / "python.html").read_text(encoding="utf-8")
     for text in ("folder or URL of a store", "MissingStoreError", "There is no store at the given location"):
@@ -104,13 +98,6 @@ def test_links_lead_to_pages() -> None:
     here = "[a](gate.md#what) [b](architecture.md) [c](https://x.org/docs/a.md) [d](LICENSE.txt) [e](#f) ![p](p.png)"
     assert linked(text, "README.md") == here
     assert linked("[x](../README.md) [y](gate.md)", "docs/clusters.md") == "[x](index.md) [y](gate.md)"
-
-
-def test_a_notebook_is_a_page() -> None:
-    cells = (
-        '{"cells": [{"cell_type": "markdown", "source": ["# A\\n", "b"]}, {"cell_type": "code", "source": ["x = 1"]}]}'
-    )
-    assert notebook_page(cells) == "# A\nb\n\n```python\nx = 1\n```\n"
 
 
 def test_its_search_needs_no_server(site: Path, tabs: Tabs) -> None:
