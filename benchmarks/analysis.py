@@ -33,8 +33,8 @@ import scipy.stats
 import kvdrift
 from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, add_size_options, sizes_of, write_study
-from kvdrift.flows.estimate.estimation import document_moments
-from kvdrift.flows.estimate.parts import Analysis, AnalysisPart, estimate_part, in_sequence, parts_of, subjects_of
+from kvdrift.flows.estimate.estimation import Analysis, AnalysisPart, estimate_part, one_by_one, parts_of, subjects_of
+from kvdrift.flows.estimate.moments import document_moments
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
@@ -77,7 +77,7 @@ def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
     coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
     parts = parts_of(analysis, moments, subjects_of(moments), coefficients)
     if threads == 1:
-        return sum(len(one) for one in in_sequence(parts))
+        return sum(len(one) for one in one_by_one(parts))
     with ThreadPoolExecutor(threads) as pool:
         return sum(len(one) for one in pool.map(estimate_part, parts))
 
@@ -205,9 +205,9 @@ def derive_and_analyze(location: str) -> float:
     def run(parts: Sequence[AnalysisPart]) -> list[Estimates]:
         nonlocal spent
         actions, contrasts = ([part for part in parts if bool(part.contrasts) == pairs] for pairs in (False, True))
-        estimates = dict(zip(map(id, actions), in_sequence(actions), strict=True))
+        estimates = dict(zip(map(id, actions), one_by_one(actions), strict=True))
         begun = time.process_time()
-        estimates |= dict(zip(map(id, contrasts), in_sequence(contrasts), strict=True))
+        estimates |= dict(zip(map(id, contrasts), one_by_one(contrasts), strict=True))
         spent += time.process_time() - begun
         return [estimates[id(part)] for part in parts]
 

@@ -27,7 +27,7 @@ import kvdrift
 from benchmarks.analysis import moments_of
 from benchmarks.measurement import Measured, Measurement, benchmark_parser, compared, measure, mib, run
 from benchmarks.synthetic_study import Sizes, write_study
-from kvdrift.flows.estimate.parts import Analysis, in_sequence, parts_of, subjects_of
+from kvdrift.flows.estimate.estimation import Analysis, one_by_one, parts_of, subjects_of
 from kvdrift.log.store import Store
 from kvdrift.log.units.unit import DERIVED
 from kvdrift.schema.errors import InputError, OperationError
@@ -207,7 +207,7 @@ def bootstrap(location: str) -> int:
     """Estimate the quantities with their intervals; return the number of intervals."""
     analysis = Analysis("", "", "evaluation", 0, ((QUANTITIES, DRAWS),), Request(), None)
     moments = moments_of(location)
-    return sum(len(rows) for rows in in_sequence(parts_of(analysis, moments, subjects_of(moments))))
+    return sum(len(rows) for rows in one_by_one(parts_of(analysis, moments, subjects_of(moments))))
 
 
 def by_hand(location: str) -> Cells:

@@ -53,6 +53,11 @@ class Material:
         """Return all documents of a split, stratum by stratum, or the first ``per_stratum`` of each."""
         return [document for documents in self.documents[split].values() for document in documents[:per_stratum]]
 
+    @property
+    def every_document(self) -> list[Document]:
+        """Return the documents of both splits."""
+        return [document for split in SPLITS for document in self.of_split(split)]
+
     @cached_property
     def measured_actions(self) -> list[str]:
         """Return the names of the compared actions: all but the control."""
@@ -82,7 +87,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
             for split, own in (made or stratum_documents(section, seed, tokenizer, chosen)).items():
                 documents[split][section.stratum_name] = own
     material = Material(study, documents, actions, frozenset(nominal))
-    check_distinct(document for split in SPLITS for document in material.of_split(split))
+    check_distinct(material.every_document)
     check_disjoint(material)
     if study.model.kind != FINITE_STATE:
         _check_with_model(material, offline=offline)
@@ -120,7 +125,7 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
     """Refuse heads that a codec cannot code, and prompts too long for the model or too short for an action."""
     if material.study.model.engine is not None:
         made = engine_model(material.study)
-        for document in (document for split in SPLITS for document in material.of_split(split)):
+        for document in material.every_document:
             made.check_prompt(document, material.study.study.horizon)
         return
     location, revision = model_location(material.study.model), material.study.model.revision
@@ -131,7 +136,7 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
         for action in (action for action in material.actions if action.codec is not None and action.weights is None):
             action.check_heads(head_size(location, revision=revision))
     limit = _check_with_other_weights(material, limit, offline=offline)
-    for document in (document for split in SPLITS for document in material.of_split(split)):
+    for document in material.every_document:
         if document.stratum not in material.nominal:
             check_prompt(document, material.study.study.horizon, limit, vocabulary, switch)
         check_retentions(material.actions, document.prompt_tokens, f"document '{document.doc}'")
@@ -203,7 +208,7 @@ def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None
         action.kept_entries(tokens, where)
 
 
-def check_distinct(documents: Iterable[Document]) -> None:
+def check_distinct(documents: Sequence[Document]) -> None:
     """Check that each document is in one stratum."""
     strata: dict[str, str] = {}
     for document in documents:

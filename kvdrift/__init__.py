@@ -17,7 +17,7 @@ if not (Path(__file__).parent / "schema").is_dir():  # a clone, whose folders st
     __path__.append(str(Path(__file__).resolve().parents[1]))
 
 if TYPE_CHECKING:
-    from kvdrift.flows.estimate.gate_question import Verdict
+    from kvdrift.flows.estimate.gate import Verdict
     from kvdrift.interfaces import (
         GROUP_BYTES,
         TOVA,
@@ -132,8 +132,8 @@ def run(
     Raises:
         kvdrift.schema.errors.KvdriftError: the errors of ``kvdrift.schema.errors``, each one line.
     """
-    from kvdrift.flows.run.options import named_service, named_workers
-    from kvdrift.flows.run.study_file import run_file
+    from kvdrift.flows.cluster.address import named_service, named_workers
+    from kvdrift.flows.run.study import run_file
     from kvdrift.schema.progress import SILENT
     from kvdrift.schema.study import load_studies
 
@@ -197,8 +197,7 @@ def gate(
         not
             finished.
     """
-    from kvdrift.flows.estimate.gate import gate_stored
-    from kvdrift.flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
+    from kvdrift.flows.estimate.gate import LARGER_FLOOR, GateQuestion, gate_stored
     from kvdrift.log.store import Store
     from kvdrift.schema.study import POOLED
 

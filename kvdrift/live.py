@@ -69,7 +69,7 @@ def _is_finished(looks: list[StudyLook]) -> bool:
 
 def progress_text(look: StudyLook) -> str:
     """Return the progress of a study as text: units done of those planned, and trajectories derived."""
-    from kvdrift.flows.plan.looks_taken import look_line
+    from kvdrift.flows.plan.left import look_line
 
     if not look.work:
         return f"{look.stored:,} units, {look.derived:,} trajectories derived"
@@ -150,7 +150,8 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
 
 def _write_until_finished(location: str, output: Path | None, study: str | None, interval: float) -> None:
     from kvdrift.flows.estimate.live import LiveStore
-    from kvdrift.flows.pages.reports import end_preliminary, page_folder, write_preliminary
+    from kvdrift.flows.pages.preliminary import end_preliminary, write_preliminary
+    from kvdrift.flows.pages.reports import page_folder
     from kvdrift.generator.transformer.files.tokenizer import token_reader
     from kvdrift.log.store import Store
     from kvdrift.log.studies import model_revisions

@@ -1,4 +1,4 @@
-"""The address of a cluster, from options ``--cluster`` and ``--gpus``."""
+"""What the options of a run name: the service or the cluster that generates, and the store."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import TRANSFORMER, Study
+
+if TYPE_CHECKING:
+    from kvdrift.generator.service.client import ServiceAddress
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,41 @@ def _check_runs_on_one_gpu(text: str, study: Study) -> None:
 def _check_dask(option: str) -> None:
     if importlib.util.find_spec("distributed") is None:
         raise InputError(f"{option}: needs Dask: pip install -e '.[distributed]' in kvdrift's folder")
+
+
+def named_workers(
+    studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool
+) -> ClusterAddress | None:
+    """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does."""
+    who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
+    given = [option for option, there in who.items() if there]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)}: each chooses who generates; give one of them")
+    if gpus is not None:
+        return ClusterAddress.of_gpus(gpus, studies)
+    return None if cluster is None else ClusterAddress.parse(cluster)
+
+
+def named_service(
+    locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
+) -> ServiceAddress | None:
+    """Return the service that ``--endpoint`` names; None without ``--endpoint``."""
+    given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
+    for name, value in given.items():
+        if value is not None and not locations:
+            raise InputError(f"{name}: says how to reach an endpoint; add --endpoint grpc://HOST:PORT")
+    if len(locations) > 1:
+        raise InputError(f"--endpoint {' --endpoint '.join(locations)}: give one; --cluster generates on many machines")
+    if not locations:
+        return None
+    from kvdrift.generator.service.client import ServiceAddress  # noqa: PLC0415 - where services generate
+    from kvdrift.generator.service.credentials import read_pem, read_token  # noqa: PLC0415 - as above
+
+    token = None if token_file is None else read_token(token_file)
+    certificates = None if root_certificates is None else read_pem("--tls-root-certs", root_certificates)
+    return ServiceAddress(locations[0], token, certificates, timeout)
+
+
+def default_location(studies: Sequence[Study]) -> str:
+    """Return ``stores/NAME`` in the working folder."""
+    return str(Path("stores") / studies[0].name_in_file)

@@ -3,6 +3,8 @@
 Scheduler and workers run whatever code they are sent, and other processes of the machine reach their ports. So if they
 are started here, they answer only a holder of their certificate, which exists in the memory of these processes alone.
 Dask is imported when a cluster is reached.
+
+Workers that have a GPU declare Dask's resource ``GPU``; only they get work of a model that computes on a GPU.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from kvdrift.flows.cluster.address import ClusterAddress
 from kvdrift.flows.cluster.facts import (
@@ -27,21 +30,54 @@ from kvdrift.flows.cluster.facts import (
     other_versions,
     source_sha256,
 )
-from kvdrift.flows.cluster.gpus import ONE_GPU, having
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, NobodyLeftError, OperationError, first_line
+from kvdrift.schema.study import ModelSection
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.segments import DerivationReport, pending
 
 if TYPE_CHECKING:
     from distributed import Client, Future, SpecCluster
     from distributed.security import Security
 
-_CONNECT_SECONDS = 20
+ONE_GPU: Final = {"GPU": 1.0}
+"""The resource of a worker that has a GPU of its own."""
+
+CONNECT_SECONDS = 20
 _LOOK_SECONDS = 2.0  # waited for a first worker before a line says that there is none
 _WAIT_SECONDS = 0.1  # between two looks for a worker
 _CLOSE_SECONDS = 10
 _ANY: Mapping[str, float] = {}  # resources that every worker has
 _Answer = TypeVar("_Answer")
 _FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # raised by Dask's client
+
+
+def resources_of(models: Iterable[ModelSection]) -> dict[str, float]:
+    """Return the resources that a worker must declare for some models."""
+    return ONE_GPU if any(model.device != "cpu" or model.device_map is not None for model in models) else {}
+
+
+def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[str]:
+    """Return the addresses of the workers that declare some resources, of all workers as Dask describes them."""
+    return [
+        address
+        for address, worker in workers.items()
+        if all(worker["resources"].get(name, 0) >= value for name, value in resources.items())
+    ]
+
+
+def who_has_which(found: Sequence[tuple[str, str | None]], others: int) -> str:
+    """Return a line about the GPUs of workers, found by the workers' names, and of how many others declare none."""
+    machines = defaultdict[str, list[str]](list)
+    for name, gpu in found:
+        machines[gpu or "no GPU that torch finds"].append(name.rpartition(" on ")[2])
+    said = [
+        f"{gpu}: {len(of)} worker{'s' if len(of) > 1 else ''} on {', '.join(sorted(set(of)))}"
+        for gpu, of in sorted(machines.items())
+    ]
+    if others:
+        said.append(f"workers that declare no GPU, and get no documents: {others}")
+    return "; ".join(said)
 
 
 class Cluster:
@@ -245,7 +281,7 @@ class Cluster:
                     workers, scheduler, security=self._security, silence_logs=logging.CRITICAL
                 )
                 disable_gc_diagnosis(force=True)  # while Dask looks, a Ctrl-C would be lost
-            return Client(where, timeout=_CONNECT_SECONDS, set_as_default=False, security=self._security)
+            return Client(where, timeout=CONNECT_SECONDS, set_as_default=False, security=self._security)
         except _FAULTS as error:
             raise OperationError(f"cluster {self.name}: no scheduler answers ({first_line(error)})") from None
 
@@ -292,3 +328,18 @@ def local_processes(
 def _resources(environment: Mapping[str, str]) -> Mapping[str, float]:
     """Return the resources that a worker with an environment declares."""
     return ONE_GPU if "CUDA_VISIBLE_DEVICES" in environment else _ANY
+
+
+def derive_on(cluster: Cluster, location: str) -> DerivationReport:
+    """Derive every underived segment of a store, on a cluster's workers."""
+    store = Store.open(location)
+    if pending(store).segments:
+        cluster.check(store, threads=None)
+    try:
+        address = cluster.scheduler
+        with cluster.for_other_clients():
+            return run_derivation(location, "DaskRunner", [f"--dask_client_address={address}"])
+    except OperationError:
+        if cluster.is_lost:  # the runner does not report lost work: it returns fewer segments than it was given
+            raise cluster.lost() from None
+        raise

@@ -1,37 +1,161 @@
 """Generation on a cluster: a group of documents is a task, and the worker that takes it stores its units.
 
-This process waits, counts, and at the end checks that the store has the units that workers reported.
+This process waits, counts, and at the end checks that the store has the units that workers reported. Dask decides which
+worker takes a group, how often a group is tried whose worker is lost, and how a lost worker is replaced.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from kvdrift.flows.cluster.connection import Cluster
+from distributed import Future, as_completed
+
+from kvdrift.flows.cluster.connection import Cluster, resources_of, who_has_which
 from kvdrift.flows.cluster.facts import facts
-from kvdrift.flows.cluster.gpus import resources_of, who_has_which
-from kvdrift.flows.cluster.groups import Groups
-from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.named_work import named
-from kvdrift.flows.generate.storing import Identities, not_stored, stored_gpus, studies_of
+from kvdrift.flows.cluster.groups import Group, Groups
+from kvdrift.flows.cluster.worker import Assignment, Failure, Stored, generate_group
+from kvdrift.flows.generate.local import LocalGenerator, named
+from kvdrift.flows.generate.storing import IN_A_ROW, Identities, not_stored, stored_gpus, studies_of
 from kvdrift.generator.actions import Action
 from kvdrift.generator.generation import Work
 from kvdrift.generator.identity import ActionIdentity, GpuKinds
 from kvdrift.generator.transformer.files.text_ends import model_files
 from kvdrift.generator.transformer.other_weights.named import identities
 from kvdrift.log.store import Store
-from kvdrift.schema.errors import KvdriftError, OperationError
+from kvdrift.schema.errors import (
+    InputError,
+    KvdriftError,
+    NobodyLeftError,
+    OperationError,
+    UnlikeUnitsError,
+    is_disk_fault,
+)
 from kvdrift.schema.study import FINITE_STATE, Study
+
+_RETRIES = 1  # tries of a group with which Dask itself fails
+_AHEAD = 2  # groups for each worker, so that the next one is there when a worker has done one
+_LOOK_SECONDS = 2.0  # from one look at the number of workers to the next
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A group, and the addresses of the workers that failed at its documents."""
+
+    group: Group
+    failed: frozenset[str] = frozenset()
+
+    def alone(self, failed: frozenset[str]) -> Iterator[_Attempt]:
+        """Yield an attempt for each document."""
+        for one in self.group.part:
+            yield _Attempt(self.group._replace(part=[one]), failed)
+
+
+class HandingOut:
+    """Hands groups to a cluster's workers that declare the ``resources``.
+
+    If a group fails, each of its documents is tried alone, by another worker if there is one. If a document fails
+    twice, the others are still generated, unless several documents fail in a row.
+    """
+
+    def __init__(
+        self, cluster: Cluster, assignment: Assignment, groups: Groups, resources: Mapping[str, float]
+    ) -> None:
+        self.cluster, self._groups, self._resources = cluster, groups, dict(resources)
+        self._generate = partial(generate_group, assignment=assignment)
+        self._done = as_completed(loop=cluster.client.loop)
+        self._under_way = dict[str, tuple[Future, _Attempt]]()  # by the task's key
+        self._workers, self._looked = 1, 0.0
+        self._failed = list[KvdriftError]()
+        self._in_a_row = 0
+
+    def stored(self) -> Generator[Stored, None, None]:
+        """Yield what workers have stored, until all documents are stored or have failed.
+
+        Raises:
+            InputError: A worker does not fit, or refuses a document.
+            OperationError: A document failed, or the cluster is lost.
+        """
+        try:
+            while self._hand_out():
+                task = next(self._done)
+                _, attempt = self._under_way.pop(task.key)
+                done = self._result(task)
+                if isinstance(done, Stored):
+                    self._in_a_row = 0
+                    self._groups.generated(len(done.documents), done.seconds, done.commit_seconds)
+                    self._groups.give_back([one for one in attempt.group.part if one[0].doc not in done.documents])
+                    yield done
+                elif isinstance(done, Failure):
+                    self._fail(attempt, done)
+                else:  # the worker has declined
+                    self._submit(attempt)
+        finally:
+            self.cluster.cancel([task for task, _ in self._under_way.values()])
+        if self._failed:
+            raise self._failed[0]
+
+    def _hand_out(self) -> bool:
+        """Submit groups until workers have enough of them; tell whether any are under way."""
+        lacking = _AHEAD * self._count_workers() - len(self._under_way)
+        for group in self._groups.take(max(lacking, 0), self._workers):
+            self._submit(_Attempt(group))
+        return bool(self._under_way)
+
+    def _count_workers(self) -> int:
+        if (now := time.monotonic()) >= self._looked + _LOOK_SECONDS:
+            self._workers, self._looked = max(1, len(self.cluster.workers(self._resources))), now
+        return self._workers
+
+    def _submit(self, attempt: _Attempt) -> None:
+        """Give a group to a worker that has not failed at it, or to any worker if all have failed at it.
+
+        If that worker is busy, Dask may move the group to an idle worker that failed at it, which declines.
+        """
+        limits: dict[str, Any] = {"resources": self._resources} if self._resources else {}
+        if attempt.failed:
+            others = [address for address in self.cluster.workers(self._resources) if address not in attempt.failed]
+            if others:
+                limits |= {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True}
+        task = self.cluster.client.submit(self._generate, attempt.group, pure=False, retries=_RETRIES, **limits)
+        self._under_way[task.key] = task, attempt
+        self._done.add(task)
+
+    def _result(self, task: Future) -> Stored | Failure | None:
+        """Return what a worker answered; None if it declined."""
+        try:
+            done: Stored | Failure | InputError | None = self.cluster.result(task)
+        except NobodyLeftError:
+            raise
+        except KvdriftError as error:  # workers ended, or Dask failed
+            return Failure(None, error)
+        if isinstance(done, InputError):
+            raise done
+        return done
+
+    def _fail(self, attempt: _Attempt, failure: Failure) -> None:
+        """Submit the documents of a group that failed, or give up a document that has failed before."""
+        error, worker = failure.error, failure.worker
+        if len(attempt.group.part) > 1 or (worker is not None and not attempt.failed):
+            for one in attempt.alone(frozenset() if worker is None else frozenset({worker})):
+                self._submit(one)
+        else:
+            self._failed.append(error)
+            self._in_a_row += 1
+            if self._in_a_row == IN_A_ROW or isinstance(error, UnlikeUnitsError) or is_disk_fault(error):
+                raise error
 
 
 class ClusterGenerator:
     """Generates the units of studies on a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         # Of studies whose models are elsewhere: the weights, and the tokens that end a text.
         self._models: dict[tuple[str, str], tuple[str | None, tuple[int, ...]]] = {}
 
@@ -44,7 +168,7 @@ class ClusterGenerator:
             InputError: A worker cannot generate; the line says what the worker needs.
             OperationError: No scheduler answers.
         """
-        self._cluster.check(resources=resources_of(study.model for study, _ in studies))
+        self.cluster.check(resources=resources_of(study.model for study, _ in studies))
         for study, made_on in studies:
             self._gpus(study, made_on)
 
@@ -55,17 +179,16 @@ class ClusterGenerator:
 
         ``HandingOut.stored`` says what is raised.
         """
-        from kvdrift.flows.cluster.handing_out import HandingOut  # noqa: PLC0415 - it imports Dask
         from kvdrift.flows.cluster.worker import Assignment  # noqa: PLC0415 - as above
 
         resources = resources_of([study.model])
-        self._cluster.check(store, resources)
+        self.cluster.check(store, resources)
         asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, units in work for unit in units}
         made_on = (stored_gpus(store, name, study.model.id) for name in studies_of(study, work))
         gpus = self._gpus(study, GpuKinds.together(made_on))
         own = {key: known[key] for key in asked}
         assignment = Assignment(uuid.uuid4().hex, study, store.location, facts(store.location), gpus, own)
-        handing_out = HandingOut(self._cluster, assignment, Groups(named(work), store.location), resources)
+        handing_out = HandingOut(self.cluster, assignment, Groups(named(work), store.location), resources)
         with closing(handing_out.stored()) as groups:
             for stored in groups:
                 yield len(stored.documents), stored.units
@@ -93,12 +216,12 @@ class ClusterGenerator:
             return made_on
         from kvdrift.flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
 
-        workers = self._cluster.workers(resources)
-        found = sorted(self._cluster.ask(gpu_there, study.model, workers=workers))
+        workers = self.cluster.workers(resources)
+        found = sorted(self.cluster.ask(gpu_there, study.model, workers=workers))
         for who, gpu in found:
             made_on.check(who, gpu, study.model)
             made_on = made_on if made_on.names else GpuKinds.at(who, gpu)
-        self._cluster.say(who_has_which(found, len(self._cluster.workers()) - len(workers)))
+        self.cluster.say(who_has_which(found, len(self.cluster.workers()) - len(workers)))
         return made_on
 
     def _model_of(self, study: Study) -> tuple[str | None, tuple[int, ...]]:
@@ -107,8 +230,8 @@ class ClusterGenerator:
         key = (study.name, study.model.id)
         if key not in self._models:
             resources = resources_of([study.model]) or None
-            task = self._cluster.client.submit(model_there, study, pure=False, resources=resources)
-            found = self._cluster.result(task)
+            task = self.cluster.client.submit(model_there, study, pure=False, resources=resources)
+            found = self.cluster.result(task)
             if isinstance(found, KvdriftError):
                 raise found
             self._models[key] = found

@@ -13,10 +13,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvdrift.flows.generate.named_work import NamedPart
+from kvdrift.flows.generate.local import NamedPart
 from kvdrift.schema.location import is_local
 
 _PER_COMMIT = 10.0  # the least seconds that a worker generates for each second that a commit takes
+
+GUESS = 5.0  # seconds that a document takes, until one has been generated
+_APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
 
 
 class Pace(NamedTuple):
@@ -31,9 +34,6 @@ class Pace(NamedTuple):
 
 
 LOCAL, REMOTE = Pace(2.0, 10.0), Pace(10.0, 4.0)
-
-_GUESS = 5.0  # seconds that a document takes, until one has been generated
-_APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
 
 
 class Group(NamedTuple):
@@ -58,7 +58,7 @@ class Groups:
         is half of what waits (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM 35(8), 1992).
         """
         mean = self._pace.seconds(workers, self._commit)
-        of_a_document = self._seconds / self._documents if self._documents else _GUESS
+        of_a_document = self._seconds / self._documents if self._documents else GUESS
         for _ in range(count):
             if not self._waiting:
                 return

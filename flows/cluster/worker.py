@@ -17,8 +17,7 @@ from distributed import get_worker
 
 from kvdrift.flows.cluster.facts import WorkerFacts, check_facts, facts, worker_name
 from kvdrift.flows.cluster.groups import Group
-from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.named_work import with_actions
+from kvdrift.flows.generate.local import LocalGenerator, with_actions
 from kvdrift.flows.generate.storing import not_stored, store_units
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.generation import Work, together
@@ -67,7 +66,7 @@ class Failure:
 
 
 @dataclass
-class _Kept:
+class Kept:
     """The state that this process keeps between tasks."""
 
     local: LocalGenerator = field(default_factory=LocalGenerator)
@@ -75,7 +74,7 @@ class _Kept:
     store: Store | None = None
 
 
-_KEPT = _Kept()
+KEPT = Kept()
 
 
 def generate_group(
@@ -107,13 +106,13 @@ def generate_group(
         return _generated(store, assignment, work, group.seconds)
     except InputError as error:
         return Failure(address, type(error)(_located(error, name)))
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - raised again if it fails elsewhere too
         return _failed(error, address, name)
 
 
 def _generated(store: Store, assignment: Assignment, work: Work, seconds: float) -> Stored:
     """Generate what the store lacks of some work; another worker may have stored the units, and ended."""
-    study, local = assignment.study, _KEPT.local
+    study, local = assignment.study, KEPT.local
     lacking = not_stored(store, study, work)
     done = {document.doc for document, _ in work} - {document.doc for document, _ in lacking}
     begun, units = time.monotonic(), list[Unit]()
@@ -143,7 +142,7 @@ def model_there(study: Study) -> tuple[str | None, tuple[int, ...]] | KvdriftErr
     The model is loaded if necessary.
     """
     try:
-        identity = _KEPT.local.identify(study, required=True)
+        identity = KEPT.local.identify(study, required=True)
         return identity(build_actions(study)[-1]).weights_sha256, text_ends(study).tokens
     except KvdriftError as error:
         return type(error)(_located(error, worker_name(get_worker().address)))
@@ -163,13 +162,13 @@ def _end(reason: str) -> None:
 
 def _accepted(assignment: Assignment, name: str) -> Store:
     """Check, once for each assignment, that this worker can generate what is asked for; return the store."""
-    if _KEPT.token == assignment.token and _KEPT.store is not None:
-        return _KEPT.store
+    if KEPT.token == assignment.token and KEPT.store is not None:
+        return KEPT.store
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)
     assignment.gpus.check(name, gpu_here(assignment.study.model), assignment.study.model)
     actions = {action.name: action for action in build_actions(assignment.study)}
     asked = [(actions[action], stored) for (_, action, _), stored in assignment.known.items()]
-    identity = _KEPT.local.identify(assignment.study, required=True)
+    identity = KEPT.local.identify(assignment.study, required=True)
     for action, stored in asked:
         present = identity(action)
         for column in changes(stored, present):
@@ -177,11 +176,11 @@ def _accepted(assignment: Assignment, name: str) -> Store:
                 f"{column} of action '{action.name}' is {_short(present, column)} there, and {_short(stored, column)} "
                 "in the store; give the worker the files that the study was begun with"
             )
-    held = _KEPT.local.model(assignment.study)
+    held = KEPT.local.model(assignment.study)
     if any(changes(stored, held.identity(action)) for action, stored in asked):
-        _KEPT.local = LocalGenerator()  # files of the model have changed since the model was loaded
-    _KEPT.store, _KEPT.token = Store.open(assignment.location), assignment.token
-    return _KEPT.store
+        KEPT.local = LocalGenerator()  # files of the model have changed since the model was loaded
+    KEPT.store, KEPT.token = Store.open(assignment.location), assignment.token
+    return KEPT.store
 
 
 def _short(identity: ActionIdentity, column: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,18 +11,16 @@ import pyarrow.compute as pc
 from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.log.last_times import LastTimes
 from kvdrift.log.store import Store
-from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.log.units.revisions import current_actions
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+
+if TYPE_CHECKING:
+    from kvdrift.flows.estimate.scores import Scoring
 
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:
     """Tell whether the study's results were estimated from the present events and documents, under the newest plan."""
     return estimated_version(store, study, model) == store.data_version("events")
-
-
-def pairs_are_current(store: Store, study: str, model: str) -> bool:
-    """Tell whether the newest estimates, if they compare actions, have intervals that hold for all pairs of actions."""
-    quantities = set(newest_rows(store, study, model)["quantity"].unique().to_pylist())
-    return "gap" not in quantities or SIMULTANEOUS_GAP in quantities
 
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:
@@ -61,3 +60,16 @@ def _present_rows(store: Store, study: str, model: str) -> pa.Table:
     if not results.num_rows:  # behind a URL, reading documents takes requests
         return results
     return results.filter(pc.equal(results["documents_revision"], store.documents_revision(study, model)))
+
+
+def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) -> bool:
+    """Tell whether the newest estimates include answers in each of their splits that has scored answers.
+
+    A split has scored answers if all its pairs are scored, and some pair is of an action other than the control.
+    """
+    current = current_actions(store.read("actions"), study)
+    scored = scoring.scored_splits({name for name, row in current.items() if row["control"]})
+    rows = newest_rows(store, study, model)
+    of_answers = rows.filter(pc.is_in(rows["quantity"], value_set=pa.array([*ANSWER_QUANTITIES])))
+    lacking = set(rows["split"].to_pylist()) - set(of_answers["split"].to_pylist())
+    return not lacking & scored

@@ -1,42 +1,314 @@
-"""Estimates with intervals: SQL moments in, ``results`` rows out.
+"""Estimates with intervals: moments in, rows of ``results`` out.
 
-Only actions and contrasts with changed inputs are estimated; the rows equal those of a complete analysis bit for bit.
-The work is cut into parts (``kvdrift.flows.estimate.parts``), whose numbers do not depend on how they are run: in
-sequence here, as tasks in the flow.
+Each action and each contrast is estimated independently of all others. All parts of an analysis resample the same
+documents, and the bits of a part do not depend on other parts or on how parts are run: in sequence here, as tasks in
+the flow. Quantities are grouped so that the draws of a task fit into memory together.
+
+Only actions and contrasts with changed inputs are estimated. Events of another study, model, split or action change the
+log's version, but not these inputs. The other estimates are copied to the new version, bit for bit, without a new
+bootstrap. If answers are corrected, estimates that do not depend on answers are likewise copied to the new revision of
+the documents.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from importlib import resources
+from importlib.metadata import version
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kvdrift.flows.estimate.branching_moments import branching_moments
-from kvdrift.flows.estimate.document_index import DocumentIndex, measured
-from kvdrift.flows.estimate.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
-from kvdrift.flows.estimate.standing import standing_rows
+from kvdrift.flows.estimate.moments import action_revisions, branching_moments, documents_revision
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
 from kvdrift.log.store import Store
-from kvdrift.schema.errors import InputError
-from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.progress import Progress
+from kvdrift.schema.python_source import syntax_sha256
+from kvdrift.schema.study.sweeps import families
 from kvdrift.schema.tables import RESULTS
-from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import Views
 from kvdrift.stats.efficiency import BranchingMoments, estimate_branching
-from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
-from kvdrift.stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
+from kvdrift.stats.ends import STUDENTIZED
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.quantities import PAIR_QUANTITIES, SIMULTANEOUS_GAP, SIMULTANEOUS_OF
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
 from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS
-from kvdrift.stats.resampling.intervals import Estimates
+from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
+from kvdrift.stats.resampling.bootstrap import estimate, groups
+from kvdrift.stats.resampling.intervals import Estimates, Request
 from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members
 
-_POSITION_SUMS = {f"position_{name}": name for name in POSITION_MOMENTS}  # moments by column of ``profiles``
-_LAG_SUMS = {f"lag_{name}": name for name in LAG_MOMENTS}
+EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
+EXPLORATORY_LEVEL = 0.95
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # the key of a row
+
+
+def inputs_sha256(*inputs: Any) -> str:
+    """Compute the SHA-256 of all inputs of estimates: data, code of ``stats``, versions of numpy and scipy.
+
+    The code counts without comments, docstrings and formatting.
+    Inputs are dataclasses, mappings, sequences, arrays and plain values; arrays count with every bit.
+    """
+    digest = hashlib.sha256(_code_sha256().encode())
+    for one in inputs:
+        _add(digest, one)
+    return digest.hexdigest()
+
+
+def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mapping[str, int]) -> pa.Table:
+    """Return the newest rows of ``results`` or ``calibration`` for each wanted SHA-256 of inputs, at any version.
+
+    The rows cite the events version and the documents' revision in ``cited``, by column. Inputs without rows have none.
+    """
+    stored = store.read(table)
+    rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
+    for name, present in cited.items():
+        newest = rows.group_by("inputs_sha256").aggregate([(name, "max")])
+        found = pc.index_in(rows["inputs_sha256"], value_set=newest["inputs_sha256"])
+        rows = rows.filter(pc.equal(rows[name], newest[f"{name}_max"].take(found)))
+        at, field = stored.schema.get_field_index(name), stored.schema.field(name)
+        rows = rows.set_column(at, field, pa.repeat(pa.scalar(present, field.type), rows.num_rows))
+    return rows
+
+
+def _add(digest: Any, value: Any) -> None:
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        value = [part for name in sorted(value, key=repr) for part in (name, value[name])]
+    if isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype.str}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, list | tuple):
+        digest.update(f"{len(value)} values".encode())
+        for part in value:
+            _add(digest, part)
+    else:
+        digest.update(f"{value!r};".encode())
+
+
+@cache
+def _code_sha256() -> str:
+    stats = resources.files("kvdrift.stats")
+    folders = [stats, *(one for one in stats.iterdir() if one.is_dir())]
+    files = [(f"{folder.name}/{file.name}", file) for folder in folders for file in folder.iterdir()]
+    texts = {name: file.read_bytes() for name, file in files if name.endswith(".py")}
+    versions = " ".join(f"{name} {version(name)}" for name in ("numpy", "scipy"))
+    digest = hashlib.sha256(versions.encode())
+    for name in sorted(texts):
+        digest.update(f"{name} {syntax_sha256(texts[name])}\n".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The estimates to make for one study, model and split, and how to make them."""
+
+    study: str  # the study's name
+    model: str  # the model's id
+    split: str  # the split whose documents are resampled
+    seed: int  # the seed of resampling
+    # pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last
+    draws: tuple[tuple[tuple[str, ...], int], ...]
+    request: Request  # the levels and families of the intervals
+    plan_sha256: str | None  # the plan's hash; None if no plan was frozen
+    answers_changed: bool = False  # whether answers of its documents have changed since the plan froze them
+
+    @property
+    def of_answers(self) -> Analysis:
+        """The analysis of answers; if answers changed after the plan, all its endpoints have the status ``seen``."""
+        seen = tuple(self.request.prespecified or ()) if self.answers_changed else self.request.seen
+        return replace(self, request=replace(self.request, seen=seen))
+
+    @property
+    def exploratory_draws(self) -> int:
+        """Draws of the quantities that no plan names."""
+        return self.draws[-1][1]
+
+    @classmethod
+    def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = (), *, answers_changed: bool = False) -> Self:
+        """Return the analysis of the evaluation documents that the frozen plan asks for.
+
+        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family get the
+        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). Planned endpoints of actions in
+        ``seen``, and of answers that changed since, have the status ``seen``.
+        """
+        primary = tuple(plan.primary)
+        others = tuple(name for name in PAIR_QUANTITIES if name not in primary)
+        draws = ((primary, plan.draws), (others, plan.exploratory_draws))
+        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen, plan.interval)
+        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256, answers_changed)
+
+    @classmethod
+    def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
+        """Return the analysis of a split without a plan.
+
+        The seed is the study's; 0 if the store has no row of the study.
+        """
+        stored = views.rows("studies", study=study, model=model).to_pylist()
+        seed = int(stored[0]["seed"]) if stored else 0
+        draws = ((tuple(PAIR_QUANTITIES), EXPLORATORY_DRAWS),)
+        return cls(study, model, split, seed, draws, Request(EXPLORATORY_LEVEL), None)
+
+
+class Subject(NamedTuple):
+    """The subject of estimates: an action, its contrast with a baseline, or its residual branching.
+
+    With ``answers`` the estimates are over the documents with answers. With ``together`` the interval holds for all
+    pairs of actions, or for all members of a sweep.
+    """
+
+    action: str
+    baseline: str | None = None
+    branched: bool = False
+    answers: bool = False
+    together: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AnalysisPart:
+    """The estimates of one task: some quantities of some actions, or of some contrasts (baseline, action).
+
+    ``reduced`` are the moments less control variates, for the actions that have coefficients.
+    """
+
+    moments: DocumentMoments
+    quantities: tuple[str, ...]
+    draws: int
+    seed: int
+    request: Request
+    contrasts: tuple[tuple[str, str], ...] = ()
+    reduced: DocumentMoments | None = None
+
+
+Runner = Callable[[Sequence[AnalysisPart]], Iterable[Estimates]]
+"""A function that estimates parts and yields the result of each, in their order."""
+
+
+def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+    """Estimate parts in sequence in this thread, each when the iterator reaches it."""
+    return map(estimate_part, parts)
+
+
+def with_progress(run: Runner, progress: Progress) -> Runner:
+    """Return a function that estimates parts as ``run`` does, and reports its progress."""
+
+    def run_and_count(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+        progress.begin("bootstrap", len(parts), "parts")
+        for estimates in run(parts):
+            progress.advance(1)
+            yield estimates
+
+    return run_and_count
+
+
+def estimate_part(part: AnalysisPart) -> Estimates:
+    """Estimate the quantities of one part, and reduced estimates of the quantities that reduced moments suffice for."""
+    estimates = estimate(
+        part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
+        pairs=part.contrasts,
+    )  # fmt: skip
+    reduced = part.reduced
+    if reduced is None:
+        return estimates
+    names = [name for name in part.quantities if is_reduced(PAIR_QUANTITIES[name], reduced)]
+    pairs = tuple(pair for pair in part.contrasts if set(pair) <= set(reduced.actions))
+    if part.contrasts and not pairs:
+        return estimates  # no two actions have coefficients, as where one action was ingested
+    request = part.request.of(reduced.actions, pairs)
+    return estimates.with_reduced(
+        estimate(reduced, draws=part.draws, seed=part.seed, request=request, quantities=names, pairs=pairs)
+    )
+
+
+def subjects_of(moments: DocumentMoments, *, answers: bool = False) -> list[Subject]:
+    """Return every action, and every contrast of two actions that share a document."""
+    actions = moments.actions
+    has = dict(zip(actions, moments.present.T, strict=True))
+    pairs = [(a, b) for a in actions for b in actions if a != b and (has[a] & has[b]).any()]
+    return [
+        *(Subject(action, answers=answers) for action in actions),
+        *(Subject(b, a, answers=answers) for a, b in pairs),
+    ]
+
+
+def parts_of(
+    analysis: Analysis,
+    moments: DocumentMoments,
+    subjects: Collection[Subject],
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    *,
+    answers: bool = False,
+) -> list[AnalysisPart]:
+    """Cut the estimates of some subjects into parts, residual branching excluded.
+
+    With ``answers`` the moments are those of the documents with answers, and answers are estimated rather than events.
+    """
+    subjects = [
+        subject for subject in subjects if subject.answers == answers and not (subject.branched or subject.together)
+    ]
+    actions = [subject.action for subject in subjects if subject.baseline is None]
+    contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
+    compared = {action for pair in contrasts for action in pair}
+    moments, parts = moments.in_canonical_order(), []  # once for all parts, since profiles may be large
+    for kind, own, pairs in (("action", actions, ()), ("contrast", compared, contrasts)):
+        if not own:
+            continue
+        some, request = moments.of_actions(own), analysis.request.of(own, pairs)
+        reduced = reduced_documents(some, coefficients)
+        for quantities, draws in analysis.draws:
+            own_names = [name for name in quantities if (name in ANSWER_QUANTITIES) == answers]
+            names = [name for name in own_names if PAIR_QUANTITIES[name].kind == kind]
+            parts += [
+                AnalysisPart(some, group, draws, analysis.seed, request, pairs, reduced)
+                for group in groups(some, draws, names, pairs, studentized=request.interval == STUDENTIZED)
+            ]
+    return parts
+
+
+def inputs_of(
+    analysis: Analysis,
+    moments: DocumentMoments,
+    branching: BranchingMoments | None,
+    revisions: Mapping[str | None, int],
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    answers: DocumentMoments | None = None,
+) -> dict[Subject, str]:
+    """Return every subject of an analysis with the SHA-256 of all inputs of its estimates."""
+    settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
+    found = {}
+    kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]
+    if answers is not None:
+        kinds.append((answers, subjects_of(answers, answers=True)))
+    if branching is not None:
+        kinds.append((branching, [Subject(action, branched=True) for action in branching.actions]))
+    for measured, subjects in kinds:
+        own = {action: inputs_sha256(settings, measured.of_actions([action])) for action in measured.actions}
+        for subject in subjects:
+            seen = (analysis.of_answers if subject.answers else analysis).request.seen
+            names = [name for name in (subject.baseline, subject.action) if name is not None]
+            traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
+            found[subject] = inputs_sha256(subject.branched, subject.answers, traits)
+    # An interval that holds for all pairs depends on all actions.
+    whole = inputs_sha256("together", [found[one] for one in subjects_of(moments)])
+    pairs = [one for one in subjects_of(moments) if one.baseline is not None]
+    found |= {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}
+    # An interval that holds for all members of sweeps depends on all members.
+    swept = [Subject(action) for action in swept_actions(moments.actions)]
+    swept += [] if answers is None else [Subject(action, answers=True) for action in swept_actions(answers.actions)]
+    of_all = inputs_sha256("members", [found[one] for one in swept])
+    return found | {one._replace(together=True): inputs_sha256(of_all, *one) for one in swept}
+
+
+def swept_actions(actions: Sequence[str]) -> list[str]:
+    """Return the actions that are members of sweeps."""
+    return sorted({member for members in families([*actions]).values() for member in members})
 
 
 @dataclass(frozen=True)
@@ -55,7 +327,7 @@ def estimate_study(
     analysis: Analysis,
     events_version: int,
     moments: DocumentMoments,
-    run: Runner = in_sequence,
+    run: Runner = one_by_one,
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
     answers: DocumentMoments | None = None,
     *,
@@ -97,73 +369,6 @@ def estimate_study(
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
     made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))
     return StudyEstimates(rows, new.num_rows, made, subjects)
-
-
-def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
-    """Return the splits that have complete trajectories of a measured action, sorted."""
-    rows = measured(views.rows("moments", study=study, model=model))
-    return sorted(set(rows["split"].to_pylist()))
-
-
-def action_revisions(views: Views, study: str) -> Mapping[str | None, int]:
-    """Read the revision of each action that the views show; 0 for actions that the store lacks, and for None."""
-    listed = views.rows("actions", study=study)
-    shown = zip(listed["action"].to_pylist(), listed["action_revision"].to_pylist(), strict=True)
-    return defaultdict(int, shown)
-
-
-def documents_revision(views: Views, study: str, model: str) -> int:
-    """Read the newest revision of a study's documents that the views show; 0 without documents."""
-    rows = views.rows("documents", ["document_revision"], study=study, model=model)
-    return max(rows["document_revision"].to_pylist(), default=0)
-
-
-def study_windows(views: Views, study: str, model: str) -> Windows:
-    """Read the study's windows from the ``windows`` view."""
-    rows = views.rows("windows", study=study, model=model).to_pylist()
-    if not rows:
-        raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
-    (row,) = rows
-    return Windows.from_row(row)
-
-
-def document_moments(
-    views: Views, study: str, model: str, split: str, windows: Windows | None = None, *, profiles: bool = True
-) -> DocumentMoments:
-    """Read the moments of every document and action of a split, controls left out.
-
-    The windows are read if None; without ``profiles``, moments over positions and lags are not read.
-    """
-    windows = windows or study_windows(views, study, model)
-    table = measured(views.rows("moments", study=study, model=model, split=split))
-    if not table.num_rows:
-        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
-    index = DocumentIndex(table)
-    scalars = index.spread(table, SCALAR_MOMENTS)
-    positions, lags = dict[str, Float](), dict[str, Float]()
-    if profiles:
-        columns = ("doc", "action", "replicates", *_POSITION_SUMS, *_LAG_SUMS)
-        rows = measured(views.rows("profiles", columns, study=study, model=model, split=split))
-        replicates = index.spread(rows, ["replicates"])["replicates"][:, :, None]
-        positions, lags = (
-            {name: index.spread(rows, [column])[column] / replicates for column, name in sums.items()}
-            for sums in (_POSITION_SUMS, _LAG_SUMS)
-        )
-    return DocumentMoments(
-        index.documents, index.strata, index.clusters, index.actions, windows, scalars, positions, lags
-    )
-
-
-def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
-    """Read the scalar moments of every replicate of a split, controls left out."""
-    table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
-    if not table.num_rows:
-        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
-    index = DocumentIndex(table)
-    count = int(table["replicate"].to_numpy().max()) + 1
-    scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count)
-    windows = study_windows(views, study, model)
-    return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
 
 
 def _branching_estimates(

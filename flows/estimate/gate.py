@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.flows.estimate.answers import answer_moments
-from kvdrift.flows.estimate.estimation import document_moments
-from kvdrift.flows.estimate.gate_question import LARGER_FLOOR, GateQuestion, Verdict
-from kvdrift.flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
+from kvdrift.flows.estimate.estimation import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
+from kvdrift.flows.estimate.moments import answer_moments, document_moments
 from kvdrift.flows.estimate.scores import known_answers
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
 from kvdrift.flows.plan.seen import EVALUATION, seen_actions
@@ -44,7 +41,70 @@ from kvdrift.stats.resampling.bootstrap import estimate
 from kvdrift.stats.resampling.intervals import EXPLORATORY, SEEN, Request, planned_status
 from kvdrift.stats.simultaneous import simultaneous_gaps
 
+LARGER_FLOOR: Final = ""
+"""As a baseline: that of the study's floors which has the larger R."""
+
 _DRAWS = 10_000  # definitions, "Bootstrap": for a study without a plan
+
+
+@dataclass(frozen=True)
+class GateQuestion:
+    """A question to a store."""
+
+    quantity: str  # a quantity of actions, or a contrast
+    action: str  # the action b
+    baseline: str  # the action a that b is compared with, or ``LARGER_FLOOR``
+    margin: float  # how much worse b may be, in the quantity's own unit: fractions, or tokens
+    level: float = EXPLORATORY_LEVEL  # 1 - alpha of each answer
+    study: str | None = None  # the study's name; None if the store has one
+    model: str | None = None  # the model's id; None if the study has one
+    stratum: str = POOLED  # a stratum, or ``pooled``
+
+    @property
+    def interval_level(self) -> float:
+        """The coverage of the interval, 1 - 2 alpha."""
+        return 1 - 2 * (1 - self.level)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, and the numbers behind it."""
+
+    decision: Decision  # the answer
+    question: GateQuestion  # the question, completed with the study and the model
+    contrast: Quantity  # the difference that was estimated
+    estimate: float | None  # theta_b - theta_a; None if it is undefined
+    low: float | None  # the lower end of the two-sided interval at level 1 - 2 alpha; None without an interval
+    high: float | None  # the upper end
+    interval: str  # how the interval was made
+    draws: int  # bootstrap draws
+    documents: int  # evaluation documents that both actions have
+    clusters: int  # clusters of these documents
+    status: str  # whether a plan named the difference before its documents were seen
+    events_version: int  # the version of ``events`` that was read
+    plan_sha256: str | None  # the plan's hash; None without a plan
+    # whether the estimate is below the margin, but the interval is not, because all or nearly all documents are alike
+    # and failing documents may be missing
+    alike: bool
+    # how many more documents, with the same share of unlike ones, would then settle the question; None if no number
+    # would, or if the documents are not alike
+    more: int | None
+    # how many documents in all would exclude failures that no document shows, if the answer is ``equivalent or better``
+    # and does not reckon with such failures; None otherwise
+    unseen: int | None = None
+    # for each floor of the study the interval of the difference in R from it, which holds for all pairs of actions
+    # together; empty if the baseline is no floor
+    from_floors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def distinguished(self) -> bool | None:
+        """Whether the action is surely above all floors, by the lower ends; None without such intervals."""
+        return all(low > 0 for low, _ in self.from_floors.values()) if self.from_floors else None
+
+    @property
+    def interval_level(self) -> float:
+        """The coverage of the interval, 1 - 2 alpha."""
+        return self.question.interval_level
 
 
 def gate_stored(store: Store, question: GateQuestion) -> Verdict:
@@ -241,16 +301,12 @@ def _check_actions(store: Store, views: Views, question: GateQuestion, study: st
 
 
 def _check_control(views: Views, study: str, model: str) -> None:
-    moved = [row for row in _controls(views, study, model).to_pylist() if row["moved_pairs"]]
+    moved = [row for row in views.rows("controls", study=study, model=model).to_pylist() if row["moved_pairs"]]
     if moved:
         raise ControlError(
             f"study '{study}': {moved[0]['moved_pairs']} pairs of the full-retention control moved, which must have "
             "delta and f of exactly 0; nothing can be decided on this store"
         )
-
-
-def _controls(views: Views, study: str, model: str) -> pa.Table:
-    return views.rows("controls", study=study, model=model)
 
 
 def _check_finished(

@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from kvdrift.flows.estimate.current import estimates_are_current
 from kvdrift.flows.plan.frozen_plan import find_plan
-from kvdrift.flows.plan.left import Cell, Row, UnitsDone, units_done
-from kvdrift.flows.plan.looks_taken import LooksTaken, wanted_by_stratum
+from kvdrift.flows.plan.left import Cell, LooksTaken, Row, UnitsDone, units_done, wanted_by_stratum
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, current_documents
 from kvdrift.stats.preliminary import preliminary_mean

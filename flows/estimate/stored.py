@@ -1,37 +1,245 @@
-"""The estimates of a stored study, made if the store lacks estimates of its present events."""
+"""The estimates of a stored study as rows of its store: interim looks, calibration and results."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
+from itertools import product
+from typing import Any
 
 import pyarrow as pa
 
-from kvdrift.flows.estimate.answers import answer_moments, answers_are_current
-from kvdrift.flows.estimate.calibration import calibrate_study
-from kvdrift.flows.estimate.current import estimates_are_current, pairs_are_current
+from kvdrift.flows.estimate.current import answers_are_current, estimates_are_current
 from kvdrift.flows.estimate.estimation import (
-    analyzed_splits,
-    document_moments,
+    Analysis,
+    Runner,
+    Subject,
     estimate_study,
+    inputs_sha256,
+    one_by_one,
+    standing_rows,
+    with_progress,
+)
+from kvdrift.flows.estimate.moments import (
+    action_revisions,
+    analyzed_splits,
+    answer_moments,
+    document_moments,
+    documents_revision,
     replicate_moments,
     study_windows,
 )
-from kvdrift.flows.estimate.parts import Analysis, Runner, Subject, one_by_one, with_progress
 from kvdrift.flows.estimate.scores import Scoring, known_answers
-from kvdrift.flows.estimate.taking_looks import take_due_looks, with_looks
-from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.left import LooksTaken, Row
 from kvdrift.flows.plan.seen import seen_actions
 from kvdrift.flows.plan.stored_documents import changed_answers
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.last_times import record_estimates
 from kvdrift.log.store import Store
 from kvdrift.log.waiting import count_waiting
-from kvdrift.schema.errors import InputError
+from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.schema.tables import CALIBRATION, LOOKS, RESULTS
 from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
-from kvdrift.stats.moments import Float
+from kvdrift.stats.calibration import Calibration, calibrate
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
 from kvdrift.stats.reduction.coefficients import fit_coefficients
 from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS
+from kvdrift.stats.resampling.intervals import EXPLORATORY, planned_status
+from kvdrift.stats.sequential.repeated import repeated_intervals
+from kvdrift.stats.sequential.resolution import EQUIVALENCE
+
+REPEATED = "repeated"
+
+
+def take_due_looks(store: Store, views: Views, plan: FrozenPlan) -> None:
+    """Take the looks whose documents and replicates are all there, as a run does.
+
+    Estimates are made once for a version of the events. So a look at these events comes before them, lest the
+    estimates keep the intervals of the look before.
+    """
+    while _is_due(store, views, plan):
+        take_look(store, views, plan)
+
+
+def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None or taken.stopped:
+        return False
+    columns = ["doc", "action", "replicates"]
+    rows = views.rows("moments", columns, study=plan.study, model=plan.model, split="evaluation").to_pylist()
+    whole = {(row["doc"], row["action"]) for row in rows if row["replicates"] >= plan.replicates}
+    if not whole.issuperset(product(taken.looks.names(taken.wanted), plan.actions)):
+        return False
+    of_answers = any(endpoint.quantity in ANSWER_QUANTITIES for endpoint in plan.family.endpoints)
+    return not of_answers or not Scoring.stored(store, plan.study, plan.model).unscored_pairs["evaluation"]
+
+
+def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
+    """Take the look of a sequential study whose documents are complete, store it, and return all looks taken."""
+    taken = _require(store, plan)
+    look = taken.wanted
+    names = taken.looks.names(look)
+    version = store.data_version("events", views.versions["events"])
+    moments = document_moments(views, plan.study, plan.model, "evaluation").of_documents(names)
+    moments = moments.of_actions(plan.actions)
+    if set(moments.documents.tolist()) != names or not moments.present.all():
+        raise OperationError(f"study '{plan.study}': documents of look {look} are missing; run the command again")
+    revisions, documents = action_revisions(views, plan.study), documents_revision(views, plan.study, plan.model)
+    said = {_place(row) for row in taken.rows} if taken.lacking else set()
+    endpoints = [endpoint for endpoint in plan.family.endpoints if endpoint not in said]
+    of_answers = [endpoint for endpoint in endpoints if endpoint.quantity in ANSWER_QUANTITIES]
+    parts = [(moments, [endpoint for endpoint in endpoints if endpoint not in of_answers])]
+    if of_answers:
+        parts.append((_answers(store, views, plan, moments), of_answers))
+    constant = taken.looks.constants[look - 1]
+    last = look == len(taken.looks)
+    resolution = taken.looks.resolution
+    within = resolution.bound if resolution.rule == EQUIVALENCE else 0.0
+    rows = []
+    for found in (
+        one
+        for measured, own in parts
+        if own
+        for one in repeated_intervals(
+            measured, own, constant=constant, draws=plan.draws, seed=plan.seed, last=last, alike_within=within
+        )
+    ):
+        endpoint = found.endpoint
+        rows.append({
+            "study": plan.study, "model": plan.model, "look": look, "stratum": endpoint.stratum,
+            "action": endpoint.action, "baseline": endpoint.baseline, "quantity": endpoint.quantity,
+            "estimate": _number(found.estimate), "low": _number(found.low), "high": _number(found.high),
+            "level": plan.family.level, "constant": constant, "interval": found.method, "draws": found.draws,
+            "documents": found.documents, "clusters": found.clusters,
+            "resolved": taken.looks.resolution.holds(found.low, found.high),
+            "action_revision": revisions[endpoint.action], "baseline_revision": revisions[endpoint.baseline],
+            "events_version": version, "plan_sha256": plan.sha256, "documents_revision": documents,
+        })  # fmt: skip
+    try:
+        store.append_rows("looks", pa.Table.from_pylist(rows, schema=LOOKS.schema))
+    except InputError:  # another run has just taken this look, unless something else is wrong with the rows
+        if _require(store, plan).wanted == look:
+            raise
+    return _require(store, plan)
+
+
+def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMoments) -> DocumentMoments:
+    """Read the moments of a look's documents that have answers."""
+    known = known_answers(store, plan.study, plan.model)
+    found = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
+    if found is None:
+        raise OperationError(f"study '{plan.study}': a primary endpoint is of answers, which are not all scored")
+    return found.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
+
+
+def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
+    """Return rows of ``results``; rows of primary endpoints get the estimate and interval of the last look.
+
+    Before the first look primary endpoints have no interval. Reduced estimates never have an interval here, since
+    theirs ignore looks.
+    """
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None:
+        return results
+    looks = {_place(row): row for row in taken.rows}
+    family = set(plan.family.endpoints)
+    rows = [_seen_at(row, looks) if _place(row) in family and row["x"] is None else row for row in results.to_pylist()]
+    return pa.Table.from_pylist(rows, schema=RESULTS.schema)
+
+
+def _seen_at(row: Row, looks: Mapping[Endpoint, Row]) -> Row:
+    """Return a row of ``results`` with the numbers of its look."""
+    look = looks.get(_place(row))
+    row = row | {"low": None, "high": None, "low_reduced": None, "high_reduced": None, "interval": REPEATED}
+    if look is None:
+        return row
+    taken = ("estimate", "low", "high", "level", "draws", "documents", "clusters")
+    return row | {name: look[name] for name in taken}
+
+
+def _place(row: Row) -> Endpoint:
+    return Endpoint(row["quantity"], row["action"], row["baseline"], row["stratum"])
+
+
+def _require(store: Store, plan: FrozenPlan) -> LooksTaken:
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None:
+        raise OperationError(f"study '{plan.study}' has no looks")
+    return taken
+
+
+def _number(value: float) -> float | None:
+    """Replace NaN by None, since an undefined number is null in the store."""
+    return None if math.isnan(value) else value
+
+
+def calibrate_study(
+    store: Store,
+    views: Views,
+    plan: FrozenPlan,
+    events_version: int,
+    moments: Mapping[str, DocumentMoments],
+    seen: tuple[str, ...] = (),
+) -> int:
+    """Fit on development documents, judge on evaluation documents, and append the rows to ``calibration``.
+
+    Nothing is written unless the baseline and another action have moments in both splits. Rows of a contrast with
+    unchanged inputs are kept. A contrast is prespecified if the plan names both of its actions, or seen if the outcomes
+    of either were known before the plan.
+
+    The number of rows that were made now is returned. ``events_version`` is the version that the views show.
+    """
+    if not {"development", "evaluation"} <= moments.keys():
+        return 0
+    development, evaluation, baseline = moments["development"], moments["evaluation"], plan.content["baseline"]
+    actions = set(development.actions) & set(evaluation.actions)
+    if baseline not in actions:
+        return 0
+    revisions = action_revisions(views, plan.study)
+    settings = {
+        "baseline": baseline, "draws": plan.draws, "seed": plan.seed, "alpha": plan.content["alpha"],
+        "margin": plan.content["calibration"]["margin"], "interval": plan.interval,
+    }  # fmt: skip
+    inputs = {}
+    for action in sorted(actions - {baseline}):
+        pair = (baseline, action)
+        own = [split.of_actions(pair) for split in (development, evaluation)]
+        inputs[action] = inputs_sha256(
+            settings, plan.sha256, [name in plan.actions for name in pair], [name in seen for name in pair],
+            [revisions[name] for name in pair], *own,
+        )  # fmt: skip
+    cited = {"events_version": events_version, "documents_revision": documents_revision(views, plan.study, plan.model)}
+    standing = standing_rows(store, "calibration", inputs.values(), cited)
+    there = set(standing["inputs_sha256"].to_pylist())
+    rows = [
+        _row(judged, plan, seen, action, baseline) | cited
+        | {"action_revision": revisions[action], "baseline_revision": revisions[baseline], "inputs_sha256": sha256}
+        for action, sha256 in inputs.items() if sha256 not in there
+        for judged in calibrate(development, evaluation, action=action, **settings)
+    ]  # fmt: skip
+    new = pa.Table.from_pylist(rows, schema=CALIBRATION.schema)
+    order = [(name, "ascending") for name in ("action", "observation", "candidate")]
+    store.append_rows("calibration", pa.concat_tables([standing, new]).sort_by(order))
+    return len(rows)
+
+
+def _row(judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: str, baseline: str) -> dict[str, Any]:
+    # an undefined number is null in the store
+    values = {name: None if value != value else value for name, value in dataclasses.asdict(judged).items()}  # noqa: PLR0124
+    planned = {action, baseline} <= set(plan.actions)
+    return values | {
+        "study": plan.study,
+        "model": plan.model,
+        "action": action,
+        "baseline": baseline,
+        "status": planned_status(seen, action, baseline) if planned else EXPLORATORY,
+        "plan_sha256": plan.sha256,
+    }
 
 
 def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:
@@ -42,14 +250,14 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
     """
     current = estimates_are_current(store, study, model)
     scoring = Scoring.stored(store, study, model)
-    answered, compared = answers_are_current(store, study, model, scoring), pairs_are_current(store, study, model)
-    if current and answered and compared:
+    answered = answers_are_current(store, study, model, scoring)
+    if current and answered:
         return 0
 
     _say_what_waits(store, study, model, progress)
 
     def wanted(subject: Subject) -> bool:
-        return not current or (subject.answers and not answered) or (subject.together and not compared)
+        return not current or (subject.answers and not answered)
 
     frozen = find_plan(store, study, model)
     with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
@@ -109,7 +317,6 @@ def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:
     """Fit the coefficients of control variates on the present development documents.
 
     Plans do not fix coefficients: these depend on development documents alone, so that estimates of evaluation
-    documents are unbiased for any coefficients. So plans frozen before coefficients existed, and actions that were
-    added or redone, have them too.
+    documents are unbiased for any coefficients. So actions that were added or redone have them too.
     """
     return fit_coefficients(replicate_moments(views, study, model, "development"))

@@ -1,4 +1,4 @@
-"""Generation in this process, with one model in memory."""
+"""Generation in this process, with one model in memory, and work in the form in which another process receives it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvdrift.generator.actions import Action, build_actions
 from kvdrift.generator.engines.model import EngineModel
 from kvdrift.generator.finite.model import FiniteModel, finite_model
-from kvdrift.generator.generation import Work, generate_documents, generate_together
+from kvdrift.generator.generation import PendingUnit, StudyLaw, Work, generate_documents, generate_together
 from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.generator.generation.model import Model
 from kvdrift.generator.identity import ActionIdentity
@@ -17,12 +17,42 @@ from kvdrift.generator.transformer.files.text_ends import model_files, text_ends
 from kvdrift.generator.transformer.fused.layers import slower
 from kvdrift.generator.transformer.other_weights.named import identities
 from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
 from kvdrift.schema.progress import SILENT
 from kvdrift.schema.study import FINITE_STATE, Study
 
 if TYPE_CHECKING:
     from kvdrift.generator.transformer.model import LoadedModel
     from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
+
+NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudyLaw | None]]]]
+"""Documents, each with its pending units, whose actions are names."""
+
+
+def named(part: Work) -> NamedPart:
+    """Replace the actions of some work by their names."""
+    return [
+        (
+            document,
+            [(unit.action.name, unit.first, unit.count, unit.estimator, unit.revision, unit.of) for unit in units],
+        )
+        for document, units in part
+    ]
+
+
+def with_actions(study: Study, part: NamedPart) -> Work:
+    """Rebuild the actions that work names, from the study and the modules beside its file."""
+    actions = {action.name: action for action in build_actions(study)}
+    return [
+        (
+            document,
+            [
+                PendingUnit(actions[name], first, count, estimator, revision, of)
+                for name, first, count, estimator, revision, of in units
+            ],
+        )
+        for document, units in part
+    ]
 
 
 class LocalGenerator:

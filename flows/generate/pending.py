@@ -1,21 +1,21 @@
-"""The events that a study still lacks."""
+"""The units that a study lacks, and the units that several temperatures of a model lack together."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from kvdrift.flows.material import Material
-from kvdrift.flows.plan.agreement import require_plan
-from kvdrift.flows.plan.frozen_plan import FrozenPlan
-from kvdrift.flows.plan.left import lacking, wanted_units
-from kvdrift.flows.plan.looks_taken import LooksTaken
-from kvdrift.generator.generation import PendingUnit, Work
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, require_plan
+from kvdrift.flows.plan.left import LooksTaken, lacking, wanted_units
+from kvdrift.generator.generation import PendingUnit, StudyLaw, Work
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import newest_revisions
 from kvdrift.schema.document import Document
+from kvdrift.schema.study import Study
 from kvdrift.schema.tables import PLAIN, UNITS
 
 
@@ -62,15 +62,6 @@ def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_m
     return [named[doc] for stratum, count in taken.documents.items() for doc in order[stratum][:count]]
 
 
-def lacking_actions(store: Store, material: Material, plan: FrozenPlan | None) -> set[str]:
-    """Return the names of actions that lack units of a plan; without a plan, of all actions."""
-    if plan is None:
-        return {action.name for action in material.actions}
-    units = stored_units(store, material)
-    split = pending_development(store, material, (), units), pending_of_plan(store, material, plan, (), units)
-    return {unit.action.name for work in split for _, pending in work for unit in pending}
-
-
 def pending_work(
     store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
     branched: Collection[str], redone: Collection[str] = (), units: pa.Table | None = None,
@@ -103,3 +94,17 @@ def pending_work(
         if pending:
             work.append((document, pending))
     return work
+
+
+def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:
+    """Merge the work of studies of one file and model, which differ only in names and laws.
+
+    Each document comes once, with all units that some study lacks; each unit names its study.
+    """
+    documents: dict[str, tuple[Document, list[PendingUnit]]] = {}
+    for study, work in lacking:
+        of = StudyLaw(study.name, study.law)
+        for document, pending in work:
+            _, together = documents.setdefault(document.doc, (document, []))
+            together += [replace(unit, of=of) for unit in pending]
+    return list(documents.values())

@@ -14,8 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.named_work import NamedPart, named, with_actions
+from kvdrift.flows.generate.local import LocalGenerator, NamedPart, named, with_actions
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.generation import Work, together
 from kvdrift.generator.transformer.files.local_folders import model_location, stored_bytes

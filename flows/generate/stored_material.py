@@ -1,7 +1,8 @@
-"""A study's parameters, documents, actions and identities as rows of its store, written before the first event."""
+"""A study's parameters, documents, actions, identities and prompts as rows of its store."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -11,9 +12,12 @@ import pyarrow as pa
 from kvdrift.flows.material import Material
 from kvdrift.flows.plan.stored_documents import CHANGEABLE, changed
 from kvdrift.generator.actions import Action
+from kvdrift.generator.documents.records import find_records
 from kvdrift.generator.finite.model import finite_model
 from kvdrift.generator.finite.study_systems import exact_value_rows
 from kvdrift.generator.identity import IDENTITY_COLUMNS, ActionIdentity
+from kvdrift.generator.transformer.files.local_folders import tokenizer_location
+from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.log.forgotten import forgotten_documents
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, newest_revisions
@@ -38,7 +42,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         "settings": study.settings,
         **asdict(study.law),
         **asdict(study.window_values),
-    } | _recorded(store, study)
+    } | _moved_settings(store, study)
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
     store.append_rows("documents", pa.Table.from_pylist(document_rows(store, material), schema=DOCUMENTS.schema))
     stored = store.read("actions")
@@ -86,15 +90,11 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
     }
 
 
-def _recorded(store: Store, study: Study) -> dict[str, Any]:
-    """Return the columns of the study's stored row that stay.
-
-    The hash stays if the study file names the same systems by another path.
-    """
+def _moved_settings(store: Store, study: Study) -> dict[str, Any]:
+    """Return the stored hash and settings, which stay if the study file names the same systems by another path."""
     for row in store.read("studies").to_pylist():
-        if (row["study"], row["model"]) == (study.name, study.model.id):
-            kept = ("study_sha256", "settings") if study.agrees_with(row["settings"]) else ()
-            return {name: row[name] for name in kept}
+        if (row["study"], row["model"]) == (study.name, study.model.id) and study.agrees_with(row["settings"]):
+            return {name: row[name] for name in ("study_sha256", "settings")}
     return {}
 
 
@@ -131,3 +131,36 @@ def _document_row(study: str, model: str, split: str, document: Document) -> dic
         "scoring": document.scoring or None,
         "document_revision": 0,
     }
+
+
+def record_prompts(store: Store, material: Material) -> int:
+    """Write the prompts of documents that the store has rows of, but no prompt yet; return how many are new."""
+    study, model = material.study.name, material.model_id
+    revisions = store.documents(study, model, ["doc", "document_revision"])
+    revision_of = dict(zip(*(revisions[name].to_pylist() for name in ("doc", "document_revision")), strict=True))
+    known = store.prompts_of(study, model)
+    missing = [
+        document for document in material.every_document if (document.doc, revision_of[document.doc]) not in known
+    ]
+    if not missing:
+        return 0
+    location = tokenizer_location(material.study.model)
+    read = token_reader(location, revision=material.study.model.revision)
+    text = None if read is None else functools.cache(read)
+    names = {"study": study, "model": model, "action": None, "action_revision": 0, "step": 0}
+    rows = []
+    for document in missing:
+        records = None
+        if text is not None:
+            places = find_records([text(token) for token in document.tokens], document.answers, document.scoring)
+            records = [asdict(place) for place in places]
+        rows.append(_row(document, records) | names | {"document_revision": revision_of[document.doc]})
+    return store.append_prompts(rows)
+
+
+def _row(document: Document, records: list[dict[str, int]] | None) -> dict[str, Any]:
+    tokens, turns = list(document.tokens), [asdict(turn) for turn in document.turns] or None
+    return {
+        "doc": document.doc, "tokens": tokens, "records": records, "layers": None, "pairs": None, "kept": None,
+        "turns": turns,
+    }  # fmt: skip

@@ -1,9 +1,14 @@
-"""Generation of the units that a study lacks, and their storage."""
+"""Generation of the units that a study lacks, and their storage.
+
+If a document fails, the others are generated all the same. Documents are generated side by side, so several fail at
+first. Then each is tried alone until the faulty document is known, and the rest are generated together again.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -11,7 +16,6 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.flows.generate.failures import Trying
 from kvdrift.flows.generate.stored_material import stored_identities
 from kvdrift.generator.actions import Action
 from kvdrift.generator.generation import PendingUnit, Work
@@ -31,6 +35,9 @@ from kvdrift.schema.errors import (
 from kvdrift.schema.progress import Progress
 from kvdrift.schema.study import Study
 
+IN_A_ROW = 3
+"""The number of documents that may fail in a row; generation then stops, since the cause lies elsewhere."""
+
 Identities = Mapping[tuple[str, str, int], ActionIdentity]
 """The identity of each study, action and revision, as the store has it."""
 
@@ -42,6 +49,57 @@ GenerateInto = Callable[[Store, Study, Work, Identities], Generator[tuple[int, i
 
 A document is yielded when its commit is durable. Units that were not made by the identities are refused.
 """
+
+
+class Trying:
+    """The parts of some work that are still to be tried.
+
+    If several documents fail in a row, the cause lies elsewhere, and no more documents are tried.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._documents = len(work)
+        self._parts = deque([work])
+        self._failed: dict[str, KvdriftError] = {}
+        self._in_a_row = 0
+        self._any = False
+
+    def parts(self) -> Iterator[Work]:
+        """Yield the parts to try, as long as there are any."""
+        while self._parts:
+            yield self._parts.popleft()
+
+    def document_done(self) -> None:
+        """Count a document that was generated."""
+        self._in_a_row, self._any = 0, True
+
+    def part_failed(self, left: Work, error: KvdriftError) -> None:
+        """Record that a part failed; ``left`` are its documents that were not generated."""
+        if len(left) > 1:
+            self._parts.extendleft([one] for one in reversed(left))
+            return
+        self._failed[left[0][0].doc] = error
+        self._in_a_row += 1
+        rest = [*itertools.chain(*self._parts)] if self._in_a_row < IN_A_ROW else []
+        self._parts = deque([rest] if rest else [])
+
+    def check(self) -> None:
+        """Check that no document failed.
+
+        Raises:
+            KvdriftError: The error itself if nothing was generated or there is one document; else a line that names
+                the documents that failed.
+        """
+        if not self._failed:
+            return
+        if self._documents == 1 or not self._any:
+            raise next(iter(self._failed.values()))
+        said = [
+            str(error) if doc in str(error) else f"document '{doc}': {error}" for doc, error in self._failed.items()
+        ]
+        what = f"{len(said)} of {self._documents} documents failed; everything else that could be generated is stored"
+        of_user = all(isinstance(error, InputError) for error in self._failed.values())
+        raise (InputError if of_user else OperationError)(f"{what}: {'; '.join(said)}")
 
 
 class _OtherIdentityError(OperationError):
@@ -77,18 +135,17 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
     """
     if not work:
         return 0
-    asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, pending in work for unit in pending}
     known = {
         (name, *key): identity
         for name in studies_of(study, work)
         for key, identity in stored_identities(store, name, study.model.id).items()
     }
-    for name, action, revision in sorted(asked):
-        if (name, action, revision) not in known:
-            raise InputError(
-                f"action '{action}' of study '{name}': the origin of its units is unknown; "
-                f"kvdrift run --redo {action} generates them again"
-            )
+    asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, pending in work for unit in pending}
+    for name, action, revision in sorted(asked - known.keys()):
+        raise InputError(
+            f"action '{action}' of study '{name}': the origin of its units of revision {revision} is unknown; "
+            f"kvdrift run --redo {action} generates them again"
+        )
     new, trying = 0, Trying(work)
     progress.begin(stage, len(work), "documents")
     for part in trying.parts():

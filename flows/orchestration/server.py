@@ -2,6 +2,10 @@
 
 Our own server lives in a thread of this process. Prefect's temporary server is a process that outlives a killed parent;
 our server ends with the study, however that ends, and starts in a fraction of the time.
+
+Prefect makes a database by running all past migrations, which takes seconds in the first run of every store. So the
+first database is kept in the user's cache while it is empty, and later databases are copies. If the kept database
+cannot be written or read, Prefect makes a new one.
 """
 
 from __future__ import annotations
@@ -11,16 +15,18 @@ import logging
 import os
 import shutil
 import socket
+import sqlite3
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kvdrift.flows.orchestration.new_database import DATABASE, copy_kept, keep
 from kvdrift.schema.errors import OperationError, first_line
+from kvdrift.sql.kept_builds import cache_folder
 
 if TYPE_CHECKING:
     import uvicorn
@@ -48,6 +54,9 @@ _STOP_SECONDS = 10.0
 _LONGEST_PATH = 504  # bytes: SQLite's 512, less those of "-journal"
 _LEAST_DISK = 8 << 20  # bytes, about the size of a new database
 
+DATABASE: Final = "prefect.db"
+"""The file in the server's home, unless the user's settings name another database."""
+
 
 @contextmanager
 def orchestration(home: Path) -> Iterator[bool]:
@@ -73,11 +82,11 @@ def orchestration(home: Path) -> Iterator[bool]:
             given = "PREFECT_HOME" in os.environ
             with (
                 _environment(_not_set(_ON_OUR_SERVER)),
-                nullcontext() if given else _own_home(home) as own,
+                nullcontext() if given else own_home(home) as own,
                 _environment({} if own is None else {"PREFECT_HOME": str(own)}),
                 _own_server(own) as url,
                 _environment({"PREFECT_API_URL": url}),
-                _failing_in_one_line(),
+                failing_in_one_line(),
             ):
                 yield False
 
@@ -120,9 +129,9 @@ def _set_up_logging() -> None:
 
 
 @contextmanager
-def _failing_in_one_line() -> Iterator[None]:
+def failing_in_one_line() -> Iterator[None]:
     """Explain failures of our own server within the block, since Prefect's errors give only the request."""
-    from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415 - where a study runs
+    from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415
 
     try:
         yield
@@ -132,7 +141,7 @@ def _failing_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def _own_home(home: Path) -> Iterator[Path]:
+def own_home(home: Path) -> Iterator[Path]:
     """Give a folder for a server's database that no other server uses: ``home``, or a temporary folder.
 
     Two servers that make a database in one folder at once break it; the lock ends with its process. SQLite opens no
@@ -212,7 +221,7 @@ def _own_server(home: Path | None) -> Iterator[str]:
         thread = threading.Thread(target=_serve, args=(server, listener), daemon=True, name="prefect server")
         thread.start()
         try:
-            _wait_for(server, thread)
+            wait_until_started(server, thread)
             if home is not None and made_here:
                 keep(home)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
@@ -232,7 +241,8 @@ def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
             raise
 
 
-def _wait_for(server: object, thread: threading.Thread) -> None:
+def wait_until_started(server: object, thread: threading.Thread) -> None:
+    """Wait until our own server takes requests."""
     end = time.monotonic() + _START_SECONDS
     while not getattr(server, "started", False):
         if not thread.is_alive() or time.monotonic() > end:
@@ -254,3 +264,57 @@ def _database_fault() -> str | None:
     except OSError as error:
         fault = error.strerror or first_line(error)
     return f"{fault}: the orchestration server cannot keep its database in {home}"
+
+
+def copy_kept(home: Path) -> bool:
+    """Copy the kept database into a home without one; return whether the home has a database now."""
+    place = home / DATABASE
+    if place.exists():
+        return True
+    aside = home / f".{DATABASE}.{uuid.uuid4().hex}"
+    try:
+        shutil.copyfile(_kept(), aside)
+        if not _is_whole(aside):
+            return False
+        aside.replace(place)
+    except OSError:
+        return False
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+    return True
+
+
+def keep(home: Path) -> None:
+    """Keep the database that a server in this home has just made, while it has no runs."""
+    if not (home / DATABASE).is_file():
+        return
+    kept = _kept()
+    aside = kept.with_name(f".{kept.name}.{uuid.uuid4().hex}")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(home / DATABASE)) as made, closing(sqlite3.connect(aside)) as copy:
+            made.backup(copy)
+        aside.replace(kept)
+    except (OSError, sqlite3.Error):  # the cache cannot be written: Prefect makes each store's database
+        pass
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def _kept() -> Path:
+    """Return the kept file for this version of Prefect, since other versions have other databases."""
+    from prefect import __version__  # noqa: PLC0415 - imported where a study runs
+
+    return cache_folder() / f"prefect-{__version__}.db"
+
+
+def _is_whole(path: Path) -> bool:
+    """Tell whether a file is a sound, migrated database; a power cut may have left half a file."""
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            (revisions,) = connection.execute("select count(*) from alembic_version").fetchone()
+            return bool(revisions) and connection.execute("pragma quick_check").fetchone() == ("ok",)
+    except sqlite3.Error:
+        return False

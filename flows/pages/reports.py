@@ -17,7 +17,7 @@ from kvdrift.log.checked_files import WEEK
 from kvdrift.log.delta.durability import sync
 from kvdrift.log.delta.parquet_files import replace_file
 from kvdrift.log.store import Store
-from kvdrift.log.waiting import Waiting, count_waiting
+from kvdrift.log.waiting import count_waiting
 from kvdrift.schema.errors import InputError, OperationError, first_line, is_disk_fault
 from kvdrift.schema.location import folder_name, is_local
 from kvdrift.schema.own_process import OwnProcesses
@@ -60,7 +60,8 @@ def write_report(
     from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
-    draw, waiting = None if sides is None else _draw_beside(sides), count_waiting(store)
+    draw, waiting = None if sides is None else draw_beside(sides), waiting_words(store, study, model)
+    replicates = _waiting_replicates(store)
     with writing(folder), open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
         page = build_report(
             views, study, model, folder,
@@ -68,10 +69,10 @@ def write_report(
             latex=latex,
             draw=draw,
             beside=beside,
-            provenance=Provenance(Path(store.location).name, views.versions, waiting=_in_words(waiting, study, model)),
+            provenance=Provenance(Path(store.location).name, views.versions, waiting=waiting),
         )  # fmt: skip
         inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
-        inputs[_WAITING] = _total(waiting)
+        inputs[_WAITING] = replicates
         revisions = _estimated_revisions(store.read("results", views.versions["results"]), study, model)
         parts = [folder / "figures", folder / "tables"]
         for path in (*folder.glob("*.html"), *(file for part in parts for file in part.iterdir()), *parts):
@@ -81,48 +82,7 @@ def write_report(
     return page
 
 
-def write_preliminary(
-    store: Store,
-    study: str,
-    model: str,
-    folder: Path,
-    said: str,
-    *,
-    token_text: Callable[[int], str] | None = None,
-) -> Path:
-    """Write the page of a study that still runs, with estimates of the pairs that are derived; return its path.
-
-    ``said`` is the study's progress, as a sentence. Without ``token_text`` the examples show token ids.
-    """
-    from kvdrift.flows.estimate.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
-    from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
-    from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
-    from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
-
-    waiting = count_waiting(store)
-    with writing(folder), open_views(store, kept=MOMENT_VIEWS) as views:
-        return build_report(
-            PreliminaryViews(views, study, model), study, model, folder,
-            token_text=token_text,
-            provenance=Provenance(Path(store.location).name, views.versions, waiting=_in_words(waiting, study, model)),
-            preliminary=said,
-        )  # fmt: skip
-
-
-def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
-    """Replace a finished study's preliminary page by a link to its report; any other page stays.
-
-    The report need not exist yet; ``store`` is the store's name as commands take it.
-    """
-    from kvdrift.report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
-
-    page = folder / "index.html"
-    if page.is_file() and RELOADING in page.read_text(encoding="utf-8"):
-        with writing(folder):
-            write_ended(study, report, store, folder)
-
-
-def _draw_beside(sides: OwnProcesses) -> DrawFigures:
+def draw_beside(sides: OwnProcesses) -> DrawFigures:
     """Return a function that draws figures in the side processes, which begin to import matplotlib now."""
     from kvdrift.flows.generate.side_processes import work_beside  # noqa: PLC0415 - with what generates
     from kvdrift.report.page import draw_figures  # noqa: PLC0415 - as above
@@ -148,15 +108,16 @@ def _get_ready_to_draw() -> None:
 
 def present_inputs(store: Store) -> dict[str, int | None]:
     """Return the present data version of each table that a page is made from, and the number of waiting replicates."""
-    return {**{table: store.data_version(table) for table in _TABLES}, _WAITING: _total(count_waiting(store))}
+    return {**{table: store.data_version(table) for table in _TABLES}, _WAITING: _waiting_replicates(store)}
 
 
-def _total(waiting: Mapping[tuple[str, str], Waiting]) -> int:
-    return sum(count.replicates for count in waiting.values())
+def _waiting_replicates(store: Store) -> int:
+    return sum(count.replicates for count in count_waiting(store).values())
 
 
-def _in_words(waiting: Mapping[tuple[str, str], Waiting], study: str, model: str) -> str:
-    return str(waiting.get((study, model), ""))
+def waiting_words(store: Store, study: str, model: str) -> str:
+    """Say how many replicates of a study wait for positions; empty if none does."""
+    return str(count_waiting(store).get((study, model), ""))
 
 
 def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:

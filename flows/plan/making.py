@@ -1,22 +1,36 @@
-"""The making of a plan from development documents: sizes, endpoints, levels. Later revisions use the same documents."""
+"""A plan made from development documents, and frozen before the first evaluation event.
+
+Later revisions use the same development documents, and say whether evaluation documents had been seen by then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
 from kvdrift.flows.material import Material
-from kvdrift.flows.plan.agreement import plan_section_sha256, plan_settings
-from kvdrift.flows.plan.frozen_plan import PRIMARY_FAMILY, FrozenPlan
-from kvdrift.flows.plan.planned_looks import last_constant, plan_looks
-from kvdrift.flows.plan.size import NOTHING, EvaluatedSize, size_bounds
+from kvdrift.flows.plan.frozen_plan import (
+    PRIMARY_FAMILY,
+    FrozenPlan,
+    check_plan_agrees,
+    find_plan,
+    plan_section_sha256,
+    plan_settings,
+    require_plan,
+)
+from kvdrift.flows.plan.seen import SeenDocuments, generated_documents
 from kvdrift.flows.plan.stored_documents import frozen_documents
-from kvdrift.schema.errors import OperationError
-from kvdrift.schema.frozen_text import MEASURED
-from kvdrift.schema.study import Study
-from kvdrift.schema.tables import PLAIN, SWRB
+from kvdrift.log.store import Store
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError, OperationError, PlanError
+from kvdrift.schema.frozen_text import MEASURED, frozen_sha256, frozen_text
+from kvdrift.schema.study import FIXED, PlanSection, Study
+from kvdrift.schema.tables import PLAIN, PLANS, SWRB
 from kvdrift.stats.allocation import Allocation, allocate
 from kvdrift.stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
 from kvdrift.stats.endpoints import Endpoint, Family
@@ -25,6 +39,129 @@ from kvdrift.stats.moments import ReplicateMoments
 from kvdrift.stats.quantities import PAIR_QUANTITIES
 from kvdrift.stats.reduction.coefficients import reduced_replicates
 from kvdrift.stats.reduction.saving import PLAIN_VARIANCE, REDUCED_VARIANCE
+from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH
+from kvdrift.stats.sequential.spending import critical_constants
+
+Bounds = tuple[int, int]
+
+_FEWEST = 2  # clusters of a stratum that a variance needs
+# Keys that record how a plan came about; two plans that differ only here decide the same.
+_CIRCUMSTANCES = (
+    MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
+    "study_sha256", "forgotten",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvaluatedSize:
+    """The size of a study's present evaluation, by current units."""
+
+    replicates: int = 0  # the most replicates of one document and measured action
+    documents: int = 0  # the most documents of one stratum, up to the last that has units
+
+
+NOTHING = EvaluatedSize()
+
+
+def evaluated_size(store: Store, material: Material) -> EvaluatedSize:
+    """Read the present size of a study's evaluation from a store."""
+    units = store.units(material.study.name, material.model_id)
+    strata = material.documents["evaluation"].values()
+    places = {document.doc: place for stratum in strata for place, document in enumerate(stratum, 1)}
+    replicates, documents = 0, 0
+    columns = (units[name].to_pylist() for name in ("doc", "action", "first_replicate", "replicates"))
+    for doc, action, first, count in zip(*columns, strict=True):
+        if doc in places:
+            documents = max(documents, places[doc])
+            if action in material.measured_actions:
+                replicates = max(replicates, first + count)
+    return EvaluatedSize(replicates, documents)
+
+
+def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]:
+    """Return the least and the largest K, and the least and the largest N, that a plan may choose.
+
+    All replicates of a greedy law are equal, so K is 1 whatever the study file asks for.
+    A plan covers everything that was evaluated, as the estimates do: if a study file asks for less, the evaluated size
+    is the bound.
+    """
+    planned, available = study.plan, min(section.evaluation for section in study.documents)
+    low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2
+    if study.law.greedy:
+        low = high = 1
+    few, many = (planned.documents_at_least, available) if planned.documents == "auto" else (planned.documents,) * 2
+    k, n = evaluated.replicates, evaluated.documents
+    return (max(low, k), max(high, k)), (max(min(few, many), n), max(many, n))
+
+
+def plan_looks(
+    material: Material, per_stratum: int, level: float, evaluated: Collection[str] = ()
+) -> dict[str, Any] | None:
+    """Fix the looks of a study at its evaluation documents; None if the study is not sequential.
+
+    A look at a share of N takes that share of each stratum's documents, rounded up, and all other documents of their
+    clusters. A look that adds nothing is left out, and so is a look without two clusters in each stratum, which would
+    have no interval, and a look that lacks a document of ``evaluated``, evaluated before the plan.
+
+    The result is the plan's entry ``sequential`` as JSON; ``level`` is that of each primary endpoint, for all looks
+    together.
+    """
+    planned = material.study.plan
+    if planned.stopping == FIXED:
+        return None
+    strata = {stratum: documents[:per_stratum] for stratum, documents in material.documents["evaluation"].items()}
+    everything = {document.doc for documents in strata.values() for document in documents}
+    taken: list[set[str]] = []
+    for share in planned.shares:
+        clusters = {
+            document.cluster
+            for documents in strata.values()
+            for document in documents[: math.ceil(share * per_stratum)]
+        }
+        names = {one.doc for documents in strata.values() for one in documents if one.cluster in clusters}
+        whole = names >= everything & set(evaluated)
+        if names == everything or (whole and _varies(strata, clusters) and names not in taken):
+            taken.append(names)
+            if names == everything:
+                break
+    shares = [len(names) / len(everything) for names in taken]
+    return {
+        "resolve": planned.resolve,
+        "bound": _bound(planned),
+        "looks": [
+            {
+                "share": share,
+                "constant": constant,
+                "documents": {
+                    stratum: sum(one.doc in names for one in documents) for stratum, documents in strata.items()
+                },
+            }
+            for names, share, constant in zip(taken, shares, critical_constants(shares, 1 - level), strict=True)
+        ],
+        "order": {
+            stratum: [
+                one.doc for one in sorted(documents, key=lambda one: sum(one.doc not in names for names in taken))
+            ]
+            for stratum, documents in strata.items()
+        },
+    }  # fmt: skip
+
+
+def last_constant(planned: PlanSection, level: float) -> float | None:
+    """Return the critical constant of the last look, by the requested shares; None without looks."""
+    if planned.stopping == FIXED:
+        return None
+    return critical_constants([float(share) for share in planned.shares], 1 - level)[-1]
+
+
+def _varies(strata: dict[str, list[Document]], clusters: Collection[str]) -> bool:
+    return all(len({one.cluster for one in documents} & set(clusters)) >= _FEWEST for documents in strata.values())
+
+
+def _bound(planned: PlanSection) -> float:
+    if planned.resolve == HALF_WIDTH:
+        return planned.target_half_width
+    return planned.margin or 0.0 if planned.resolve == EQUIVALENCE else 0.0
 
 
 def make_plan(
@@ -245,3 +382,78 @@ def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
         raise OperationError("no development units: nothing to measure the cost on")
     per_document, per_replicate = prefill / documents, decode / documents
     return (per_document + per_replicate, 0.0) if equal else (per_document, per_replicate)
+
+
+def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two plans have equal settings and lead to the same evaluation and estimates.
+
+    Only evaluated documents and those behind the plan are compared.
+    """
+
+    def deciding(plan: Mapping[str, Any]) -> dict[str, Any]:
+        documents, count = plan["documents"], plan["documents_per_stratum"]
+        evaluated = {stratum: rows[:count] for stratum, rows in documents["evaluation"].items()}
+        return {
+            **{name: value for name, value in plan.items() if name not in _CIRCUMSTANCES},
+            "strata": sorted(plan["strata"]),
+            "documents": {"development": documents["development"], "evaluation": evaluated},
+        }
+
+    return deciding(content) == deciding(other)
+
+
+def freeze_plan(
+    store: Store,
+    material: Material,
+    content: dict[str, Any],
+    events_version: int,
+    superseded: FrozenPlan | None = None,
+) -> FrozenPlan:
+    """Write a plan to the store, or adopt the plan that another run of the same study froze first.
+
+    ``content`` is the result of ``make_plan``, made from ``events_version``. The plan also says whether evaluation
+    documents had been seen by then. ``superseded`` is the previous revision of the plan; None for the study's first
+    plan.
+    """
+    study, revision = material.study, 0 if superseded is None else superseded.revision + 1
+    if (frozen := _adopted(store, study, revision)) is not None:
+        return frozen
+    evaluation = {document.doc for document in material.of_split("evaluation")}
+    evaluated = evaluation & generated_documents(store, study.name, material.model_id)
+    if evaluated and not revision:
+        if (frozen := _adopted(store, study, revision)) is not None:  # another run has just frozen it
+            return frozen
+        raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
+    documents = material.of_split("evaluation", content["documents_per_stratum"])
+    seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)
+    content = content | {"seen": bool(seen or evaluated)}
+    if revision:
+        content |= {"revision": revision, "evaluated_documents": len(evaluated)}
+        looks = plan_looks(material, content["documents_per_stratum"], content["level"], evaluated)
+        content |= {} if looks is None else {"sequential": looks}
+    text = frozen_text(content)
+    row = {
+        "study": study.name,
+        "model": material.model_id,
+        "plan_sha256": frozen_sha256(text),
+        "frozen_at": datetime.now(UTC),
+        "events_version": events_version,
+        "plan": text,
+        "plan_revision": revision,
+    }
+    try:
+        store.append_rows("plans", pa.Table.from_pylist([row], schema=PLANS.schema))
+    except InputError:  # another run's plan came first, unless something else is wrong with the row
+        if (frozen := _adopted(store, study, revision)) is not None:
+            return frozen
+        raise
+    return require_plan(store, study)
+
+
+def _adopted(store: Store, study: Study, revision: int) -> FrozenPlan | None:
+    """Return the stored plan of this revision or a later one, if the study file agrees with it."""
+    plan = find_plan(store, study.name, study.model.id)
+    if plan is None or plan.revision < revision:
+        return None
+    check_plan_agrees(plan, study)
+    return plan

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
-from kvdrift.generator.documents.answers import task_scoring
 from kvdrift.generator.documents.source import HeldDocument, HeldDocuments
 from kvdrift.log.forgotten import forgotten_documents
 from kvdrift.log.store import Store
@@ -38,23 +37,11 @@ def held_documents(store: Store, study: Study) -> HeldDocuments:
     if not any(study.agrees_with(row["settings"]) or row["study_sha256"] == study.sha256 for row in rows):
         return HeldDocuments(forgotten=forgotten)
     plan = find_plan(store, study.name, model)
-    places = {} if plan is None else _places(store, plan)
+    frozen = {} if plan is None else plan.documents
+    places = {row["doc"]: at for strata in frozen.values() for rows in strata.values() for at, row in enumerate(rows)}
     stored = store.documents(study.name, model, ["doc", "split", "stratum", "task", "cluster"]).to_pylist()
     held = tuple(HeldDocument(**row, place=places.get(row["doc"])) for row in stored)
     return HeldDocuments(held, forgotten)
-
-
-def _places(store: Store, plan: FrozenPlan) -> dict[str, int]:
-    """Return the index of each document of a plan in its split and stratum.
-
-    If a plan is from before plans listed documents, the evaluated documents come first.
-    """
-    if plan.documents is not None:
-        return {row["doc"]: at for strata in plan.documents.values() for rows in strata.values()
-                for at, row in enumerate(rows)}  # fmt: skip
-    if plan.looks is not None:
-        return {doc: at for order in plan.looks.order.values() for at, doc in enumerate(order)}
-    return dict.fromkeys(store.units(plan.study, plan.model)["doc"].to_pylist(), 0)
 
 
 def frozen_documents(material: Material) -> dict[str, dict[str, list[Row]]]:
@@ -76,39 +63,21 @@ def _frozen(document: Document) -> Row:
 
 
 def changed(document: Document, stored: Row) -> dict[str, tuple[Any, Any]]:
-    """Return the stored and the present value of each property in ``CHANGEABLE`` that changed in the source.
-
-    Rows from before scorings were stored have the scoring of their task.
-    """
+    """Return the stored and the present value of each property in ``CHANGEABLE`` that changed in the source."""
     present = {"answers": list(document.answers), "scoring": document.scoring or None, "cluster": document.cluster}
     before = {name: stored[name] for name in CHANGEABLE} | {"answers": stored["answers"] or []}
-    if before["scoring"] is None and before["answers"]:
-        before["scoring"] = task_scoring(stored["source"] or "", stored["task"] or "")
     if not present["answers"] or not before["answers"]:  # one side has no answers, so no score changes
         before["scoring"] = present["scoring"]
     return {name: (before[name], present[name]) for name in CHANGEABLE if before[name] != present[name]}
 
 
 def changed_answers(store: Store, plan: FrozenPlan) -> bool:
-    """Tell whether answers or scoring of an evaluated document differ from those that the plan froze.
-
-    If a plan is from before plans listed documents, the first revision of the documents counts as frozen.
-    """
+    """Tell whether answers or scoring of an evaluated document differ from those that the plan froze."""
     present = {row["doc"]: row for row in store.documents(plan.study, plan.model).to_pylist()}
-    frozen = plan.evaluated_documents or {
-        row["doc"]: row
-        for row in store.read("documents").to_pylist()
-        if (row["study"], row["model"]) == (plan.study, plan.model)
-        and row["split"] == "evaluation" and not row["document_revision"]
-    }  # fmt: skip
-    return any(_scored_by(present[doc]) != _scored_by(row | _origin(present[doc])) for doc, row in frozen.items())
-
-
-def _origin(row: Row) -> Row:
-    return {name: row[name] for name in ("source", "task")}
+    return any(_scored_by(present[doc]) != _scored_by(row) for doc, row in plan.evaluated_documents.items())
 
 
 def _scored_by(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
     """Return a document's answers and the rule that scores them."""
     answers = tuple(row["answers"] or ())
-    return answers, (row["scoring"] or task_scoring(row["source"] or "", row["task"] or "")) if answers else None
+    return answers, row["scoring"] if answers else None

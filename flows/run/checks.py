@@ -28,7 +28,6 @@ from kvdrift.generator.transformer.model_checks import check_model, check_placem
 from kvdrift.generator.transformer.needs import check_layers
 from kvdrift.generator.transformer.other_weights.named import check_shared, told_of, weights_location, with_own_weights
 from kvdrift.log.store import Store
-from kvdrift.schema.document import SPLITS
 from kvdrift.schema.errors import ControlError, InputError, OperationError
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, KERNEL_FLOOR_ACTION, Study
 from kvdrift.schema.tables import PLAIN
@@ -93,7 +92,7 @@ def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> 
 
 def _check_selectors(material: Material, traits: LayerTraits, actions: Sequence[Action]) -> None:
     """Refuse actions whose selectors need something of the model's layers that these are known to lack."""
-    longest = max(one.prompt_tokens for split in SPLITS for one in material.of_split(split))
+    longest = max(document.prompt_tokens for document in material.every_document)
     for action in actions:
         if action.removes(longest, material.study.study.horizon):
             check_layers(action, traits)

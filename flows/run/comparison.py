@@ -7,14 +7,238 @@ changed plan until ``run --replan`` makes a later revision of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
 
-from kvdrift.flows.plan.agreement import check_plan_agrees
-from kvdrift.flows.plan.frozen_plan import find_plan
-from kvdrift.flows.run.differences import Difference, Kind, differences
+from kvdrift.flows.generate.stored_material import stored_identities
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_differences, shown
+from kvdrift.flows.plan.stored_documents import changed
 from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import Action
+from kvdrift.generator.identity import ActionIdentity, changes
 from kvdrift.log.units.kept_sets import COMPARED, check_alike
+from kvdrift.log.units.revisions import current_actions
+from kvdrift.schema.document import SPLITS
 from kvdrift.schema.errors import PlanError
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study import FINITE_STATE, HTTP, Study
+from kvdrift.schema.tables import ACTIONS
+
+# Columns of an action that decide its units; the other columns name the action's source.
+_ACTION_COLUMNS = tuple(
+    name for name in ACTIONS.columns
+    if name not in {"study", "action", "position_mode", "control", "prespecified", "action_revision", "dropped"}
+)  # fmt: skip
+
+
+class Kind(StrEnum):
+    """How a run treats a difference."""
+
+    GROWTH = "growth"  # the run adds it
+    ACTION = "action"  # the run refuses it, unless --redo is given
+    PLAN = "plan"  # the run refuses it, unless --replan is given
+    SETTING = "setting"  # the run always refuses it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between a study file and its store."""
+
+    kind: Kind  # How a run treats the difference
+    what: str  # The key or thing that differs, as the study file names it
+    stored: str  # The stored value, as text
+    asked: str  # The study file's value, as text
+    action: str | None = None  # The action concerned; None if the study is
+    units: int = 0  # How many stored units are concerned
+    planned: bool = False  # Whether it is a difference from the frozen plan
+    note: str = ""  # A further remark
+
+    def __str__(self) -> str:
+        concerned = f" ({self.units} units)" if self.units else ""
+        held = "frozen" if self.planned else "stored"
+        return f"{self.what}: {held} {self.stored}, asked {self.asked}{concerned}{self.note}"
+
+
+def differences(run: StudyRun) -> list[Difference]:
+    """Compare a study file with the stored study and model.
+
+    Returns:
+        The differences in the order of the file; none if the store does not know the study yet.
+    """
+    store = run.stored
+    if store is None:
+        return []
+    rows = [row for row in store.read("studies").to_pylist() if row["study"] == run.study.name]
+    if not rows:
+        return []
+    settings = list(_settings(run.study, rows))
+    if settings:  # then the documents differ as well
+        return settings
+    if all(row["model"] != run.study.model.id for row in rows):
+        return []  # a model added to the file
+    return [*_documents(run), *_actions(run), *_plan(run)]
+
+
+def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
+    """Yield differences in the settings that ``study_sha256`` covers."""
+    own = [row for row in rows if row["model"] == study.model.id]
+    if not own and study.several_models:
+        own = rows  # another model of the same file differs only in its model
+    row = (own or rows)[0]
+    if row["study_sha256"] == study.sha256 or study.agrees_with(row["settings"]):
+        return
+    present, before = (json.loads(text) for text in (study.settings, row["settings"]))
+    present["documents"] = _in_order_of(before["documents"], present["documents"])
+    asked, stored = _leaves(present), _leaves(before)
+    law = _leaves({"study": asdict(study.law)}), _leaves({"study": asdict(SamplingLaw.of(row))})
+    asked, stored = asked | law[0], stored | law[1]  # settings contain only values other than the defaults
+    names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
+    if study.several_models and not any(row["model"] == study.model.id for row in rows):
+        names = [name for name in names if not name.startswith("model.")]
+        if not names:
+            return
+    for name in names:
+        yield Difference(Kind.SETTING, name, shown(stored.get(name)), shown(asked.get(name)))
+    if not names:
+        what = "documents, device, dtype or revision"
+        yield Difference(Kind.SETTING, what, row["study_sha256"][:12], study.sha256[:12])
+
+
+def _in_order_of(stored: list[Any], asked: list[Any]) -> list[Any]:
+    """Order the requested document sections so that sections equal to stored ones keep their places."""
+    others = [section for section in asked if section not in stored]
+    placed = [section if section in asked else others.pop(0) for section in stored if section in asked or others]
+    return placed + others
+
+
+def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the values of nested JSON by their places in a study file, such as ``documents[0].source``."""
+    if isinstance(value, dict):
+        items = [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        items = [(f"{name}[{at}]", inner) for at, inner in enumerate(value)]
+    else:
+        return {name: value}
+    return {place: leaf for key, inner in items for place, leaf in _leaves(inner, key).items()}
+
+
+def _documents(run: StudyRun) -> Iterator[Difference]:
+    """Yield differences in documents: more or fewer in a stratum; changed prompts, answers and clusters."""
+    study, store = run.study, run.store
+    rows = store.documents(study.name, study.model.id).to_pylist()
+    prompts = {row["doc"]: row["prompt_sha256"] for row in rows}
+    stored = Counter((row["stratum"], row["split"]) for row in rows)
+    plan = find_plan(store, study.name, study.model.id)
+    for stratum, split in ((section.stratum_name, split) for section in study.documents for split in SPLITS):
+        asked = run.material.documents[split][stratum]
+        what, there = f"{split} documents of {stratum}", stored[stratum, split]
+        if len(asked) != there:
+            grows = len(asked) > there and (plan is None or split != "development")
+            note = _kept_documents(plan, run) if plan is not None and grows else ""
+            kind = Kind.GROWTH if grows else Kind.SETTING
+            yield Difference(kind, what, str(there), str(len(asked)), note=note)
+        known = [] if stratum in run.material.nominal else asked
+        changed = [d for d in known if d.doc in prompts and prompts[d.doc] != d.prompt_sha256]
+        if changed:
+            first = changed[0]
+            before, now = (_hash(sha256) for sha256 in (prompts[first.doc], first.prompt_sha256))
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            yield Difference(Kind.SETTING, f"prompt of document '{first.doc}'{more}", before, now)
+    yield from _corrections(run, {row["doc"]: row for row in rows})
+
+
+def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[Difference]:
+    """Yield answers, scorings and clusters of stored documents that changed in their source."""
+    found = defaultdict[str, list[tuple[str, Any, Any]]](list)
+    for document in (one for one in run.material.every_document if one.doc in rows):
+        for name, (before, now) in changed(document, rows[document.doc]).items():
+            if name == "cluster" or document.stratum not in run.material.nominal:  # these have no answers
+                found[name].append((document.doc, before, now))
+    for name, ((doc, before, now), *others) in found.items():
+        more = f" and {len(others)} more" if others else ""
+        note = "; estimated again" if name == "cluster" else "; scored again from stored events"
+        yield Difference(Kind.GROWTH, f"{name} of document '{doc}'{more}", _value(before), _value(now), note=note)
+
+
+def _value(value: Any) -> str:
+    """Write a document's answers, scoring or cluster for a line."""
+    return " | ".join(value) or "none" if isinstance(value, list) else shown(value)
+
+
+def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
+    """Return the note that the plan does not take more evaluation documents; empty if it does."""
+    asked = run.study.plan.documents
+    if run.replan or (asked != "auto" and asked > plan.documents_per_stratum):
+        return ""
+    more = "kvdrift run STUDY.toml --replan plans anew" if asked == "auto" else "a larger plan.documents takes more"
+    return f"; the plan keeps N = {plan.documents_per_stratum}, {more}"
+
+
+def _actions(run: StudyRun) -> Iterator[Difference]:
+    """Yield actions that are new, changed, or no longer in the file."""
+    study, store = run.study, run.store
+    stored = current_actions(store.read("actions"), study.name)
+    units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
+    known = stored_identities(store, study.name, study.model.id)
+    for action in run.material.actions:
+        row, asked = stored.pop(action.name, None), action.row(study.name, prespecified=True)
+        if row is None:
+            yield Difference(Kind.GROWTH, f"action '{action.name}'", "none", "to be generated", action.name)
+            continue
+        changed = [name for name in _ACTION_COLUMNS if row[name] != asked[name]]
+        for name in changed:
+            what = f"{name} of action '{action.name}'"
+            yield Difference(Kind.ACTION, what, shown(row[name]), shown(asked[name]), action.name, units[action.name])
+        identity = known.get((action.name, row["action_revision"]))
+        if identity is not None:
+            yield from _identity(run, action, identity, units[action.name], parameters_changed=bool(changed))
+    for name in stored:
+        text = f"kvdrift drop {store.location} --action {name}"
+        yield Difference(Kind.SETTING, f"action '{name}'", "there", f"none ({text} drops it)", None, units[name])
+
+
+def _plan(run: StudyRun) -> Iterator[Difference]:
+    """Yield values of ``[plan]`` and ``[windows]`` that differ from the frozen plan."""
+    plan = find_plan(run.store, run.study.name, run.study.model.id)
+    for one in [] if plan is None else plan_differences(plan, run.study):
+        kind = Kind.GROWTH if one.grows else Kind.PLAN if one.replanned else Kind.SETTING
+        yield Difference(kind, one.what, one.before, shown(one.asked), planned=True)
+
+
+def _identity(
+    run: StudyRun, action: Action, stored: ActionIdentity, units: int, *, parameters_changed: bool
+) -> Iterator[Difference]:
+    """Yield differences in an action's identity; changed parameters, told elsewhere, change the selector's hash."""
+    finite = run.study.model.kind == FINITE_STATE
+    named = {
+        "weights_sha256": "reference laws"
+        if finite
+        else "the reference's server"
+        if run.study.model.engine == HTTP
+        else "model files (weights and configuration)",
+        "tokenizer_sha256": "tokenizer",
+        "selector_sha256": "laws"
+        if finite
+        else action.told
+        if action.settings is not None
+        else f"source of {action.told}",
+        "numerics": "numerics",
+        "eos_tokens": "tokens that end a text",
+    }
+    present = run.identity(action)
+    for name in changes(stored, present):
+        if name != "selector_sha256" or not parameters_changed:
+            text = _hash if name.endswith("sha256") else shown
+            before, now = (text(one.columns[name]) for one in (stored, present))
+            yield Difference(Kind.ACTION, f"{named[name]} of action '{action.name}'", before, now, action.name, units)
+
+
+def _hash(sha256: str | None) -> str:
+    return "unknown" if sha256 is None else f"{sha256[:12]}…"
 
 
 def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:

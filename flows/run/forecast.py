@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from kvdrift.flows.estimate.answers import answers_are_current
-from kvdrift.flows.estimate.current import estimates_are_current
+from kvdrift.flows.estimate.current import answers_are_current, estimates_are_current
 from kvdrift.flows.estimate.scores import Scoring
 from kvdrift.flows.generate.pending import (
     pending_development,
@@ -21,10 +20,9 @@ from kvdrift.flows.generate.pending import (
 from kvdrift.flows.generate.storing import stored_gpus
 from kvdrift.flows.material import Material
 from kvdrift.flows.pages.reports import report_is_current
-from kvdrift.flows.plan.agreement import grown_plan
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
-from kvdrift.flows.plan.looks_taken import LooksTaken, wanted_by_stratum
-from kvdrift.flows.plan.size import NOTHING, evaluated_size, size_bounds
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan
+from kvdrift.flows.plan.left import LooksTaken, wanted_by_stratum
+from kvdrift.flows.plan.making import NOTHING, evaluated_size, size_bounds
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.generation import Work
 from kvdrift.generator.generation.events import gpu_here

@@ -69,8 +69,7 @@ def generators(
 
         yield Generators(storing(remote.generate), remote.identify, check_endpoint)
     elif cluster is not None:
-        from kvdrift.flows.cluster.connection import Cluster  # noqa: PLC0415 - Dask may not be installed
-        from kvdrift.flows.cluster.derivation import derive_on  # noqa: PLC0415 - as above
+        from kvdrift.flows.cluster.connection import Cluster, derive_on  # noqa: PLC0415 - Dask may not be installed
         from kvdrift.flows.cluster.generator import ClusterGenerator  # noqa: PLC0415 - as above
 
         with Cluster(cluster, progress.say) as connection:

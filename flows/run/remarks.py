@@ -66,7 +66,7 @@ def _absent_kernel_floor(study: Study) -> Iterator[str]:
 def _control_tokens(material: Material) -> Iterator[str]:
     """Name control tokens of the tokenizer that stand in users' texts."""
     for templated in (False, True):
-        found = [one for one in _documents(material) if one.control_tokens and one.templated == templated]
+        found = [one for one in material.every_document if one.control_tokens and one.templated == templated]
         if not found:
             continue
         names = list(dict.fromkeys(name for document in found for name in document.control_tokens))
@@ -84,7 +84,7 @@ def _counted(count: int, what: str) -> str:
 
 def _whole_caches(material: Material) -> Iterator[str]:
     """Name actions that keep the whole cache of some prompts, so that they do nothing there."""
-    documents = _documents(material)
+    documents = material.every_document
     for action in material.actions:
         if action.retention.rule is not None and action.codec is None:
             whole = [one for one in documents if _is_whole(action, one.prompt_tokens, material.study.study.horizon)]
@@ -147,7 +147,7 @@ def _unscored_tasks(study: Study) -> Iterator[str]:
 def _equal_prompts(material: Material) -> Iterator[str]:
     """Name documents of equal prompts, which intervals take as independent."""
     same = defaultdict[tuple[int, ...], list[Document]](list)
-    for document in _documents(material):
+    for document in material.every_document:
         if document.tokens and document.stratum not in material.nominal:
             same[document.tokens].append(document)
     repeated = [own for own in same.values() if len({document.cluster for document in own}) > 1]
@@ -168,7 +168,3 @@ def _single_clusters(material: Material) -> Iterator[str]:
         if len({document.cluster for document in taken}) == 1:
             what = "one evaluation document" if len(taken) == 1 else f"{len(taken)} evaluation documents of one cluster"
             yield f"stratum '{stratum}': a plan takes {what}, which gives no interval"
-
-
-def _documents(material: Material) -> list[Document]:
-    return [document for split in material.documents for document in material.of_split(split)]

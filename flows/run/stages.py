@@ -8,25 +8,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.flows.estimate.answers import replicate_answers
-from kvdrift.flows.estimate.estimation import replicate_moments
-from kvdrift.flows.estimate.parts import Runner, one_by_one
-from kvdrift.flows.estimate.scores import score_stored
-from kvdrift.flows.estimate.stored import analyze_stored
-from kvdrift.flows.estimate.taking_looks import take_look
-from kvdrift.flows.generate.laws import of_all_laws
-from kvdrift.flows.generate.pending import pending_development, pending_evaluation
-from kvdrift.flows.generate.prompts import record_prompts
-from kvdrift.flows.generate.stored_material import record_identities, record_material
+from kvdrift.flows.estimate.estimation import Runner, one_by_one
+from kvdrift.flows.estimate.moments import replicate_answers, replicate_moments
+from kvdrift.flows.estimate.scores import record_tokens, score_stored
+from kvdrift.flows.estimate.stored import analyze_stored, take_look
+from kvdrift.flows.generate.pending import of_all_laws, pending_development, pending_evaluation
+from kvdrift.flows.generate.stored_material import record_identities, record_material, record_prompts
 from kvdrift.flows.generate.storing import generate
-from kvdrift.flows.generate.tokens import record_tokens
 from kvdrift.flows.pages.reports import report_is_current, write_report
-from kvdrift.flows.plan.agreement import grown_plan, plan_differences, require_plan
-from kvdrift.flows.plan.freezing import decides_the_same, freeze_plan
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
-from kvdrift.flows.plan.looks_taken import LooksTaken, look_line
-from kvdrift.flows.plan.making import make_plan
-from kvdrift.flows.plan.size import evaluated_size
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
+from kvdrift.flows.plan.left import LooksTaken, look_line
+from kvdrift.flows.plan.making import decides_the_same, evaluated_size, freeze_plan, make_plan
 from kvdrift.flows.run.checks import check_controls, check_equal_bytes, floor_line
 from kvdrift.flows.run.comparison import check_agrees
 from kvdrift.flows.run.forecast import forecast

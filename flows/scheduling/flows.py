@@ -18,10 +18,10 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
+from kvdrift.flows.cluster.address import named_service, named_workers
 from kvdrift.flows.orchestration.page import FlowRunPage
-from kvdrift.flows.orchestration.retries import retried
-from kvdrift.flows.run.options import named_service, named_workers
-from kvdrift.flows.run.study_flow import ABREAST, FLOW, run_name
+from kvdrift.flows.orchestration.tasks import retried
+from kvdrift.flows.run.study import ABREAST, FLOW, run_name
 from kvdrift.log.store import Store
 from kvdrift.log.studies import stored_studies
 from kvdrift.schema.errors import KvdriftError
@@ -84,7 +84,7 @@ def study(
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
         gpus: all, to generate on all GPUs of the worker's machine, or the number of GPUs.
     """
-    from kvdrift.flows.run.study_file import run_file  # noqa: PLC0415 - torch takes seconds
+    from kvdrift.flows.run.study import run_file  # noqa: PLC0415 - torch takes seconds
 
     studies = load_studies(Path(study_file))
     page = FlowRunPage()

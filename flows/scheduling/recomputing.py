@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvdrift.flows.estimate.scores import score_stored
+from kvdrift.flows.estimate.scores import record_tokens, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored
-from kvdrift.flows.generate.tokens import record_tokens
 from kvdrift.flows.orchestration.page import FlowRunPage
 from kvdrift.flows.pages.reports import own_model, page_beside, page_folder, report_is_current, write_report
 from kvdrift.generator.transformer.files.tokenizer import token_reader

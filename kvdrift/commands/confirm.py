@@ -35,8 +35,8 @@ def confirm(
     Examples:
         kvdrift confirm my-study.toml --action recent-quarter
     """
+    from kvdrift.flows.cluster.address import default_location
     from kvdrift.flows.plan.confirmation import write_confirmation
-    from kvdrift.flows.run.options import default_location
     from kvdrift.log.store import Store
     from kvdrift.schema.study import load_studies
 

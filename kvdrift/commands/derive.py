@@ -75,8 +75,7 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
             flags = [f"--{option.lstrip('-')}" for option in options]
             return run_derivation(location, runner, flags, console.derived)
     from kvdrift.flows.cluster.address import ClusterAddress
-    from kvdrift.flows.cluster.connection import Cluster
-    from kvdrift.flows.cluster.derivation import derive_on
+    from kvdrift.flows.cluster.connection import Cluster, derive_on
 
     with Cluster(ClusterAddress.parse(cluster), partial(typer.echo, err=True)) as connection:
         return derive_on(connection, location)

@@ -13,7 +13,7 @@ from kvdrift.options import ModelOption, StoreArgument, StudyOption
 from kvdrift.schema.errors import printable
 
 if TYPE_CHECKING:
-    from kvdrift.flows.estimate.gate_question import Verdict
+    from kvdrift.flows.estimate.gate import Verdict
     from kvdrift.log.store import Store
 
 
@@ -70,8 +70,7 @@ def gate(
     Examples:
         kvdrift gate stores/quickstart --quantity mismatch --action snapkv-half --baseline recent-half --margin 0.02
     """
-    from kvdrift.flows.estimate.gate import gate_stored
-    from kvdrift.flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
+    from kvdrift.flows.estimate.gate import LARGER_FLOOR, GateQuestion, gate_stored
     from kvdrift.log.store import Store
     from kvdrift.schema.errors import InputError
     from kvdrift.schema.study import POOLED

@@ -111,7 +111,7 @@ def _prune(location: str, seconds: float, study: str | None) -> None:
 
 def _compare(stores: list[str], output: Path | None, study: str | None, *, latex: bool) -> Path:
     from kvdrift.console import ConsoleProgress
-    from kvdrift.flows.pages.side_by_side.pages import comparison_folder, write_comparison
+    from kvdrift.flows.pages.side_by_side import comparison_folder, write_comparison
 
     if latex:
         raise InputError("--format latex: a comparison writes only CSV tables; leave out --format")

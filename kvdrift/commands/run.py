@@ -86,7 +86,7 @@ def run(
     """
     with _listener(log_json, at_once=dry_run) as console:
         console.doing(f"loading what {study.name} needs")  # importing these libraries takes seconds
-        from kvdrift.flows.run.options import named_service, named_workers
+        from kvdrift.flows.cluster.address import named_service, named_workers
         from kvdrift.schema.study import load_studies
 
         studies = load_studies(study)
@@ -95,7 +95,7 @@ def run(
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a dry run downloads nothing
         from kvdrift.dry_run.description import describe_studies
-        from kvdrift.flows.run.options import default_location
+        from kvdrift.flows.cluster.address import default_location
         from kvdrift.schema.location import absolute
 
         location = absolute(store if store is not None else default_location(studies))
@@ -110,7 +110,7 @@ def run(
     try:
         with _listener(log_json) as console:
             console.doing("loading libraries, checking documents and model, and starting")
-            from kvdrift.flows.run.study_file import run_file
+            from kvdrift.flows.run.study import run_file
 
             outcome = run_file(
                 studies, store, address, console, limit, redo or [], plan_only=plan_only, replan=replan,
@@ -120,7 +120,7 @@ def run(
         _say_what_is_kept(studies, store, log_json=log_json)
         raise
     if plan_only and not outcome.documents_left:
-        from kvdrift.flows.plan.agreement import require_plan
+        from kvdrift.flows.plan.frozen_plan import require_plan
         from kvdrift.log.store import Store
         from kvdrift.plan_lines import plan_lines
 
@@ -150,7 +150,7 @@ def _listener(log_json: bool, *, at_once: bool = False) -> Listener:
 def _say_what_is_kept(studies: Sequence[Study], location: str | None, *, log_json: bool) -> None:
     """Print on standard error what the store of an interrupted run holds; print nothing if no store was begun."""
     from kvdrift.console import write_line
-    from kvdrift.flows.run.options import default_location
+    from kvdrift.flows.cluster.address import default_location
     from kvdrift.log.store import Store
     from kvdrift.schema.location import absolute
 

@@ -58,11 +58,9 @@ def schedule(
     Examples:
         kvdrift schedule my-study.toml --cron "0 3 * * *"
     """
-    from kvdrift.flows.cluster.address import check_gpus
-    from kvdrift.flows.run.options import default_location, named_service, named_workers
-    from kvdrift.flows.scheduling.deployments import StudySchedule, check_cron, deploy, users_server
+    from kvdrift.flows.cluster.address import check_gpus, default_location, named_service, named_workers
+    from kvdrift.flows.scheduling.deployments import OVERDUE, StudySchedule, check_cron, deploy, users_server
     from kvdrift.flows.scheduling.deployments import serve as serve_deployment
-    from kvdrift.flows.scheduling.notifications import OVERDUE
     from kvdrift.schema.location import absolute
     from kvdrift.schema.study import load_studies
 

@@ -143,11 +143,10 @@ def _study_status(
     *,
     several: bool,
 ) -> Row:
-    from kvdrift.flows.estimate.answers import answers_are_current
-    from kvdrift.flows.estimate.current import estimated_version
+    from kvdrift.flows.estimate.current import answers_are_current, estimated_version
     from kvdrift.flows.pages.reports import report_folder, report_is_current
     from kvdrift.flows.plan.frozen_plan import find_plan
-    from kvdrift.flows.plan.looks_taken import LooksTaken, look_line, wanted_by_stratum
+    from kvdrift.flows.plan.left import LooksTaken, look_line, wanted_by_stratum
     from kvdrift.log.units.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")

@@ -13,8 +13,7 @@ from fixtures.command import call
 from fixtures.refusals import refused
 
 from kvdrift.flows.estimate.current import estimates_are_current
-from kvdrift.flows.estimate.scores import score_stored
-from kvdrift.flows.generate.tokens import record_tokens
+from kvdrift.flows.estimate.scores import record_tokens, score_stored
 from kvdrift.log.delta.commits import changes_rows
 from kvdrift.log.delta.table_log import RELIED_ON, TableLog
 from kvdrift.log.store import Store

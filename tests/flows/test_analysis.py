@@ -17,17 +17,16 @@ from fixtures.stored_units import make_unit, units_of
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, write_study
 from kvdrift.command import main
-from kvdrift.flows.estimate.answers import answer_moments
-from kvdrift.flows.estimate.estimation import document_moments, replicate_moments
-from kvdrift.flows.estimate.parts import (
+from kvdrift.flows.estimate.estimation import (
     Analysis,
     AnalysisPart,
     Subject,
     estimate_part,
-    in_sequence,
+    one_by_one,
     parts_of,
     subjects_of,
 )
+from kvdrift.flows.estimate.moments import answer_moments, document_moments, replicate_moments
 from kvdrift.flows.estimate.scores import known_answers
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.flows.orchestration.server import orchestration
@@ -66,18 +65,11 @@ def small_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[AnalysisPa
     return parts_of(analysis, moments, subjects_of(moments))
 
 
-def test_parts_hold_every_quantity_once(synthetic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = small_parts(synthetic, monkeypatch)
-    assert len(parts) > 3
-    assert sorted(name for part in parts for name in part.quantities) == sorted(QUANTITIES)
-    assert {part.draws for part in parts if "gap" in part.quantities} == {300}
-
-
-def test_parts_give_the_same_bits_abreast_in_other_groups_and_in_sequence(
+def test_parts_give_the_same_bits_abreast_in_other_groups_and_one_by_one(
     synthetic: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = small_parts(synthetic, monkeypatch)
-    sequential = in_sequence(parts)
+    sequential = one_by_one(parts)
     with ThreadPoolExecutor(3) as pool:
         abreast = list(pool.map(estimate_part, parts))
     assert [one.columns for one in abreast] == [one.columns for one in sequential]
@@ -94,8 +86,8 @@ def test_an_action_or_a_contrast_has_the_same_bits_alone(synthetic: Path) -> Non
     analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
     subjects = subjects_of(moments)
     assert Subject("keep-1", "keep-2") in subjects
-    whole = by_key(in_sequence(parts_of(analysis, moments, subjects)))
-    alone = [one for subject in subjects for one in in_sequence(parts_of(analysis, moments, [subject]))]
+    whole = by_key(one_by_one(parts_of(analysis, moments, subjects)))
+    alone = [one for subject in subjects for one in one_by_one(parts_of(analysis, moments, [subject]))]
     assert by_key(alone) == whole
 
 
@@ -105,7 +97,7 @@ def test_one_action_with_coefficients_has_reduced_estimates_beside_another_witho
         moments = document_moments(views, STUDY, MODEL, "evaluation")
     analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
     beta = {"keep-1": np.zeros((len(CONTROLS), len(REDUCED)))}
-    (plain, some) = (by_key(in_sequence(parts_of(analysis, moments, subjects_of(moments), own))) for own in ({}, beta))
+    (plain, some) = (by_key(one_by_one(parts_of(analysis, moments, subjects_of(moments), own))) for own in ({}, beta))
     for row, other in zip(plain, some, strict=True):
         if row["action"] == "keep-1" and row["baseline"] is None and other["estimate_reduced"] is not None:
             assert abs(other["estimate_reduced"] - row["estimate"]) < 1e-12, "coefficients of 0 change nothing"
@@ -135,7 +127,7 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
     parts += parts_of(planned, answers, subjects_of(answers, answers=True), answers=True)
     level = planned.request.level
     pairs = simultaneous_gaps(moments, draws=planned.exploratory_draws, seed=planned.seed, level=level)
-    plain = [*in_sequence(parts), pairs]
+    plain = [*one_by_one(parts), pairs]
     assert store.read("results").select(list(COLUMNS)).to_pylist() == by_key(plain)
 
 
@@ -149,14 +141,14 @@ def test_many_tasks_of_a_flow_lock_no_database(
         # Prefect reads its environment when it is imported.
         from prefect import flow  # noqa: PLC0415
 
-        from kvdrift.flows.run.tasks import estimate_in_tasks  # noqa: PLC0415
+        from kvdrift.flows.run.study import estimate_in_tasks  # noqa: PLC0415
 
         @flow(validate_parameters=False)
         def mapping(parts: list[AnalysisPart]) -> list[Estimates]:
             return [*estimate_in_tasks(parts)]
 
         mapped = mapping(parts)
-    assert [one.columns for one in mapped] == [one.columns for one in in_sequence(parts)]
+    assert [one.columns for one in mapped] == [one.columns for one in one_by_one(parts)]
     output = capfd.readouterr()
     assert "database is locked" not in output.out + output.err
 
@@ -231,7 +223,7 @@ def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(tmp_p
 
     def counted(some: Sequence[AnalysisPart]) -> list[Estimates]:
         parts.extend(some)
-        return in_sequence(some)
+        return one_by_one(some)
 
     def analyzed(store: Store, *actions: str, revision: int = 0) -> tuple[set[str], set[tuple[str, str]]]:
         """Add units of actions; return which actions and which contrasts were estimated."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +15,14 @@ from fixtures.small_study import ADDED_ACTION, TEXT, finish, run_of, write_study
 from fixtures.study_files import load_study
 
 from kvdrift.flows.plan.frozen_plan import find_plan
-from kvdrift.flows.run.comparison import check_agrees
-from kvdrift.flows.run.differences import Difference, Kind, differences
+from kvdrift.flows.run.comparison import Difference, Kind, check_agrees, differences
 from kvdrift.flows.run.forecast import forecast
 from kvdrift.flows.run.stages import is_planned
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.store import Store
 from kvdrift.schema.document import SPLITS, split_of
 from kvdrift.schema.errors import PlanError
-from kvdrift.schema.frozen_text import frozen_sha256, frozen_text
-from kvdrift.schema.tables import ACTIONS, PLANS
+from kvdrift.schema.tables import ACTIONS
 from kvdrift.sql.catalog import open_views
 
 KEEP = 'selector = "recent"\nkeep = "1/2"'
@@ -226,16 +223,6 @@ def test_new_documents_enter_behind_the_frozen_ones_by_a_revision(study: tuple[P
     assert values(fresh, views) == values(grown, views)
 
 
-@pytest.mark.slow
-def test_documents_beyond_the_plan_wait_for_a_revision_that_takes_them(study: tuple[Path, Rows]) -> None:
-    folder, rows = study
-    finish(own_run(folder, rows, ("evaluation = 2", "evaluation = 3")))
-    waiting = named(own_run(folder, rows, ("evaluation = 2", "evaluation = 3")))["evaluation"]
-    reordered = own_run(folder, rows[::-1], ("evaluation = 2", "evaluation = 3"))
-    assert named(reordered)["evaluation"] == waiting
-    assert is_done(reordered)
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_frozen_document_that_is_gone_is_named(study: tuple[Path, Rows], split: str) -> None:
     folder, rows = study
@@ -252,30 +239,6 @@ def test_a_frozen_document_whose_prompt_changed_is_named(study: tuple[Path, Rows
     edited = [row | {"prompt": row["prompt"] + " ban"} if row["id"] == changed else row for row in rows]
     line = refused(check_agrees, own_run(folder, edited[::-1]), error=PlanError)
     assert f"prompt of document '{changed}': stored " in line
-
-
-def test_a_store_whose_plan_names_no_documents_keeps_those_that_it_has(study: tuple[Path, Rows]) -> None:
-    """Earlier plans named no documents; then documents with units come first."""
-    folder, rows = study
-    before = own_run(folder, rows)
-    documents, store = named(before), without_documents(before.store)
-    assert find_plan(store, "own", "model").documents is None  # type: ignore[union-attr]
-    reordered = own_run(folder, rows[::-1])
-    assert {split: sorted(own) for split, own in named(reordered).items()} == {
-        split: sorted(own) for split, own in documents.items()
-    }
-    assert not any(split.work for split in forecast(reordered).splits)
-
-
-def without_documents(store: Store) -> Store:
-    """Add a revision of the plan that does not name documents, as earlier releases made them."""
-    row = store.read("plans").to_pylist()[-1]
-    content = json.loads(row["plan"])
-    del content["documents"]
-    text = frozen_text(content | {"revision": 1, "seen": True})
-    older = row | {"plan": text, "plan_sha256": frozen_sha256(text), "plan_revision": 1}
-    store.append_rows("plans", pa.Table.from_pylist([older], schema=PLANS.schema))
-    return store
 
 
 def test_a_document_keeps_its_split_under_another_cluster(study: tuple[Path, Rows]) -> None:

@@ -14,8 +14,7 @@ from fixtures.own_files import prompts, write_own_study
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from kvdrift.flows.estimate.gate import gate_stored
-from kvdrift.flows.estimate.gate_question import GateQuestion
+from kvdrift.flows.estimate.gate import GateQuestion, gate_stored
 from kvdrift.flows.estimate.scores import Scoring
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import check_agrees

@@ -13,8 +13,8 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 from oracles.plain_laws import plain_law
 
-from kvdrift.flows.plan.agreement import grown_plan, require_plan
-from kvdrift.flows.plan.size import NOTHING, size_bounds
+from kvdrift.flows.plan.frozen_plan import grown_plan, require_plan
+from kvdrift.flows.plan.making import NOTHING, size_bounds
 from kvdrift.flows.run.remarks import remarks
 from kvdrift.generator.finite.study_systems import study_systems
 from kvdrift.schema.errors import InputError

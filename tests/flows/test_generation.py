@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.command import call, mistake
+from fixtures.command import mistake
 from fixtures.finite_study import write_finite_study
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
@@ -121,12 +121,6 @@ def test_two_threads_that_are_interrupted_are_gone_on_from(tmp_path: Path, monke
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("generation")]
     assert stages.develop(StudyRun(run.study, run.location, storing(local))) == 3 * 3  # documents by actions
     assert len(run.store.units()) == 4 * 3
-
-
-def test_a_limit_of_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "run", write_study(tmp_path), "--limit", "0")
-    assert code == 2
-    assert "--limit" in err
 
 
 def failing(generator: LocalGenerator, *docs: str) -> Generate:

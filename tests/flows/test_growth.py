@@ -20,7 +20,7 @@ from kvdrift.commands.status import status_lines
 from kvdrift.dry_run.description import describe_studies
 from kvdrift.flows.estimate.current import estimates_are_current
 from kvdrift.flows.estimate.stored import analyze_stored
-from kvdrift.flows.plan import freezing
+from kvdrift.flows.plan import making
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
 from kvdrift.flows.plan.seen import seen_actions
 from kvdrift.flows.run import stages
@@ -242,13 +242,13 @@ def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(law
 def test_the_same_revision_of_another_run_is_adopted(laws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs look for the plan before either has frozen the revision; the later one goes on with the earlier one's."""
     run, other = study_run(laws, "store", K), study_run(laws, "store", K)
-    freeze: Callable[..., Any] = freezing.freeze_plan
+    freeze: Callable[..., Any] = making.freeze_plan
     found = find_plan
     late = [find_plan(run.store, "laws", "tables")]
 
     def overtaken(*arguments: Any) -> Any:
         stages.plan(other)
-        monkeypatch.setattr(freezing, "find_plan", lambda *rest: late.pop() if late else found(*rest))
+        monkeypatch.setattr(making, "find_plan", lambda *rest: late.pop() if late else found(*rest))
         return freeze(*arguments)
 
     real = stages.freeze_plan

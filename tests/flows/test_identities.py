@@ -19,19 +19,15 @@ from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 from safetensors.numpy import load_file, save_file
 
-from kvdrift.flows.generate.pending import pending_development
-from kvdrift.flows.generate.storing import generate
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study
-from kvdrift.flows.run.comparison import check_agrees
-from kvdrift.flows.run.differences import differences
+from kvdrift.flows.run.comparison import check_agrees, differences
 from kvdrift.flows.run.revisions import redo_actions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.generation.events import library_versions
 from kvdrift.generator.selectors import SELECTORS
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import OperationError, PlanError
-from kvdrift.schema.progress import SILENT
 from kvdrift.schema.tables import IDENTITIES, TABLES
 from kvdrift.sql.catalog import open_views, view_texts
 from kvdrift.sql.promises import computed_views
@@ -210,27 +206,6 @@ def test_more_documents_of_the_same_file_are_no_other_laws(laws: Path) -> None:
     run = run_of(load_study(study), laws / "store")
     (line,) = map(str, differences(run))
     assert line.startswith("evaluation documents of all: stored 2, asked 4; the plan keeps N = 2")
-
-
-def test_units_from_before_identities_are_not_added_to(laws: Path, tmp_path: Path) -> None:
-    """An older store stays usable while nothing is generated; actions must be redone before units are added."""
-    run = finite_run(laws)
-    older = Store.create(tmp_path / "older")
-    for table in ("studies", "documents", "actions", "plans", "exact_values"):
-        older.append_rows(table, run.store.read(table))
-    unknown = dict.fromkeys(name for name in IDENTITIES.columns if name not in IDENTITIES.key)
-    older.append_units([Unit(unit.record | unknown, unit.events) for unit in units_of(run.store)])
-    old = finite_run(laws, "older")
-    assert differences(old) == []
-    stages.prepare(old)
-    assert old.store.read("identities").num_rows == 0
-
-    study = laws / "study.toml"
-    study.write_text(study.read_text().replace("development_replicates = 2", "development_replicates = 3"))
-    grown = run_of(load_study(study), laws / "older")
-    work = pending_development(old.store, grown.material)
-    line = refused(generate, old.store, old.study, work, old.made_by, "stage", SILENT)
-    assert "the origin of its units is unknown; kvdrift run --redo" in line
 
 
 def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -32,13 +28,7 @@ from kvdrift.verification.whole_store import verify
 SELECTOR = (
     IMPORTS
     + '''
-import importlib
-import json
 import os
-import sys
-from pathlib import Path
-
-STATE = {}
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,7 @@ class Mine(ScoringSelector):
 
     def score(self, layer: PromptLayer) -> Tensor:
         """A coordinate, [KV heads, n]."""
-        return layer.key[..., %s].float()
+        return layer.key[..., int(os.environ.get("COORDINATE", "1"))].float()
 '''
 )
 READS = ("import torch\n", "import os\n\nimport torch\n")
@@ -61,43 +51,18 @@ POLICY = changed(
     own_policies.MODULE, READS,
     ("return TOVA().score(layer)", 'return layer.key[..., int(os.environ.get("COORDINATE", "1"))].float().abs()'),
 )  # fmt: skip
-OF_ENVIRONMENT = 'int(os.environ.get("COORDINATE", "1"))'
 ACTION = 'selector = "recent"\nkeep = "1/2"'
 OWN = 'selector = "mine:Mine"\nkeep = "1/2"'
 MORE = ("development_replicates = 2", "development_replicates = 4")
 
-Change = Callable[[Path, pytest.MonkeyPatch], None]
 
-
-def variable(_: Path, patch: pytest.MonkeyPatch) -> None:
+def variable(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("COORDINATE", "2")
 
 
-def file(folder: Path, _: pytest.MonkeyPatch) -> None:
-    (folder / "coordinate.json").write_text("2")
-
-
-def helper(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    (folder / "elsewhere").mkdir(exist_ok=True)
-    (folder / "elsewhere" / "late_helper.py").write_text("COORDINATE = 1 + 1\n")
-    patch.delitem(sys.modules, "late_helper", raising=False)
-
-
-def no_change(_: Path, __: pytest.MonkeyPatch) -> None:
-    """Assert that the content in memory has not changed."""
-
-
-UNSEEN: dict[str, tuple[str, Change]] = {
-    "environment variable": (OF_ENVIRONMENT, variable),
-    "JSON file": ('json.loads((Path(os.environ["FOLDER"]) / "coordinate.json").read_text())', file),
-    "import at run time": ('importlib.import_module("late_" + "helper").COORDINATE', helper),
-    "module global": ("STATE.update(calls=STATE.get('calls', 0) + 1) or STATE['calls'] % 7", no_change),
-}
-
-
-def written(folder: Path, coordinate: str = OF_ENVIRONMENT, action: str = OWN) -> Path:
+def written(folder: Path, action: str = OWN) -> Path:
     """A study of the module ``mine`` beside it."""
-    (folder / "mine.py").write_text(SELECTOR % coordinate)
+    (folder / "mine.py").write_text(SELECTOR)
     return write_own_study(folder, prompts(40), (ACTION, action))
 
 
@@ -119,53 +84,22 @@ def check_line(line: str, column: str = "kept_sha256", does: str = "keep") -> No
     assert line.endswith("kvdrift run STUDY.toml --redo recent-half generates its units anew")
 
 
-@pytest.mark.parametrize("kind", UNSEEN)
-@pytest.mark.by_default("JSON file")
 def test_a_run_that_keeps_other_entries_stores_nothing_and_a_redo_mends_it(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coordinate, change = UNSEEN[kind]
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "late_helper.py").write_text("COORDINATE = 1\n")
-    (tmp_path / "coordinate.json").write_text("1")
-    monkeypatch.setenv("FOLDER", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
-    written(tmp_path, coordinate)
+    written(tmp_path)
     first = run_in(tmp_path)
     developed(first)
     units = first.store.row_count("units")
-    change(tmp_path, monkeypatch)
+    variable(monkeypatch)
     grown = run_in(tmp_path, MORE)
     check_line(refused(developed, grown, error=UnlikeUnitsError))
     kept = grown.store.units(columns=["action", "first_replicate"]).to_pylist()
     assert all(unit["first_replicate"] == 0 for unit in kept if unit["action"] == "recent-half")
     assert len(kept) == units
-    if kind != "module global":
-        redo_actions([grown], ["recent-half"])
-        developed(run_in(tmp_path))
-        assert grown.store.row_count("units") > units
-
-
-@pytest.mark.slow
-def test_a_salted_hash_is_seen(tmp_path: Path) -> None:
-    """The hash is of strings, which each process salts by itself; another process has another hash here."""
-    written(tmp_path, 'hash("salt") % 8')
+    redo_actions([grown], ["recent-half"])
     developed(run_in(tmp_path))
-    run_in(tmp_path, MORE)
-
-    def another(seed: str, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", program, *arguments]
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
-
-    seed = next(one for one in "12" if int(another(one, "print(hash('salt') % 8)").stdout) != hash("salt") % 8)
-    program = (
-        "import sys; from pathlib import Path; from tests.flows.test_kept_sets import developed, run_in\n"
-        "developed(run_in(Path(sys.argv[1])))\n"
-    )
-    error, _, line = another(seed, program, tmp_path).stderr.splitlines()[-1].partition(": ")
-    assert error == "kvdrift.schema.errors.UnlikeUnitsError"
-    check_line(line)
+    assert grown.store.row_count("units") > units
 
 
 @pytest.mark.parametrize(
@@ -184,7 +118,7 @@ def test_what_is_read_of_a_codec_or_policy_is_held_too(
     developed(first)
     units = first.store.units(columns=["action", "read_checksums"]).to_pylist()
     assert {unit["action"] for unit in units if unit["read_checksums"]} == {"recent-half"}, name
-    variable(tmp_path, monkeypatch)
+    variable(monkeypatch)
     line = refused(developed, run_in(tmp_path, MORE), error=UnlikeUnitsError)
     check_line(line, "read_checksums", "read")
 
@@ -197,7 +131,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finish(run_in(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvdrift.log.units.commits.check_alike", lambda *_: None)
-        variable(folder, patch)
+        variable(patch)
         grown = run_in(folder, ("\nreplicates = 2", "\nreplicates = 4"))
         stages.prepare(grown)
         stages.plan(grown)

@@ -20,11 +20,9 @@ from fixtures.study_files import load_study
 
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
-from kvdrift.flows.orchestration.new_database import DATABASE, copy_kept, keep
-from kvdrift.flows.orchestration.retries import may_pass
-from kvdrift.flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
+from kvdrift.flows.orchestration.server import DATABASE, copy_kept, failing_in_one_line, keep, orchestration, own_home
+from kvdrift.flows.orchestration.tasks import as_stage, as_task, may_pass
 from kvdrift.flows.run.study_run import StudyRun
-from kvdrift.flows.run.tasks import as_stage, as_task
 from kvdrift.schema.errors import ControlError, DamagedStoreError, InputError, OperationError
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +64,7 @@ def test_who_interrupts_the_start_of_the_server_hears_nothing_of_it(
         begun.append(thread)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvdrift.flows.orchestration.server._wait_for", interrupted)
+    monkeypatch.setattr("kvdrift.flows.orchestration.server.wait_until_started", interrupted)
     with pytest.raises(KeyboardInterrupt), orchestration(home):
         pass
     (thread,) = begun
@@ -77,13 +75,13 @@ def test_who_interrupts_the_start_of_the_server_hears_nothing_of_it(
 
 def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
     """Two runs of one study start at once; servers take seconds to start, so the real risk is at the start."""
-    with _own_home(tmp_path / "home") as first:
-        with _own_home(tmp_path / "home") as second:
+    with own_home(tmp_path / "home") as first:
+        with own_home(tmp_path / "home") as second:
             assert first == tmp_path / "home"
             assert second.is_dir()
             assert second != first
         assert not second.exists()
-    with _own_home(tmp_path / "home") as again:
+    with own_home(tmp_path / "home") as again:
         assert again == first
 
 
@@ -91,7 +89,7 @@ def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
 def test_a_database_whose_path_is_too_long_is_elsewhere(tmp_path: Path, length: int) -> None:
     parts = "/".join("x" * 99 for _ in range(6))
     home = Path(f"{tmp_path}/{parts}"[: length - len(DATABASE) - 2] + "y")
-    with _own_home(home) as folder:
+    with own_home(home) as folder:
         assert (folder == home) == (length == 504)
         with closing(sqlite3.connect(folder / DATABASE)) as connection:
             connection.execute("create table t (i integer)")
@@ -103,7 +101,7 @@ def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pyte
     from prefect.exceptions import PrefectException  # noqa: PLC0415
 
     def ask() -> None:
-        with _failing_in_one_line():
+        with failing_in_one_line():
             message = "Server error '500 Internal Server Error'"
             raise PrefectException(message)
 

@@ -20,7 +20,7 @@ from fixtures.study_files import load_study
 from safetensors.numpy import load_file, save_file
 
 from kvdrift.flows.run import stages
-from kvdrift.flows.run import study_file as study_files
+from kvdrift.flows.run import study as study_files
 from kvdrift.flows.run.checks import check_study
 from kvdrift.flows.run.remarks import remarks
 from kvdrift.generator.documents.registry import left_out
@@ -106,10 +106,6 @@ def test_rows_are_only_left_out_of_their_own_file(tmp_path: Path) -> None:
     rows = [row | {"stratum": f"s{number % 7}"} for number, row in enumerate(prompts(70))]
     (line,) = left_out(load_study(write_own_study(tmp_path, rows)).documents)
     assert line.endswith("'s0' (10), 's1' (10), 's2' (10), 's3' (10), 's4' (10) and 2 more")
-
-
-def test_rows_without_a_stratum_of_their_own_need_no_line(tmp_path: Path) -> None:
-    assert said(write_own_study(tmp_path, prompts(40))) == []
 
 
 def test_rows_without_a_stratum_fit_sections_that_share_a_file_by_parts(tmp_path: Path) -> None:

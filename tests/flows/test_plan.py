@@ -19,13 +19,11 @@ from fixtures.study_files import load_study
 
 from kvdrift.flows.estimate import stored
 from kvdrift.flows.estimate.current import estimated_version
-from kvdrift.flows.estimate.estimation import replicate_moments
-from kvdrift.flows.plan import freezing
+from kvdrift.flows.estimate.moments import replicate_moments
 from kvdrift.flows.plan import making as planning
-from kvdrift.flows.plan.agreement import check_plan_agrees, plan_section_sha256, plan_settings
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_differences
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.differences import differences
+from kvdrift.flows.run.comparison import differences
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.store import Store
 from kvdrift.plan_lines import plan_lines
@@ -34,8 +32,6 @@ from kvdrift.schema.frozen_text import frozen_sha256, frozen_text, with_measured
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.moments import ReplicateMoments
 from kvdrift.transforms.pipeline import run_derivation
-
-EMPTY: dict[str, Any] = {"strata": [], "documents_per_stratum": 0}
 
 
 @pytest.fixture
@@ -61,11 +57,11 @@ def test_the_plan_of_another_run_is_adopted(developed: StudyRun, monkeypatch: py
         return find_plan(*arguments)
 
     monkeypatch.setattr(stages, "find_plan", find_late)
-    monkeypatch.setattr(freezing, "find_plan", find_late)
+    monkeypatch.setattr(planning, "find_plan", find_late)
     assert stages.plan(run_of(developed.study, developed.location)) == first
     assert len(looked) == 2
     evaluation = {document.doc for document in developed.material.of_split("evaluation")}
-    monkeypatch.setattr(freezing, "generated_documents", lambda *_: evaluation)
+    monkeypatch.setattr(planning, "generated_documents", lambda *_: evaluation)
     looked.clear()
     assert stages.plan(run_of(developed.study, developed.location)) == first
     assert developed.store.read("plans").num_rows == 1
@@ -75,7 +71,7 @@ def test_the_plan_of_another_study_file_is_not(developed: StudyRun, tmp_path: Pa
     stages.plan(developed)
     changed = run_of(load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))), developed.location)
     with pytest.raises(PlanError, match=r"\[plan\] or \[windows\] differ"):
-        freezing.freeze_plan(changed.store, changed.material, {"other": "content"}, 1)
+        planning.freeze_plan(changed.store, changed.material, {"other": "content"}, 1)
 
 
 def frozen(location: Path) -> FrozenPlan:
@@ -131,64 +127,28 @@ def test_a_plan_that_is_there_is_printed(finished: Path, tmp_path: Path, capsys:
     assert Store.open(finished).versions() == before
 
 
-def test_a_plan_that_records_no_settings_differs_as_a_whole(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "frozen_value", "other"), [("interval", "studentized", "percentile"), ("variance", "plain", "reduced")]
+)
+def test_a_study_file_that_says_nothing_has_the_plans_interval_and_variance(
+    finished: Path, tmp_path: Path, key: str, frozen_value: str, other: str
+) -> None:
     plan = frozen(finished)
-    del plan.content["settings"]
+    assert plan.content[key] == frozen_value
     check_plan_agrees(plan, load_study(write_study(tmp_path)))
-    with pytest.raises(
-        PlanError, match=r"\[plan\] or \[windows\]: frozen \w{12}…, asked \w{12}…; restore them, or kvdrift run"
-    ):
-        check_plan_agrees(plan, load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))))
-
-
-def test_the_method_of_intervals_is_the_plans(tmp_path: Path) -> None:
-    """A study file without a method uses its plan's; plans without a method use percentiles, and keep them."""
-    silent = load_study(write_study(tmp_path))
-    said = {
-        method: load_study(write_study(tmp_path, ("draws = 200", f'interval = "{method}"\ndraws = 200')))
-        for method in ("studentized", "percentile")
-    }
-    content = {
-        "actions": [], "plan_section_sha256": plan_section_sha256(silent), "settings": plan_settings(silent),
-    }  # fmt: skip
-    for settings in (content["settings"], {}):
-        old = FrozenPlan("small", "kvdrift/tiny", "0" * 64, datetime.now(UTC), content | {"settings": settings})
-        new = replace(old, content=old.content | {"interval": "studentized"})
-        assert (old.interval, new.interval) == ("percentile", "studentized")
-        for plan, same, other in ((old, "percentile", "studentized"), (new, "studentized", "percentile")):
-            check_plan_agrees(plan, silent)
-            check_plan_agrees(plan, said[same])
-            with pytest.raises(
-                PlanError, match=f"plan.interval: frozen {same}, asked {other}; restore them, or kvdrift"
-            ):
-                check_plan_agrees(plan, said[other])
-    assert freezing.decides_the_same(EMPTY, EMPTY | {"interval": "percentile"})
-    assert not freezing.decides_the_same(EMPTY, EMPTY | {"interval": "studentized"})
-
-
-def test_a_new_plan_is_studentized(finished: Path) -> None:
-    assert frozen(finished).interval == frozen(finished).content["interval"] == "studentized"
-
-
-def test_what_sizes_are_chosen_by_is_the_plans(tmp_path: Path) -> None:
-    """Plans and study files that say nothing choose by the estimates' own variance."""
-    silent = load_study(write_study(tmp_path))
-    said = {
-        variance: load_study(write_study(tmp_path, ("draws = 200", f'variance = "{variance}"\ndraws = 200')))
-        for variance in ("plain", "reduced")
-    }
-    settings = plan_settings(silent)
-    assert "variance" not in settings["plan"]
-    content = {"actions": [], "plan_section_sha256": plan_section_sha256(silent), "settings": settings}
-    old = FrozenPlan("small", "kvdrift/tiny", "0" * 64, datetime.now(UTC), content)
-    hashed = replace(old, content=content | {"settings": {}})
-    for plan, what in ((old, "plan.variance: frozen plain, asked reduced"), (hashed, r"\[plan\] or \[windows\]")):
-        check_plan_agrees(plan, silent)
-        check_plan_agrees(plan, said["plain"])
-        with pytest.raises(PlanError, match=what):
-            check_plan_agrees(plan, said["reduced"])
-    assert freezing.decides_the_same(EMPTY, EMPTY | {"variance": "plain", "reduction": []})
-    assert not freezing.decides_the_same(EMPTY, EMPTY | {"variance": "reduced"})
+    for value in (frozen_value, other):
+        study = load_study(write_study(tmp_path, ("draws = 200", f'{key} = "{value}"\ndraws = 200')))
+        (found,) = plan_differences(plan, study) if value == other else (None,)
+        assert plan_differences(plan, study) == ([] if value != other else [found])
+        if found is not None:
+            assert (found.what, found.frozen, found.asked, found.replanned) == (
+                f"plan.{key}",
+                frozen_value,
+                other,
+                True,
+            )
+    assert planning.decides_the_same(plan.content, plan.content | {"reduction": []})
+    assert not planning.decides_the_same(plan.content, plan.content | {key: other})
 
 
 def test_a_plan_chooses_by_the_reduced_variance_and_says_what_that_saves(

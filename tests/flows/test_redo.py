@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from dataclasses import replace
@@ -94,32 +93,18 @@ def test_another_identity_after_a_kill_begins_another_revision(laws: Path) -> No
     assert row["action_revision"] == 2
 
 
-def test_a_page_of_another_result_or_of_an_earlier_version_is_read_for_what_it_is(laws: Path) -> None:
+def test_a_page_that_was_written_in_between_has_no_result_of_the_revision(laws: Path) -> None:
     run = run_in(laws)
     redo_actions([run], ["two"])
     folder = run.page.parent
     assert pages.reported_revisions(folder) == {"one": 0, "two": 0}
     pages.write_report(run.store, "laws", "tables", folder)
-    assert pages.reported_revisions(folder) == {"one": 0, "two": 0}, "a page in between has no result of the revision"
+    assert pages.reported_revisions(folder) == {"one": 0, "two": 0}
     finish(run)
     stages.report(run)
-    recorded = json.loads((folder / "inputs.json").read_text())
-    del recorded["action_revisions"]  # as earlier versions left it
-    (folder / "inputs.json").write_text(json.dumps(recorded))
-    assert pages.reported_revisions(folder) == {}
     assert stages.is_finished(run)
     (row,) = begun_revisions([run], ["two"])
     assert row["action_revision"] == 2, "the study is finished, so that its result was reported"
-
-
-def test_a_whole_revision_is_redone_when_asked_again(copied: Path, tmp_path: Path) -> None:
-    run = run_of(load_study(write_study(tmp_path)), copied)
-    events = run.store.read("events")
-    redo_actions([run], ["recent-half", "recent-half"])
-    assert run.store.read("actions")["action_revision"].to_pylist().count(1) == 1
-    assert run.store.read("events").equals(events), "the old events stay"
-    with open_views(run.store) as views:
-        assert set(views.rows("trajectories")["action"].to_pylist()) == {"full", "snapkv-half"}, "none is shown"
 
 
 def test_what_cannot_be_redone(copied: Path, tmp_path: Path) -> None:

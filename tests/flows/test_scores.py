@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,14 @@ from fixtures.study_files import load_study
 from oracles.plain_scores import SCORES, plain_span, up_to_eos
 
 from kvdrift.flows.estimate import scores
-from kvdrift.flows.estimate.answers import answers_are_current
-from kvdrift.flows.estimate.scores import Scoring, known_answers, score_stored
+from kvdrift.flows.estimate.current import answers_are_current
+from kvdrift.flows.estimate.scores import Scoring, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored
-from kvdrift.flows.plan.stored_documents import changed
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.forecast import forecast
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.log.store import Store, Unit
-from kvdrift.schema.document import Document
 from kvdrift.schema.tables import DOCUMENTS, EVENTS, TABLES
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
@@ -111,7 +108,7 @@ def test_every_pair_is_scored_once_as_its_text_says(store: Store) -> None:
         pair = sorted(events[row["doc"], row["action"], row["replicate"]], key=lambda one: one["t"])
         x, y = (up_to_eos([one[f"{side}_token"] for one in pair], vocabulary.EOS) for side in "xy")
         answers = DOCUMENTS_OF[row["doc"]].answers
-        assert row["scoring"] == "all", "the rule of the embedded tasks, which older rows of documents do not have"
+        assert row["scoring"] == "all"
         assert row["score_x"] == SCORES["all"](vocabulary.to_text(x), answers)
         assert row["score_y"] == SCORES["all"](vocabulary.to_text(y), answers)
         assert (row["span_first"], row["span_last"]) == plain_span(x, answers, "all", vocabulary.to_text)
@@ -167,21 +164,6 @@ def test_without_a_tokenizer_one_line_says_so(store: Store, monkeypatch: pytest.
     heard = Heard()
     assert score_stored(store, STUDY, MODEL, progress=heard) == 0
     assert heard.lines == ["answers are not scored: the tokenizer of 'kvdrift/tiny' cannot be loaded here"]
-
-
-def test_documents_without_answers_are_not_scored(store: Store) -> None:
-    assert set(known_answers(store, STUDY, MODEL)) == set(DOCUMENTS_OF)
-    assert known_answers(store, STUDY, "another") == {}
-
-
-def test_rows_that_were_stored_before_there_was_a_rule_stay_as_they_are(store: Store) -> None:
-    """A document made again has its task's rule, which is no correction; another rule is a correction."""
-    row = store.documents(STUDY, MODEL).to_pylist()[0]
-    document = Document(
-        row["doc"], row["stratum"], row["cluster"], row["task"], row["source"], (1,), tuple(row["answers"]), "all"
-    )
-    assert (row["scoring"], changed(document, row)) == (None, {})
-    assert changed(replace(document, scoring="part"), row) == {"scoring": ("all", "part")}
 
 
 def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store) -> None:

@@ -13,11 +13,10 @@ from fixtures.stored_rows import OF_THE_RUN
 
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run.description import describe_studies
-from kvdrift.flows.estimate.gate import gate_stored
-from kvdrift.flows.estimate.gate_question import GateQuestion
+from kvdrift.flows.estimate.gate import GateQuestion, gate_stored
 from kvdrift.flows.material import Material
 from kvdrift.flows.plan.frozen_plan import find_plan
-from kvdrift.flows.plan.planned_looks import plan_looks
+from kvdrift.flows.plan.making import plan_looks
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.forecast import forecast
 from kvdrift.flows.run.revisions import redo_actions

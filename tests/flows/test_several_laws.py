@@ -20,14 +20,12 @@ from fixtures.small_study import write_study
 from fixtures.stored_rows import OF_THE_RUN
 from fixtures.study_files import load_study
 
-from kvdrift.flows.generate.laws import of_all_laws
-from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.named_work import named, with_actions
-from kvdrift.flows.generate.pending import pending_development
+from kvdrift.flows.cluster.address import default_location
+from kvdrift.flows.generate.local import LocalGenerator, named, with_actions
+from kvdrift.flows.generate.pending import of_all_laws, pending_development
 from kvdrift.flows.generate.storing import storing
-from kvdrift.flows.plan.agreement import require_plan
+from kvdrift.flows.plan.frozen_plan import require_plan
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.options import default_location
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
 from kvdrift.log.store import Store

@@ -16,9 +16,7 @@ from fixtures.report_views import check
 
 from kvdrift.command import main
 from kvdrift.flows.pages.reports import report_folder
-from kvdrift.flows.pages.side_by_side.entries import read_entries
-from kvdrift.flows.pages.side_by_side.pages import comparison_folder
-from kvdrift.flows.pages.side_by_side.pairing import pairings
+from kvdrift.flows.pages.side_by_side import comparison_folder, pairings, read_entries
 from kvdrift.log.store import Store
 from kvdrift.report.side_by_side.content import Comparison, Entry
 from kvdrift.report.side_by_side.leaderboard import leaderboard

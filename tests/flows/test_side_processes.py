@@ -22,7 +22,7 @@ from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.pending import pending_work
 from kvdrift.flows.generate.side_processes import SideBySideGenerator, work_beside
 from kvdrift.flows.material import gather_material
-from kvdrift.flows.pages.reports import _draw_beside
+from kvdrift.flows.pages.reports import draw_beside
 from kvdrift.generator.generation import Work
 from kvdrift.log.store import Unit
 from kvdrift.report.figures.canvas import new_figure
@@ -116,7 +116,7 @@ def unwritten_figures() -> None:
 def test_figures_that_the_side_processes_do_not_draw_are_drawn_here(error: Exception, tmp_path: Path) -> None:
     sides: Any = Fake(error)
     drawings = [Drawing(name, "A line", empty_figure) for name in ("one", "two", "three")]
-    drawn = _draw_beside(sides)(drawings, tmp_path)
+    drawn = draw_beside(sides)(drawings, tmp_path)
     assert drawn.keys() == {"one", "two", "three"}
     assert len(list(tmp_path.glob("*.pdf"))) == len(drawings)
     assert not sides.killed, "they may generate again"
@@ -126,7 +126,7 @@ def test_a_figure_that_fails_ends_the_page(tmp_path: Path) -> None:
     """The error is the line of the file system, as without side processes."""
     sides: Any = Fake(OSError(28, "No space left on device"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        _draw_beside(sides)([Drawing("one", "A line", empty_figure)], tmp_path / "nowhere")
+        draw_beside(sides)([Drawing("one", "A line", empty_figure)], tmp_path / "nowhere")
     assert sides.killed
 
 

@@ -24,10 +24,10 @@ from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
 from kvdrift.command import main
+from kvdrift.flows.estimate.scores import record_tokens
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.stored_material import record_material
 from kvdrift.flows.generate.storing import storing
-from kvdrift.flows.generate.tokens import record_tokens
 from kvdrift.flows.material import Material
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun
@@ -40,7 +40,6 @@ from kvdrift.log.prompts import KeptEntries
 from kvdrift.log.store import Store
 from kvdrift.schema.document import SPLITS
 from kvdrift.schema.study import load_studies
-from kvdrift.schema.tables import STUDIES
 from kvdrift.sql.catalog import open_views
 
 OFF = TEXT.replace("seed = 3", "seed = 3\nstore_prompts = false")
@@ -99,13 +98,6 @@ def test_the_models_revision_is_recorded(tmp_path: Path, revision: str | None) -
     for _ in range(2):
         record_material(store, material, None)
         assert store.read("studies").column("revision").to_pylist() == [revision]
-
-    # A row from before there was the column holds null, and stays as it is.
-    row = store.read("studies").to_pylist()[0] | {"revision": None}
-    older = Store.create(tmp_path / "older")
-    older.append_rows("studies", pa.Table.from_pylist([row], schema=STUDIES.schema))
-    record_material(older, material, None)
-    assert older.read("studies").to_pylist() == [row]
 
 
 MODEL = "kvdrift/tiny"

@@ -15,7 +15,7 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from kvdrift.flows.run.checks import check_study
-from kvdrift.flows.run.study_file import run_file
+from kvdrift.flows.run.study import run_file
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDERS
 from kvdrift.log.store import Store
 from kvdrift.schema.progress import SILENT

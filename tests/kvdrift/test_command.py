@@ -135,7 +135,7 @@ def test_an_interruption_of_the_work_says_what_is_kept(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvdrift.flows.run.study_file.run_file", interrupted)
+    monkeypatch.setattr("kvdrift.flows.run.study.run_file", interrupted)
     units = Store.open(finished).row_count("units")
     assert units
     code, out, err = call(capsys, "run", write_study(tmp_path), "--store", finished)

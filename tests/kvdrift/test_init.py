@@ -15,7 +15,7 @@ from fixtures.study_files import load_study
 
 from kvdrift.commands.init import init as init_command
 from kvdrift.flows.material import gather_material
-from kvdrift.flows.plan.size import EvaluatedSize, size_bounds
+from kvdrift.flows.plan.making import EvaluatedSize, size_bounds
 from kvdrift.generator.documents.registry import choose_candidates
 from kvdrift.schema.document import split_of
 from kvdrift.schema.study import PlanSection

@@ -15,8 +15,8 @@ from fixtures.finite_study import write_finite_study
 
 from kvdrift import console
 from kvdrift.console import LogLines
-from kvdrift.flows.run import study_file
-from kvdrift.flows.run.study_flow import Outcome
+from kvdrift.flows.run import study as study_file
+from kvdrift.flows.run.study import Outcome
 from kvdrift.schema.errors import OperationError
 
 

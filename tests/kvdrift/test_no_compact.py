@@ -101,7 +101,7 @@ def test_run(
     def told(runs: list[Any], *_: object, **__: object) -> None:
         raise ToldError([run.compacts for run in runs])
 
-    monkeypatch.setattr("kvdrift.flows.run.study_file.run_studies", told)
+    monkeypatch.setattr("kvdrift.flows.run.study.run_studies", told)
     code, _, err = call(capsys, "run", write_finite_study(tmp_path), "--store", tmp_path / "store", *option)
     assert code == 1
     assert f"ToldError: [{compacts}]" in err

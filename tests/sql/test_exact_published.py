@@ -14,7 +14,7 @@ from fixtures.study_files import load_study
 
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study
-from kvdrift.flows.run.study_file import run_file
+from kvdrift.flows.run.study import run_file
 from kvdrift.log.store import Store
 from kvdrift.schema.progress import SILENT
 from kvdrift.sql.catalog import open_views

@@ -17,8 +17,8 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from kvdrift.flows.estimate.calibration import calibrate_study
-from kvdrift.flows.estimate.estimation import document_moments
+from kvdrift.flows.estimate.moments import document_moments
+from kvdrift.flows.estimate.stored import calibrate_study
 from kvdrift.flows.plan.frozen_plan import FrozenPlan
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError

@@ -36,7 +36,7 @@ from benchmarks.synthetic_study import (
     draw_uniforms,
     write_study,
 )
-from kvdrift.flows.estimate.estimation import document_moments
+from kvdrift.flows.estimate.moments import document_moments
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.alike import alike_documents
 from kvdrift.stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals

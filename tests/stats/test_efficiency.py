@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
 
-from kvdrift.flows.estimate.branching_moments import branching_moments
-from kvdrift.flows.estimate.parts import EXPLORATORY_DRAWS
+from kvdrift.flows.estimate.estimation import EXPLORATORY_DRAWS
+from kvdrift.flows.estimate.moments import branching_moments
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError

@@ -29,7 +29,8 @@ import kvdrift.commands.run
 import kvdrift.generator.generation
 import kvdrift.report.page
 from kvdrift.command import main
-from kvdrift.flows.run import stages, study_flow
+from kvdrift.flows.run import stages
+from kvdrift.flows.run import study as study_flow
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import DamagedStoreError
 from kvdrift.schema.tables import TABLES

@@ -19,9 +19,8 @@ from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 from kvdrift.flows.cluster.address import ClusterAddress
-from kvdrift.flows.cluster.connection import Cluster
+from kvdrift.flows.cluster.connection import ONE_GPU, Cluster
 from kvdrift.flows.cluster.generator import ClusterGenerator
-from kvdrift.flows.cluster.gpus import ONE_GPU
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun
@@ -107,7 +106,7 @@ def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four documents are in the group, and one of them is generated."""
-    monkeypatch.setattr("kvdrift.flows.cluster.groups._GUESS", 0.0)
+    monkeypatch.setattr("kvdrift.flows.cluster.groups.GUESS", 0.0)
     worker = dask_cluster.add_worker("amid a group")
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -125,7 +124,7 @@ def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
 def test_a_document_that_fails_takes_no_other_along(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.flows.cluster.groups._GUESS", 0.0)
+    monkeypatch.setattr("kvdrift.flows.cluster.groups.GUESS", 0.0)
     dask_cluster.add_worker(faulty="development-2")
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -232,14 +231,14 @@ def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
         stages.prepare(run)
         assert isinstance(run.made_by, ClusterGenerator)
         said: list[str] = []
-        monkeypatch.setattr(run.made_by._cluster, "_say", said.append)
+        monkeypatch.setattr(run.made_by.cluster, "say", said.append)
         with pytest.raises(InputError, match=r"on a GPU, and no worker declares one; start .* --resources GPU=1$"):
             stages.develop(run)
         dask_cluster.add_worker(resources={"GPU": 1})
         stages.develop(run)
         assert len(run.store.units()) == 8
     _, line = said
-    assert line.startswith(f"cluster {dask_cluster.address}: no GPU that torch finds: 1 worker on ")
+    assert line.startswith("no GPU that torch finds: 1 worker on ")
     assert line.endswith("; workers that declare no GPU, and get no documents: 1")
 
 
@@ -299,7 +298,7 @@ def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, t
 
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvdrift.flows.cluster.connection._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("kvdrift.flows.cluster.connection.CONNECT_SECONDS", 0.5)
     with run_in(tmp_path, "tcp://127.0.0.1:9") as run:
         assert isinstance(run.made_by, ClusterGenerator)
         with pytest.raises(OperationError, match=r"^cluster tcp://127.0.0.1:9: no scheduler answers \("):

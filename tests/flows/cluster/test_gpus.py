@@ -14,9 +14,8 @@ from fixtures.study_files import load_study
 
 from kvdrift.dry_run.timing import Sample, Seconds, StudyTime
 from kvdrift.flows.cluster.address import ClusterAddress
-from kvdrift.flows.cluster.connection import Cluster, local_processes
+from kvdrift.flows.cluster.connection import Cluster, having, local_processes, resources_of, who_has_which
 from kvdrift.flows.cluster.generator import ClusterGenerator
-from kvdrift.flows.cluster.gpus import having, resources_of, who_has_which
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.identity import GpuKinds
@@ -156,7 +155,7 @@ def test_workers_of_two_gpus_load_their_model_once_and_generate_the_same(tmp_pat
 
         torch_is_there = "torch" in sys.modules
         kept = sys.modules.get("kvdrift.flows.cluster.worker")
-        return os.environ.get("CUDA_VISIBLE_DEVICES"), torch_is_there, kept and id(kept._KEPT.local._model)
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), torch_is_there, kept and id(kept.KEPT.local._model)
 
     study = load_study(write_study(tmp_path))
     expected = run_of(study, tmp_path / "expected")

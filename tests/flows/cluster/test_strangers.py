@@ -16,8 +16,7 @@ from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 
 from kvdrift.flows.cluster.address import ClusterAddress
-from kvdrift.flows.cluster.connection import Cluster
-from kvdrift.flows.cluster.derivation import derive_on
+from kvdrift.flows.cluster.connection import Cluster, derive_on
 from kvdrift.flows.cluster.generator import ClusterGenerator
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun

@@ -21,10 +21,8 @@ from kvdrift.flows.cluster import worker
 from kvdrift.flows.cluster.facts import facts, other_versions
 from kvdrift.flows.cluster.generator import check_stored
 from kvdrift.flows.cluster.groups import Group
-from kvdrift.flows.generate.laws import of_all_laws
-from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.named_work import named
-from kvdrift.flows.generate.pending import pending_development
+from kvdrift.flows.generate.local import LocalGenerator, named
+from kvdrift.flows.generate.pending import of_all_laws, pending_development
 from kvdrift.flows.generate.stored_material import stored_identities
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun
@@ -37,12 +35,12 @@ from kvdrift.schema.study import Study, load_studies
 
 
 @pytest.fixture
-def at_work(monkeypatch: pytest.MonkeyPatch) -> worker._Kept:
+def at_work(monkeypatch: pytest.MonkeyPatch) -> worker.Kept:
     """Return the state of a worker that has done nothing yet, in this process."""
     dask = SimpleNamespace(address="tcp://there:1", state=SimpleNamespace(nthreads=1))
     monkeypatch.setattr(worker, "get_worker", lambda: dask)
-    monkeypatch.setattr(worker, "_KEPT", worker._Kept())
-    return worker._KEPT
+    monkeypatch.setattr(worker, "KEPT", worker.Kept())
+    return worker.KEPT
 
 
 def assigned(
@@ -128,7 +126,7 @@ def test_another_dask_is_one_line() -> None:
     assert str(other_versions(found | {"scheduler": other})).startswith("the scheduler has distributed 2026.7.1, not ")
 
 
-def test_a_worker_serves_one_study_after_another(at_work: worker._Kept, waiting: StudyRun, tmp_path: Path) -> None:
+def test_a_worker_serves_one_study_after_another(at_work: worker.Kept, waiting: StudyRun, tmp_path: Path) -> None:
     """The model is kept; a study of the same description with other systems gets another model."""
     group, told = assigned(waiting)
     assert new_units(worker.generate_group(group, told)) == 2
@@ -168,7 +166,7 @@ def test_units_that_are_stored_are_not_generated_again(waiting: StudyRun, monkey
     group, told = assigned(waiting, documents=3)
     with killed_in(monkeypatch, commits, "as_rows"):
         worker.generate_group(group._replace(seconds=0.0), told)  # the first of them
-    monkeypatch.setattr(worker, "_KEPT", worker._Kept())
+    monkeypatch.setattr(worker, "KEPT", worker.Kept())
     generated = list[str]()
 
     def noted(local: LocalGenerator, study: Study, part: Work) -> list[list[Unit]]:

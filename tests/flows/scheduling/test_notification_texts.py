@@ -12,7 +12,7 @@ from prefect.server.schemas.states import Completed
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template
 from prefect.settings import PREFECT_UI_URL, temporary_settings
 
-from kvdrift.flows.scheduling.notifications import BODY
+from kvdrift.flows.scheduling.deployments import BODY
 
 
 @pytest.mark.parametrize("message", [None, "All states completed."])

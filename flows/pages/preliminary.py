@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.flows.estimate.estimation import analyzed_splits, document_moments, study_windows
-from kvdrift.flows.estimate.parts import EXPLORATORY_LEVEL
+from kvdrift.flows.estimate.estimation import EXPLORATORY_LEVEL
+from kvdrift.flows.estimate.moments import analyzed_splits, document_moments, study_windows
+from kvdrift.flows.pages.reports import waiting_words, writing
+from kvdrift.log.store import Store
 from kvdrift.sql.catalog import Views
 from kvdrift.stats.quantities import PAIR_QUANTITIES
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
@@ -58,3 +61,43 @@ class PreliminaryViews:
             constant = {"study": self.study, "model": self.model, "split": split}
             parts.append(pa.table({**{name: [value] * len(found) for name, value in constant.items()}, **columns}))
         return pa.concat_tables(parts, promote_options="permissive")
+
+
+def write_preliminary(
+    store: Store,
+    study: str,
+    model: str,
+    folder: Path,
+    said: str,
+    *,
+    token_text: Callable[[int], str] | None = None,
+) -> Path:
+    """Write the page of a study that still runs, with estimates of the pairs that are derived; return its path.
+
+    ``said`` is the study's progress, as a sentence. Without ``token_text`` the examples show token ids.
+    """
+    from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
+    from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
+
+    waiting = waiting_words(store, study, model)
+    with writing(folder), open_views(store, kept=MOMENT_VIEWS) as views:
+        return build_report(
+            PreliminaryViews(views, study, model), study, model, folder,
+            token_text=token_text,
+            provenance=Provenance(Path(store.location).name, views.versions, waiting=waiting),
+            preliminary=said,
+        )  # fmt: skip
+
+
+def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
+    """Replace a finished study's preliminary page by a link to its report; any other page stays.
+
+    The report need not exist yet; ``store`` is the store's name as commands take it.
+    """
+    from kvdrift.report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
+
+    page = folder / "index.html"
+    if page.is_file() and RELOADING in page.read_text(encoding="utf-8"):
+        with writing(folder):
+            write_ended(study, report, store, folder)

@@ -1,0 +1,203 @@
+"""The arrangement of a view's rows as arrays over documents and actions, in sorted order."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.study import CONTROL_ACTION
+from kvdrift.schema.tables import PLAIN, SWRB
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import Views
+from kvdrift.sql.quoting import literal
+from kvdrift.stats.efficiency import MEASURED, BranchingMoments
+from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
+
+_POSITION_SUMS = {f"position_{name}": name for name in POSITION_MOMENTS}  # moments by column of ``profiles``
+_LAG_SUMS = {f"lag_{name}": name for name in LAG_MOMENTS}
+_PLACE = ["doc", "action", "replicates"]
+
+
+def measured(table: pa.Table) -> pa.Table:
+    """Return the rows without those of the full-retention control."""
+    return table.filter(pc.not_equal(table["action"], CONTROL_ACTION))
+
+
+class DocumentIndex:
+    """The documents and actions of a view's rows, in sorted order, and the index of each row's document and action."""
+
+    def __init__(self, table: pa.Table) -> None:
+        keys = {
+            doc: (stratum, cluster)
+            for doc, stratum, cluster in zip(
+                *(table[name].to_pylist() for name in ("doc", "stratum", "cluster")), strict=True
+            )
+        }
+        self.documents = np.array(sorted(keys), dtype=np.str_)
+        self.strata = np.array([keys[doc][0] for doc in self.documents.tolist()], dtype=np.str_)
+        self.clusters = np.array([keys[doc][1] for doc in self.documents.tolist()], dtype=np.str_)
+        self.actions = tuple(sorted(set(table["action"].to_pylist())))
+
+    def spread(
+        self, table: pa.Table, names: Iterable[str], axis: str | None = None, length: int = 0
+    ) -> dict[str, Float]:
+        """Arrange columns of a view by document and action, float64 [documents, actions]; NaN without a row.
+
+        With an ``axis``, a column by which a document and action has ``length`` rows from 0 on, there is a third
+        dimension. If the columns are lists of one length, the third dimension is that of the lists.
+        """
+        shape: tuple[int, ...] = (len(self.documents), len(self.actions))
+        where: list[Any] = [
+            pc.index_in(table[name], value_set=pa.array(known, pa.string())).to_numpy()
+            for name, known in (("doc", self.documents.tolist()), ("action", self.actions))
+        ]
+        if axis is not None:
+            shape = (*shape, length)
+            where.append(table[axis].to_numpy())
+        cells, columns = np.ravel_multi_index(where, shape), {}
+        for name in names:
+            values = _values(table[name])
+            column = np.full((math.prod(shape), *values.shape[1:]), np.nan)
+            column[cells] = values
+            columns[name] = column.reshape(*shape, *values.shape[1:])
+        return columns
+
+
+def _values(column: pa.ChunkedArray) -> Float:
+    """Return a column as float64 [rows]; a column of lists, all of one length, as float64 [rows, length]."""
+    if not pa.types.is_list(column.type):
+        return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    return np.asarray(column.combine_chunks().flatten().to_numpy(), dtype=np.float64).reshape(len(column), -1)
+
+
+def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
+    """Return the splits that have complete trajectories of a measured action, sorted."""
+    rows = measured(views.rows("moments", study=study, model=model))
+    return sorted(set(rows["split"].to_pylist()))
+
+
+def action_revisions(views: Views, study: str) -> Mapping[str | None, int]:
+    """Read the revision of each action that the views show; 0 for actions that the store lacks, and for None."""
+    listed = views.rows("actions", study=study)
+    shown = zip(listed["action"].to_pylist(), listed["action_revision"].to_pylist(), strict=True)
+    return defaultdict(int, shown)
+
+
+def documents_revision(views: Views, study: str, model: str) -> int:
+    """Read the newest revision of a study's documents that the views show; 0 without documents."""
+    rows = views.rows("documents", ["document_revision"], study=study, model=model)
+    return max(rows["document_revision"].to_pylist(), default=0)
+
+
+def study_windows(views: Views, study: str, model: str) -> Windows:
+    """Read the study's windows from the ``windows`` view."""
+    rows = views.rows("windows", study=study, model=model).to_pylist()
+    if not rows:
+        raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
+    (row,) = rows
+    return Windows.from_row(row)
+
+
+def document_moments(
+    views: Views, study: str, model: str, split: str, windows: Windows | None = None, *, profiles: bool = True
+) -> DocumentMoments:
+    """Read the moments of every document and action of a split, controls left out.
+
+    The windows are read if None; without ``profiles``, moments over positions and lags are not read.
+    """
+    windows = windows or study_windows(views, study, model)
+    table = measured(views.rows("moments", study=study, model=model, split=split))
+    if not table.num_rows:
+        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+    index = DocumentIndex(table)
+    scalars = index.spread(table, SCALAR_MOMENTS)
+    positions, lags = dict[str, Float](), dict[str, Float]()
+    if profiles:
+        columns = ("doc", "action", "replicates", *_POSITION_SUMS, *_LAG_SUMS)
+        rows = measured(views.rows("profiles", columns, study=study, model=model, split=split))
+        replicates = index.spread(rows, ["replicates"])["replicates"][:, :, None]
+        positions, lags = (
+            {name: index.spread(rows, [column])[column] / replicates for column, name in sums.items()}
+            for sums in (_POSITION_SUMS, _LAG_SUMS)
+        )
+    return DocumentMoments(
+        index.documents, index.strata, index.clusters, index.actions, windows, scalars, positions, lags
+    )
+
+
+def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
+    """Read the scalar moments of every replicate of a split, controls left out."""
+    table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
+    if not table.num_rows:
+        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+    index = DocumentIndex(table)
+    count = int(table["replicate"].to_numpy().max()) + 1
+    scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count)
+    windows = study_windows(views, study, model)
+    return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
+
+
+def answer_moments(
+    views: Views, study: str, model: str, split: str, windows: Windows, answered: Collection[str]
+) -> DocumentMoments | None:
+    """Read the moments of the documents with known answers of a split, controls left out.
+
+    The moments have no profiles. None if there is no such document, or if pairs of such a document are not scored yet.
+    """
+    table = measured(views.rows("document_answers", study=study, model=model, split=split))
+    whole = measured(views.rows("moments", study=study, model=model, split=split))
+    whole = whole.filter(pc.is_in(whole["doc"], value_set=pa.array(sorted(answered), pa.string())))
+    if not table.num_rows or not table.select(_PLACE).equals(whole.select(_PLACE)):  # in equal order
+        return None
+    index = DocumentIndex(whole)
+    scalars = index.spread(whole, SCALAR_MOMENTS) | index.spread(table, ANSWER_MOMENTS)
+    return DocumentMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars, {}, {})
+
+
+def replicate_answers(views: Views, study: str, model: str, split: str, windows: Windows) -> ReplicateMoments | None:
+    """Read the scalar moments of every scored replicate of a split, controls left out; None if there is none."""
+    keys = {"study": study, "model": model, "split": split}
+    table = measured(views.rows("trajectory_answers", **keys))
+    if not table.num_rows:
+        return None
+    whole = measured(views.rows("trajectory_moments", **keys)).join(
+        table.select(["doc", "action", "replicate"]), ["doc", "action", "replicate"], join_type="left semi"
+    )
+    index = DocumentIndex(table)
+    count = int(table["replicate"].to_numpy().max()) + 1
+    scalars = index.spread(whole, SCALAR_MOMENTS, "replicate", count)
+    scalars |= index.spread(table, ANSWER_MOMENTS, "replicate", count)
+    return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
+
+
+def branching_moments(views: Views, study: str, model: str, split: str) -> BranchingMoments | None:
+    """Read the moments of both estimators for every document and action of a split, controls left out.
+
+    Returns:
+        Moments of all measured documents, which other estimates resample too; None if nothing was branched.
+    """
+    own = f"study = {literal(study)} and model = {literal(model)}"
+    if not views.table(
+        f"from internal.branchings where {own} limit 1"
+    ).num_rows:  # the view would otherwise read all trajectories
+        return None
+    table = measured(views.rows("swrb", study=study, model=model, split=split))
+    if SWRB not in table["estimator"].to_pylist():
+        return None
+    listed = views.rows("documents", study=study, model=model)
+    cluster_of = dict(zip(listed["doc"].to_pylist(), listed["cluster"].to_pylist(), strict=True))
+    clusters = [cluster_of[doc] for doc in table["doc"].to_pylist()]
+    table = table.append_column("cluster", pa.array(clusters, type=pa.string()))
+    index = DocumentIndex(table)
+    plain, swrb = (
+        index.spread(table.filter(pc.equal(table["estimator"], estimator)), MEASURED) for estimator in (PLAIN, SWRB)
+    )
+    return BranchingMoments(index.documents, index.strata, index.clusters, index.actions, plain, swrb)

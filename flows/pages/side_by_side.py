@@ -1,0 +1,233 @@
+"""The page that compares several stores or studies, over the documents that they share.
+
+Differences are estimated like contrasts within a study: the same documents are resampled on both sides. No plan names
+them, so all are exploratory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from kvdrift.flows.estimate.estimation import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
+from kvdrift.flows.estimate.moments import document_moments
+from kvdrift.flows.pages.reports import page_folder, writing
+from kvdrift.log.checked_files import WEEK
+from kvdrift.log.delta.durability import sync
+from kvdrift.log.store import Store
+from kvdrift.log.studies import stored_studies
+from kvdrift.report.reading.content import read_content
+from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS, Estimate, Provenance, StudyRows
+from kvdrift.report.side_by_side.content import Comparison, Difference, Entry, Pairing
+from kvdrift.report.side_by_side.page import build_comparison
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.location import absolute, folder_name
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.sql.catalog import MOMENT_VIEWS, open_views
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.resampling.bootstrap import estimate
+from kvdrift.stats.resampling.intervals import Request
+
+_IDENTITY = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "eos_tokens")
+
+QUANTITIES = ("gap", "divergence_probability_difference", "mean_entry_difference", "mismatch_rate_difference")
+_Measured = tuple[Entry, DocumentMoments]
+
+
+def read_entries(
+    locations: Sequence[str],
+    studies: Collection[str] | None = None,
+    progress: Progress = SILENT,
+    *,
+    model: str | None = None,
+) -> list[tuple[Entry, DocumentMoments]]:
+    """Read all studies and models of some stores, or the named ones, with their document moments."""
+    stores = [Store.open(location) for location in locations]
+    twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
+    if twice:
+        raise InputError(f"{twice[0]} is named twice: name different stores to compare")
+    found = [(store, *pair) for store in stores for pair in _studies(store, studies) if model in {None, pair[1]}]
+    names = _names([(store.location, study, of) for store, study, of in found])
+    progress.begin("read", len(found), "studies")
+    entries = []
+    for (store, study, of), name in zip(found, names, strict=True):
+        entry, moments = _read(store, study, of, name)
+        entries.append((replace(entry, page=_own_page(store, study, of)), moments))
+        progress.advance(1)
+    return entries
+
+
+def _studies(store: Store, studies: Collection[str] | None) -> list[tuple[str, str]]:
+    chosen = [pair for study in studies or () for pair in stored_studies(store, study)]
+    return sorted(set(chosen)) if studies is not None else stored_studies(store)
+
+
+def _own_page(store: Store, study: str, model: str) -> Path | None:
+    """Return the page of a study and model at its default place; None if there is no page."""
+    page = page_folder(store, study, model, stored_studies(store)) / "index.html"
+    return page if page.is_file() else None
+
+
+def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Name each of (location, study, model) by as few parts as distinguish it from the others."""
+
+    def candidates() -> Iterator[list[str]]:
+        folders = [PurePath(location).name for location, _, _ in found]
+        if len({location for location, _, _ in found}) == 1:
+            yield [study for _, study, _ in found]
+            yield [f"{study} / {model}" for _, study, model in found]
+        yield folders
+        yield ["/".join(PurePath(location).parts[-2:]) for location, _, _ in found]
+        with_study = [list(dict.fromkeys((folder, one[1]))) for folder, one in zip(folders, found, strict=True)]
+        yield [" / ".join(parts) for parts in with_study]
+        yield [" / ".join((*parts, one[2])) for parts, one in zip(with_study, found, strict=True)]
+
+    unlike = (names for names in candidates() if len(set(names)) == len(names))
+    return next(unlike, [" / ".join(one) for one in found])
+
+
+def _read(store: Store, study: str, model: str, name: str) -> tuple[Entry, DocumentMoments]:
+    with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
+        source = StudyRows(views, study, model)
+        provenance = Provenance(store=store.location, tables=views.versions)
+        content = read_content(source, baseline=None, token_text=None, provenance=provenance, latex=False)
+        moments = document_moments(views, study, model, content.split, content.windows, profiles=False)
+        revisions = {row["action"]: row["action_revision"] for row in content.facts.actions}
+        identities = {
+            row["action"]: tuple(row[column] for column in _IDENTITY)
+            for row in source.of("identities")
+            if revisions.get(row["action"]) == row["action_revision"]
+        }
+    documents = {row["doc"]: row for row in content.facts.documents if row["split"] == content.split}
+    return Entry(name, store.location, content, documents, identities), moments
+
+
+def pairings(measured: Sequence[_Measured]) -> list[Pairing]:
+    """Subtract each study from every later study, over the documents that both have.
+
+    Documents of one model are the same if their names, strata, clusters and hashes of the prompts' tokens are equal; a
+    document with an unknown hash equals no other. Documents of unlike models are matched without the prompt, and
+    ``Pairing.by_name`` says so.
+    """
+    return [_pairing(first, other) for first, other in combinations(measured, 2)]
+
+
+def _pairing(measured: _Measured, other_measured: _Measured) -> Pairing:
+    (first, _), (other, _) = measured, other_measured
+    by_name = first.model != other.model
+    named = [
+        doc
+        for doc, row in first.documents.items()
+        if doc in other.documents and all(row[key] == other.documents[doc][key] for key in ("stratum", "cluster"))
+    ]
+    shared = [doc for doc in named if by_name or _same_prompt(first.documents[doc], other.documents[doc])]
+    obstacle = _obstacle(first, other, named, shared)
+    differences = () if obstacle else tuple(_differences(measured, other_measured, shared))
+    if not (obstacle or differences):
+        obstacle = "no action of one has the name of an action of the other, or keeps as much"
+    return Pairing(first, other, len(shared), by_name, obstacle, differences)
+
+
+def _same_prompt(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return row["prompt_sha256"] is not None and row["prompt_sha256"] == other["prompt_sha256"]
+
+
+def _obstacle(first: Entry, other: Entry, named: Sequence[str], shared: Sequence[str]) -> str | None:
+    horizons = [entry.content.windows.horizon for entry in (first, other)]
+    if horizons[0] != horizons[1]:
+        return f"their horizons are {horizons[0]} and {horizons[1]} tokens, and R is a share of the horizon"
+    splits = [entry.content.split for entry in (first, other)]
+    if splits[0] != splits[1]:
+        return f"{first.name} shows its {splits[0]} documents, {other.name} its {splits[1]} documents"
+    if shared:
+        return None
+    lacking = [one.name for one in (first, other) if any(one.documents[doc]["prompt_sha256"] is None for doc in named)]
+    if lacking:
+        return (
+            f"their documents of one name have no prompt_sha256 in {' and '.join(lacking)}, so nothing says that the "
+            "prompts are the same; a column prompt_sha256 in the file of kvdrift ingest --documents says it"
+        )
+    return "no document is the same in both"
+
+
+def _differences(measured: _Measured, other_measured: _Measured, shared: Sequence[str]) -> Iterator[Difference]:
+    (first, first_moments), (other, other_moments) = measured, other_measured
+    moments = _side_by_side(first_moments, other_moments, shared)
+    present = dict(zip(moments.actions, moments.present.T, strict=True))
+    pairs = {
+        (f"first {one}", f"other {two}"): (one, two)
+        for one, two in _action_pairs(first, other)
+        if (present[f"first {one}"] & present[f"other {two}"]).any()
+    }
+    if not pairs:
+        return
+    found = estimate(
+        moments, draws=EXPLORATORY_DRAWS, seed=0, request=Request(EXPLORATORY_LEVEL), quantities=list(QUANTITIES),
+        pairs=list(pairs),
+    )  # fmt: skip
+    for (baseline, action), (one, two) in pairs.items():
+        rows = {name: found.row(Endpoint(name, action, baseline)) for name in QUANTITIES}
+        estimates = {
+            name: Estimate(**{column: row[column] for column in ESTIMATE_COLUMNS if column in row})
+            for name, row in rows.items()
+        }
+        identity = first.identities.get(one)
+        same = identity is not None and None not in identity and identity == other.identities.get(two)
+        yield Difference(one, two, same, estimates)
+
+
+def _action_pairs(first: Entry, other: Entry) -> Iterator[tuple[str, str]]:
+    """Yield two actions of one name; an action without a namesake is paired with actions of the same budget."""
+    own, others = first.content.actions, other.content.actions
+    for one in own:
+        if one in others:
+            yield one, one
+        elif (budget := first.budget(one)) is not None:
+            yield from ((one, two) for two in others if two not in own and other.budget(two) == budget)
+
+
+def _side_by_side(first: DocumentMoments, other: DocumentMoments, shared: Sequence[str]) -> DocumentMoments:
+    """Return the moments of the shared documents, with the actions of both entries."""
+    parts = {
+        side: moments.of_documents(shared).in_canonical_order()
+        for side, moments in (("first", first), ("other", other))
+    }
+    actions = [f"{side} {action}" for side, moments in parts.items() for action in moments.actions]
+    one, two = parts.values()
+    scalars = {name: np.concatenate([one.scalars[name], two.scalars[name]], axis=1) for name in one.scalars}
+    return DocumentMoments(one.documents, one.strata, one.clusters, tuple(actions), one.windows, scalars, {}, {})
+
+
+def write_comparison(
+    locations: Sequence[str],
+    folder: Path,
+    studies: Collection[str] | None = None,
+    progress: Progress = SILENT,
+    *,
+    model: str | None = None,
+) -> Path:
+    """Write the comparison of several stores, or of several studies of one; return the path of the page.
+
+    By default all studies and models of each store are compared.
+    """
+    measured = read_entries(locations, studies, progress, model=model)
+    comparison = Comparison(tuple(entry for entry, _ in measured), tuple(pairings(measured)))
+    with writing(folder):
+        page = build_comparison(comparison, folder)
+        parts = [folder / "figures", folder / "tables"]
+        for path in (page, *(file for part in parts for file in part.iterdir()), *parts, folder):
+            sync(path)
+    return page
+
+
+def comparison_folder(locations: Sequence[str]) -> Path:
+    """Return the default folder of a comparison: a folder of the stores' names in ``reports``."""
+    names = [PurePath(absolute(location)).name for location in locations]
+    return Path("reports") / folder_name("-and-".join(names))

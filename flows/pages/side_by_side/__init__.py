@@ -1,1 +1,0 @@
-"""The comparison of several stores: the documents that they share, and differences over these documents."""

@@ -1,0 +1,318 @@
+"""The run of a study file: development -> plan -> evaluation -> estimates -> report.
+
+The stages are tasks of a Prefect flow. Tasks are coarse and wrap plain functions; each task asks the store for its
+remaining work, so a flow that was killed anywhere goes on. Each part of an analysis is a task; ``ABREAST`` parts run at
+once, in threads: numpy releases the interpreter's lock while it multiplies and sorts, and each process would need its
+own moments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kvdrift.flows.cluster.address import ClusterAddress, default_location
+from kvdrift.flows.estimate.estimation import AnalysisPart, estimate_part
+from kvdrift.flows.material import SharedMaterial
+from kvdrift.flows.orchestration.page import FlowRunPage
+from kvdrift.flows.orchestration.server import orchestration
+from kvdrift.flows.orchestration.tasks import as_stage, as_task, ended_by_sigterm, retried
+from kvdrift.flows.pages.reports import laws_report_folder, present_inputs, record_inputs, report_is_current
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.checks import check_study
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.generators import generators
+from kvdrift.flows.run.remarks import remarks
+from kvdrift.flows.run.revisions import begun_revisions, redo_actions
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.generator.service.client import ServiceAddress
+from kvdrift.log.last_times import record_run
+from kvdrift.schema.location import absolute, is_local
+from kvdrift.schema.locking import run_alone
+from kvdrift.schema.progress import Progress
+from kvdrift.schema.study import FIXED, Study
+from kvdrift.stats.resampling.intervals import Estimates
+
+FLOW = "kvdrift study"
+ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws take up to 400 MB
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a run."""
+
+    location: str  # the store
+    pages: list[Path]  # the report of each model; none if the limit stopped the run before its reports
+    documents_left: int  # how many documents the limit leaves to generate
+    did_something: bool  # False if nothing was left to do
+
+
+def run_file(
+    studies: Sequence[Study],
+    store: str | Path | None,
+    address: ServiceAddress | None,
+    progress: Progress,
+    limit: int | None = None,
+    redo: Sequence[str] = (),
+    *,
+    plan_only: bool = False,
+    replan: bool = False,
+    cluster: ClusterAddress | None = None,
+    compacts: bool = True,
+) -> Outcome:
+    """Run the studies of one file, one for each model and law.
+
+    Without the ``address`` of a service or a ``cluster`` this process generates. The run stops after ``limit``
+    documents, and with ``plan_only`` after freezing the plans. The units of the actions ``redo`` are superseded first,
+    and with ``replan`` the plans are made anew. At its end the run puts small files together, unless ``compacts`` is
+    False. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
+    """
+    location = absolute(store if store is not None else default_location(studies))
+    shared, gathered = DocumentLimit(limit), SharedMaterial()
+    page = progress if isinstance(progress, FlowRunPage) else FlowRunPage(progress)
+    with generators(studies, address, cluster, page) as by:
+        runs = [
+            StudyRun(
+                study, location, by.made_by, page, shared, by.identify, by.derived_by, by.sides,
+                replan=replan, gathered=gathered, compacts=compacts,
+            )
+            for study in studies
+        ]  # fmt: skip
+        for run in runs:
+            check_study(run, served=by.served)
+        for line in remarks(runs):
+            page.say(line)
+        outcome = run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)
+    for study in studies:
+        record_run(location, study.name, study.model.id)
+    return outcome
+
+
+def run_studies(
+    runs: Sequence[StudyRun],
+    before: Callable[[], None] | None = None,
+    redo: Sequence[str] = (),
+    *,
+    plan_only: bool = False,
+    page: FlowRunPage | None = None,
+) -> Outcome:
+    """Run the studies of one file, one for each model and law, to their reports, or find them finished.
+
+    ``before`` is called before anything is written, unless nothing is left to do. The units of actions in ``redo`` are
+    superseded and generated anew. With ``plan_only`` the run stops when the plans are frozen, and the outcome has no
+    pages. If the ``page`` on the user's Prefect server is open, the caller is in its flow run: the stages are tasks of
+    that flow run, and a stage is retried if a retry may help.
+    """
+    location, page = runs[0].location, page or FlowRunPage()
+    growth = _growth(runs, redo)
+    planned = plan_only and all(map(stages.is_planned, runs))
+    if planned and not redo:
+        return Outcome(location, [], 0, did_something=False)
+    if not (growth or redo) and _is_finished(runs):
+        return Outcome(location, _pages(runs), 0, did_something=False)
+    if redo:
+        begun_revisions(runs, redo)  # refuses actions that cannot be redone
+    if before is not None:
+        before()
+    if redo:
+        redo_actions(runs, redo)
+    if planned:
+        return Outcome(location, [], 0, did_something=False)
+    for run in runs:
+        stages.prepare(run, compared=True)  # before the orchestration starts, so that refusals come at once
+    with run_alone(location, runs[0].progress.say):
+        if page.is_open:
+            return _through_stages(runs, page, plan_only=plan_only, scheduled=True)
+        with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect") as on_users_server:
+            return _run_flow(runs, page if on_users_server else None, plan_only=plan_only)
+
+
+def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
+    """Print what the study files ask for beyond the store's content; return whether they ask for anything."""
+    growth = False
+    for run in runs:
+        for difference in check_agrees(run, redo):
+            growth = True
+            if not difference.planned:  # growth of the plan is printed when the plan is frozen
+                run.say(str(difference))
+    return growth
+
+
+def _is_finished(runs: Sequence[StudyRun]) -> bool:
+    """Tell whether nothing of a file's studies is left to do."""
+    compared = (report_is_current(laws[0].store, _laws_page(laws).parent) for laws in _several_laws(runs))
+    return all(map(stages.is_finished, runs)) and all(compared)
+
+
+def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool) -> Outcome:
+    """Run the stages in a new flow; ``page`` shows the flow on the user's server."""
+    from prefect import flow, tags  # noqa: PLC0415
+    from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
+
+    name, models = runs[0].study.name_in_file, list(dict.fromkeys(run.study.model.id for run in runs))
+    threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Prefect's flows declare another type
+
+    def flow_run_name() -> str:  # Prefect would read a text as a template, and names may contain braces
+        return run_name([run.study for run in runs])
+
+    @flow(name=FLOW, flow_run_name=flow_run_name, task_runner=threads, persist_result=False)
+    def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
+        if page is not None:
+            page.open(study)
+        return _through_stages(runs, page, plan_only=plan_only, scheduled=False)
+
+    with tags("kvdrift", name, *models):
+        outcome: Outcome = study_flow(name, models, runs[0].location)
+    return outcome
+
+
+def run_name(studies: Sequence[Study]) -> str:
+    """Return the name of a flow run of a file's studies."""
+    return f"{studies[0].name_in_file}, {', '.join(dict.fromkeys(study.model.id for study in studies))}"
+
+
+@ended_by_sigterm()
+def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
+    """Take the studies through their stages in order, as tasks of the current flow."""
+    tasks, limit = _tasks(scheduled=scheduled), runs[0].limit
+    for laws in _by_model(runs):
+        develop(laws, tasks, plan_only=plan_only)
+        if not (limit.left_over or plan_only):
+            _evaluate(laws, tasks)
+    stopped = limit.left_over or plan_only
+    for run in [] if stopped else runs:  # estimates and reports record the version of all models' events
+        tasks.analyze(run)
+    tasks.keep_up(runs[0])
+    if stopped:
+        return Outcome(runs[0].location, [], limit.left_over, did_something=True)
+    for run in runs:
+        tasks.report(run, _page_beside(run, runs))
+    for laws in _several_laws(runs):
+        tasks.compare(*laws)
+    for run in runs if page is not None else []:
+        page.publish(run.store, run.study.name, run.study.model.id, run.page)
+    return Outcome(runs[0].location, _pages(runs), 0, did_something=True)
+
+
+def _tasks(*, scheduled: bool) -> SimpleNamespace:
+    """Return the stages as tasks of the current flow; a scheduled run retries them."""
+    again = retried() if scheduled else {}
+    current = "the page is up to date with the tables"
+    return SimpleNamespace(
+        develop=as_stage(stages.develop, "the development documents have all their units", **again),
+        derive=as_stage(stages.derive, "all units are derived", **again),
+        score=as_stage(
+            stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here", **again
+        ),
+        plan=as_stage(_plan, "the plan is frozen", **again),
+        evaluate=as_stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again),
+        check=as_task(stages.check),
+        look=as_task(stages.look, **again),
+        keep_up=as_task(stages.keep_up, **again),
+        analyze=as_stage(_analyze, "the estimates are up to date with the moments", **again),
+        report=as_stage(_report, current, **again),
+        compare=as_stage(_compare, current, **again),
+    )
+
+
+def develop(laws: Sequence[StudyRun], tasks: SimpleNamespace, *, plan_only: bool) -> None:
+    """Generate development documents and freeze the plans of all laws of a model.
+
+    All plans are frozen before any evaluation, whose outcomes later plans would have seen.
+    """
+    limit = laws[0].limit
+    tasks.develop(*laws)
+    if limit.left_over or plan_only or not all(map(stages.is_planned, laws)):
+        _derive(laws, tasks)  # else one derivation covers the evaluation documents too
+    for run in laws if not limit.left_over else []:
+        tasks.plan(run)
+
+
+def _evaluate(laws: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
+    """Evaluate until all sequential studies stop; other studies evaluate all documents at once."""
+    more = True
+    while more:
+        tasks.evaluate(*laws)
+        _derive(laws, tasks)
+        for run in laws:
+            tasks.check(run)
+        if laws[0].limit.left_over or laws[0].study.plan.stopping == FIXED:
+            return
+        looks = [tasks.look(run) for run in laws]
+        more = any(looks)
+
+
+def _derive(laws: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
+    """Derive the units of all laws of a model, and score their answers."""
+    tasks.derive(laws[0])
+    for run in laws:
+        tasks.score(run)
+
+
+def _plan(run: StudyRun) -> bool:
+    """Freeze the plan; return whether that was still to be done."""
+    frozen = stages.is_planned(run)
+    stages.plan(run)
+    return not frozen
+
+
+def _analyze(run: StudyRun) -> int:
+    return stages.analyze(run, estimate_in_tasks)
+
+
+def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+    """Estimate the parts of an analysis as tasks of the running flow, all begun at once; yield them in order."""
+    futures = as_task(estimate_part).map(parts)
+    return (future.result() for future in futures)
+
+
+def _report(run: StudyRun, beside: Path | None) -> bool:
+    """Write the report; return whether that was still to be done."""
+    current = report_is_current(run.store, run.page.parent)
+    stages.report(run, beside)
+    return not current
+
+
+def _compare(*runs: StudyRun) -> bool:
+    """Write the page that compares the laws of one model, unless it is current; return whether it was written."""
+    store, folder = runs[0].store, _laws_page(runs).parent
+    if report_is_current(store, folder):
+        return False
+    from kvdrift.flows.pages.side_by_side import write_comparison  # noqa: PLC0415 - a current page needs no libraries
+
+    inputs, names = present_inputs(store), [run.study.name for run in runs]
+    write_comparison([store.location], folder, names, runs[0].progress, model=runs[0].study.model.id)
+    record_inputs(folder, inputs, {})
+    return True
+
+
+def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
+    """Group the runs by model; a model has a run for each law."""
+    models = dict.fromkeys(run.study.model.id for run in runs)
+    return [[run for run in runs if run.study.model.id == model] for model in models]
+
+
+def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
+    """Return the groups of runs of each model that has several laws."""
+    return [laws for laws in _by_model(runs) if len(laws) > 1]
+
+
+def _laws_page(laws: Sequence[StudyRun]) -> Path:
+    """Return the page that compares the laws of one model, in a folder beside the pages of its studies."""
+    study = laws[0].study
+    model = study.model.id if study.several_models else None
+    return laws_report_folder(laws[0].store, study.name_in_file, model) / "index.html"
+
+
+def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
+    """Return the page that will compare a run's law with the model's other laws; None if there is only one law."""
+    return next((_laws_page(laws) for laws in _several_laws(runs) if run in laws), None)
+
+
+def _pages(runs: Sequence[StudyRun]) -> list[Path]:
+    """Return the report of each study, and for each model with several laws the page that compares them."""
+    return [*(run.page for run in runs), *map(_laws_page, _several_laws(runs))]
