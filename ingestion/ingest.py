@@ -24,25 +24,95 @@ control if its name is ``full``. The action is prespecified unless the study has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvdrift.ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
-from kvdrift.ingestion.documents import DocumentRows, read_documents
 from kvdrift.ingestion.event_rows import EventRows, filled
-from kvdrift.ingestion.facts import FactRows, read_facts_file
 from kvdrift.ingestion.files import EventFile, FileGroups
 from kvdrift.ingestion.formats import NoEventsError
 from kvdrift.ingestion.inputs import EventSource, expanded
 from kvdrift.ingestion.intake import Comparison, Intake, Refusal
-from kvdrift.ingestion.report import Finding, IngestReport
+from kvdrift.ingestion.records import DocumentRows, FactRows, read_documents, read_facts_file
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.rows import Flags, Ints
 from kvdrift.schema.tables import GROUP_KEY
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An error of one unit or of a whole file: the text as it stands at the first of ``count`` rows that have it.
+
+    ``key`` has study, model, doc, action, replicate and t of that row, as far as they are known; it is empty for a
+    whole file.
+    """
+
+    file: str
+    kind: str
+    text: str
+    key: dict[str, Any] = field(default_factory=dict)
+    count: int = 1
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{name}={value}" for name, value in self.key.items())
+        more = f" ({self.count} such rows)" if self.count > 1 else ""
+        return f"{self.file}: {named}: {self.text}{more}" if named else self.text  # a text without key names the file
+
+
+@dataclass
+class Tally:
+    """A count of units and of their events."""
+
+    units: int = 0
+    events: int = 0
+
+    def add(self, units: int, events: int) -> None:
+        """Count more units and events."""
+        self.units += units
+        self.events += events
+
+
+@dataclass
+class IngestReport:
+    """The result of an ingestion.
+
+    Attributes:
+        files: Number of files.
+        unread: Number of files that could not be read, or not to the end.
+        taken: Units and events that are new in the store. A unit with at least one new replicate counts here; its
+            events count here or in ``present``.
+        present: Units and events that the store had already, with equal content.
+        kept_out: Units with an error, and their events.
+        waiting: Replicates that lack positions, and those of their events that came with these files.
+        horizons: H of each study and model of which units were new or equal, and where H comes from.
+        findings: The errors.
+        remarks: Lines about unusual values that are no errors.
+    """
+
+    files: int
+    unread: int = 0
+    taken: Tally = field(default_factory=Tally)
+    present: Tally = field(default_factory=Tally)
+    kept_out: Tally = field(default_factory=Tally)
+    waiting: Tally = field(default_factory=Tally)
+    horizons: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def add(self, later: IngestReport) -> None:
+        """Add the counts of another file; keep only the first finding of all files, and no remarks."""
+        self.files += later.files
+        self.unread += later.unread
+        for name in ("taken", "present", "kept_out"):
+            tally: Tally = getattr(later, name)
+            getattr(self, name).add(tally.units, tally.events)
+        self.waiting = Tally(later.waiting.units, self.waiting.events + later.waiting.events)
+        self.horizons = later.horizons | self.horizons
+        self.findings = self.findings or later.findings[:1]
 
 
 def ingest(

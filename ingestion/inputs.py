@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.fs
 
-from kvdrift.log.delta.other_tables import live_files
+from kvdrift.log.delta.versions import live_files
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.location import absolute, check_regular, filesystem_of, is_local, join
 from kvdrift.schema.tables import GROUP_KEY

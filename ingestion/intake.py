@@ -13,16 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.ingestion.documents import DocumentRows
 from kvdrift.ingestion.event_rows import VALUES, EventRows
-from kvdrift.ingestion.facts import FactRows
-from kvdrift.ingestion.records import Record
+from kvdrift.ingestion.records import DocumentRows, FactRows, Record
 from kvdrift.log.forgotten import forgotten_documents
 from kvdrift.log.store import Store
-from kvdrift.log.units.events import RowsOfUnits
-from kvdrift.log.units.many import pairs_sha256
 from kvdrift.log.units.revisions import current_documents, newest_plans, newest_revisions
-from kvdrift.log.units.unit import SPAN, unit_number
+from kvdrift.log.units.rows import RowsOfUnits
+from kvdrift.log.units.unit import SPAN, pairs_sha256, unit_number
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.rows import Ints
 from kvdrift.schema.study import CONTROL_ACTION, EXTERNAL, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS

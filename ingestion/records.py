@@ -1,20 +1,28 @@
-"""Read the records of a documents or facts file: CSV, JSONL or Parquet, recognized by content."""
+"""Read the files beside events: what another generator says of its documents, and how it made its events.
+
+Both are CSV, JSONL or Parquet, recognized by content. A row of a facts file is about one action, for one document or
+for all. Its bytes, seconds and engine go into the rows of units that are ingested together with the facts; its settings
+and weights go into the action's row.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvdrift.schema.errors import InputError, first_line, reading
+from kvdrift.schema.document import SPLITS
+from kvdrift.schema.errors import InputError, first_line, nearest, reading
 from kvdrift.schema.location import check_regular
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.tables import DOCUMENTS
 
 MOST_BYTES = 1 << 28  # of a file, and of a row group of Parquet
 MOST_ROWS = 1 << 20
@@ -164,3 +172,181 @@ def _check_columns(path: Path, names: list[str], kind: RecordKind) -> None:
     for name in names:
         if name in kind.columns and names.count(name) > 1:
             raise InputError(f"{path}: {names.count(name)} columns are named '{name}', must be one")
+
+
+_REQUIRED = ("doc", "stratum", "split")
+_DOCUMENTS = RecordKind("a document", "a documents file", DOCUMENTS.columns, _REQUIRED)
+
+
+class DocumentRows:
+    """The rows of a documents file by document id. A row without study or model is about all studies or models."""
+
+    def __init__(self, rows: Iterable[Record] = (), unknown: Iterable[str] = ()) -> None:
+        """Index the rows; ``unknown`` are column names that the documents table lacks."""
+        self.unknown = [*unknown]
+        self._rows: dict[str, list[Record]] = {}
+        splits: dict[tuple[Any, ...], Record] = {}
+        for row in rows:
+            same = self._rows.setdefault(row.values["doc"], [])
+            for other in same:
+                if _applies_to(row, other.values.get("study"), other.values.get("model")):
+                    raise InputError(
+                        f"{row.where}: document '{row.values['doc']}' has another row ({other.where}), must have one"
+                    )
+            same.append(row)
+            cluster = tuple(row.values.get(name) for name in ("study", "model", "cluster"))
+            first = splits.setdefault(cluster, row) if cluster[-1] is not None else row
+            if first.values["split"] != row.values["split"]:
+                raise InputError(
+                    f"{row.where}: split is '{row.values['split']}', but cluster '{cluster[-1]}' is in split "
+                    f"'{first.values['split']}' ({first.where}); a cluster must be in one split"
+                )
+
+    def find(self, study: str, model: str, doc: str) -> Record | None:
+        """Return the row about a document; None if there is none."""
+        return next((row for row in self._rows.get(doc, ()) if _applies_to(row, study, model)), None)
+
+
+def _applies_to(row: Record, study: str | None, model: str | None) -> bool:
+    """Tell whether a row is about documents of a study and model; None in the row means any."""
+    pairs = ((row.values.get("study"), study), (row.values.get("model"), model))
+    return all(own is None or other is None or own == other for own, other in pairs)
+
+
+def read_documents(path: Path) -> DocumentRows:
+    """Read all rows of a documents file."""
+    return DocumentRows(*read_records(path, _DOCUMENTS, _clean_document))
+
+
+def _clean_document(record: dict[str, Any], where: str) -> dict[str, Any]:
+    given = {
+        name: _document_value(name, record[name], where) for name in DOCUMENTS.columns if record.get(name) is not None
+    }
+    given = {name: value for name, value in given.items() if not isinstance(value, str) or value.strip()}
+    for name in _REQUIRED:
+        if name not in given:
+            raise InputError(f"{where}: {name} is missing")
+    if given["split"] not in SPLITS:
+        raise InputError(f"{where}: split is '{given['split']}'; {nearest(given['split'], SPLITS)}")
+    if given["stratum"] == POOLED:
+        raise InputError(f"{where}: stratum is '{POOLED}', which names the rows that pool all strata; choose another")
+    return given
+
+
+def _document_value(name: str, value: Any, where: str) -> Any:
+    kind = DOCUMENTS.schema.field(name).type
+    if pa.types.is_integer(kind):
+        return whole_number(name, value, where, "tokens", 31)
+    if pa.types.is_list(kind):
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(is_text(item) for item in items):
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a list of strings")
+        if not all(item.strip() for item in items):
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a list of strings that are not empty")
+        return items
+    return checked_text(name, value, where)
+
+
+_FACT_KEYS: Final = ("study", "model", "doc", "action")
+_PARTS: Final = ("scale_bytes", "index_bytes", "metadata_bytes")
+_COUNTS: Final = ("prompt_entries", "kept_entries", "payload_bytes", *_PARTS, "resident_bytes")
+_SECONDS: Final = ("prefill_seconds", "decode_seconds")
+_TEXTS: Final = ("device", "dtype", "weights")
+_OBJECTS: Final = ("engine", "settings")
+_OF_ACTIONS: Final = ("settings", "weights")
+_FACT_COLUMNS: Final = (*_FACT_KEYS, *_COUNTS, *_SECONDS, *_TEXTS, *_OBJECTS)
+
+_FACTS = RecordKind("a row of facts", "a facts file", _FACT_COLUMNS, ("action",))
+
+
+class FactRows:
+    """The rows of a facts file. If two rows set the same column of a unit, the row with more keys wins."""
+
+    def __init__(self, rows: Iterable[Record] = (), unknown: Iterable[str] = ()) -> None:
+        """Index the rows; ``unknown`` are names of columns that no table takes."""
+        self.unknown = [*unknown]
+        self._rows: dict[str, list[Record]] = {}
+        self._used: set[str] = set()
+        first: dict[tuple[Any, ...], Record] = {}
+        for row in rows:
+            keys = tuple(row.values.get(name) for name in _FACT_KEYS)
+            if (other := first.setdefault(keys, row)) is not row:
+                raise InputError(
+                    f"{row.where}: action '{row.values['action']}' has another such row ({other.where}), must have one"
+                )
+            self._rows.setdefault(row.values["action"], []).append(row)
+
+    @property
+    def unused(self) -> list[str]:
+        """Return the actions of rows that were about no unit so far."""
+        return sorted(self._rows.keys() - self._used)
+
+    def of_unit(self, key: Mapping[str, str]) -> dict[str, Any]:
+        """Return the facts of a unit by column of table ``units``; parts of a cache that no row names are 0 bytes."""
+        found = {name: value for name, value in self._merged(key).items() if name not in (*_FACT_KEYS, *_OF_ACTIONS)}
+        if "payload_bytes" in found:
+            found = dict.fromkeys(_PARTS, 0) | found
+            found.setdefault("resident_bytes", sum(found[name] for name in ("payload_bytes", *_PARTS)))
+        return found
+
+    def of_action(self, study: str, model: str, action: str) -> dict[str, Any]:
+        """Return the facts of an action by column of table ``actions``.
+
+        An action whose engine is named always has settings, if only empty ones.
+        """
+        found = self._merged({"study": study, "model": model, "action": action})
+        said: dict[str, Any] = {name: found[name] for name in _OF_ACTIONS if name in found}
+        return {"settings": "{}", **said} if said or "engine" in found else said
+
+    def _merged(self, key: Mapping[str, str]) -> dict[str, Any]:
+        about = [row for row in self._rows.get(key["action"], ()) if _is_about(row, key)]
+        if about:
+            self._used.add(key["action"])
+        merged: dict[str, Any] = {}
+        for row in sorted(about, key=lambda row: sum(name in row.values for name in _FACT_KEYS)):
+            merged |= row.values
+        return merged
+
+
+def _is_about(row: Record, key: Mapping[str, str]) -> bool:
+    """Tell whether a row is about a study, model, document and action."""
+    return all(row.values.get(name, value) == value for name, value in key.items())
+
+
+def read_facts_file(path: Path) -> FactRows:
+    """Read all rows of a facts file."""
+    return FactRows(*read_records(path, _FACTS, _clean_facts))
+
+
+def _clean_facts(record: dict[str, Any], where: str) -> dict[str, Any]:
+    given = {name: _fact(name, record[name], where) for name in _FACT_COLUMNS if record.get(name) not in (None, "")}
+    if "action" not in given:
+        raise InputError(f"{where}: action is missing")
+    if "doc" in given and (own := [name for name in _OF_ACTIONS if name in given]):
+        raise InputError(f"{where}: {own[0]} belongs to a whole action; give it in a row without doc")
+    return given
+
+
+def _fact(name: str, value: Any, where: str) -> Any:
+    if name in _COUNTS:
+        return whole_number(name, value, where, "entries" if name.endswith("entries") else "bytes", 63)
+    if name in _SECONDS:
+        try:
+            seconds = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            seconds = float("nan")
+        if not 0 <= seconds < float("inf"):
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a number of seconds")
+        return seconds
+    return _object(name, value, where) if name in _OBJECTS else checked_text(name, value, where)
+
+
+def _object(name: str, value: Any, where: str) -> str:
+    """Return a JSON object as the store holds it: text with sorted keys."""
+    try:
+        content = json.loads(value) if isinstance(value, str) else value
+        if isinstance(content, dict) and (text := json.dumps(content, sort_keys=True, allow_nan=False)):
+            return text
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise InputError(f"{where}: {name} is {shown(value)}, must be a JSON object")

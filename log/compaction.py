@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from kvdrift.log.delta.commits import Commit, replaced_files, transactions
-from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.folder import READABLE_SINCE, DeltaFolder
 from kvdrift.log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
-from kvdrift.log.delta.reading import READABLE_SINCE
-from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
 from kvdrift.log.units.unit import NUMBERED
 from kvdrift.schema.errors import InputError

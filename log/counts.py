@@ -1,4 +1,4 @@
-"""Count documents, the units that documents have, and scored pairs."""
+"""Count what a store holds: documents, their units, scored pairs, waiting replicates, files and bytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs
 
 from kvdrift.log.delta.folder import DeltaFolder
-from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.units.revisions import current_documents, current_revision, current_scores, current_units
 
 _DOCUMENT = ("study", "model", "doc")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from kvdrift.log.delta.commits import Commit, guards
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.versions import Snapshot
 from kvdrift.schema.tables import PROMPTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from kvdrift.log.delta.folder import DeltaFolder
-    from kvdrift.log.delta.snapshot import Snapshot
 
 MOST_COUNTS = 1 << 18
 """The most counts of one prompt and action: if layers times positions are more, layers are counted in groups."""

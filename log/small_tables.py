@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from kvdrift.log.delta.commits import Commit, transactions
 from kvdrift.log.delta.folder import DeltaFolder
-from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.delta.versions import Snapshot
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import TABLES
 

@@ -1,16 +1,26 @@
-"""Choose the study that a command is about."""
+"""What a store holds: studies to choose from, replicates that wait for positions, files and bytes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from kvdrift.schema.errors import InputError, nearest
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    from kvdrift.log.readable_store import ReadableStore
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import DamagedStoreError, InputError, first_line, nearest
+from kvdrift.schema.location import filesystem_of, is_local
+from kvdrift.schema.tables import EVENTS, GROUP_KEY, PLAIN, TABLES
 
 
-def stored_studies(store: ReadableStore, study: str | None = None) -> list[tuple[str, str]]:
+def stored_studies(store: Store, study: str | None = None) -> list[tuple[str, str]]:
     """Return the studies and models of all documents of a store, or of one study; at least one."""
     rows = store.read("documents", columns=["study", "model"]).to_pylist()
     there = sorted({(row["study"], row["model"]) for row in rows})
@@ -22,7 +32,7 @@ def stored_studies(store: ReadableStore, study: str | None = None) -> list[tuple
     return chosen
 
 
-def chosen_study(store: ReadableStore, study: str | None = None, model: str | None = None) -> tuple[str, str]:
+def chosen_study(store: Store, study: str | None = None, model: str | None = None) -> tuple[str, str]:
     """Return the name and model id of the study that a command names, or of the store's only study.
 
     Args:
@@ -42,6 +52,94 @@ def chosen_study(store: ReadableStore, study: str | None = None, model: str | No
     return chosen
 
 
-def model_revisions(store: ReadableStore) -> dict[tuple[str, str], str | None]:
+def model_revisions(store: Store) -> dict[tuple[str, str], str | None]:
     """Return the model revision that each study names, by study and model; None for studies of other generators."""
     return {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}
+
+
+def store_size(location: str) -> dict[str, Any]:
+    """Return files and bytes of a store and of each table's folder, as plain values.
+
+    A table's folder also has its log, and files that were replaced. Besides the tables, the store has pages, the
+    catalogue, and whatever else lies in it.
+    """
+    files, sizes = Counter[str](), Counter[str]()
+    for table, size in _sizes_below(location):
+        files[table] += 1
+        sizes[table] += size
+    tables = {table: {"files": files[table], "bytes": sizes[table]} for table in TABLES}
+    return {"files": files.total(), "bytes": sizes.total(), "tables": tables}
+
+
+def _sizes_below(location: str) -> Iterator[tuple[str, int]]:
+    """Yield the first folder and the size of each file below a location; files that vanish meanwhile are left out."""
+    if not is_local(location):
+        files, root = filesystem_of(location)
+        for one in files.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)):
+            if one.is_file:
+                yield one.path.removeprefix(f"{root}/").partition("/")[0], one.size
+        return
+    for folder, _, names in os.walk(location):
+        first = os.path.relpath(folder, location).partition(os.sep)[0]
+        for name in names:
+            with suppress(OSError):
+                yield first, os.lstat(f"{folder}{os.sep}{name}").st_size
+
+
+_KEY = (*GROUP_KEY, "replicate")
+_SCHEMA = pa.schema([EVENTS.schema.field(name) for name in _KEY])
+
+
+class Waiting(NamedTuple):
+    """The replicates that wait, and the documents that these replicates belong to."""
+
+    replicates: int
+    documents: int
+
+    def __str__(self) -> str:
+        numbers = ((self.replicates, "replicate"), (self.documents, "document"))
+        return " of ".join(f"{number:,} {name}{'' if number == 1 else 's'}" for number, name in numbers)
+
+
+def count_waiting(store: Store) -> dict[tuple[str, str], Waiting]:
+    """Count the waiting replicates of a store by study and model; empty if none wait.
+
+    Replicates that the store has do not count: their rows stay in a file of the folder while other rows of the file
+    wait. A store behind a URL has no such folder.
+
+    Raises:
+        DamagedStoreError: A file of the folder cannot be read.
+    """
+    if not is_local(store.location):
+        return {}
+    files = sorted(Path(store.location, "pieces").glob("*.parquet"))
+    keys = pa.concat_tables([_SCHEMA.empty_table(), *map(_keys, files)]).group_by(list(_KEY)).aggregate([])
+    if not keys.num_rows:
+        return {}
+    stored = store.units(columns=(*GROUP_KEY, "first_replicate", "replicates", "estimator"))
+    stored = stored.filter(pc.equal(stored["estimator"], PLAIN))
+    near = keys.join(stored, list(GROUP_KEY), join_type="inner")
+    place = pc.subtract(near["replicate"], near["first_replicate"])
+    within = pc.and_(pc.greater_equal(place, 0), pc.less(place, near["replicates"]))
+    waiting = keys.join(near.filter(within).select(_KEY), list(_KEY), join_type="left anti")
+    replicates, documents = (
+        Counter(zip(rows["study"].to_pylist(), rows["model"].to_pylist(), strict=True))
+        for rows in (waiting, waiting.group_by(["study", "model", "doc"]).aggregate([]))
+    )
+    return {of: Waiting(count, documents[of]) for of, count in sorted(replicates.items())}
+
+
+def _keys(path: Path) -> pa.Table:
+    """Return the keys of the replicates with rows in a file; none if an ingestion has just removed the file."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            parts = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=list(_KEY)))
+            return pa.concat_tables(
+                [_SCHEMA.empty_table(), *(part.group_by(list(_KEY)).aggregate([]).cast(_SCHEMA) for part in parts)]
+            )
+    except FileNotFoundError:
+        return _SCHEMA.empty_table()
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DamagedStoreError(
+            f"{path}: cannot be read ({first_line(error)}), must be Parquet with rows of waiting replicates"
+        ) from None

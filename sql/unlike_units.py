@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.log.readable_store import ReadableStore
+from kvdrift.log.store import Store
 from kvdrift.log.units import conditions
 from kvdrift.log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
 from kvdrift.log.units.revisions import current_units
@@ -35,7 +35,7 @@ _POOL_NOTHING: Final = {
 
 def refuse_unlike_units(
     connection: duckdb.DuckDBPyConnection,
-    store: ReadableStore,
+    store: Store,
     versions: Mapping[str, int],
     kept: Collection[str] = (),
 ) -> Collection[str]:
@@ -82,7 +82,7 @@ def _pooled_views() -> frozenset[str]:
     return frozenset(contracts()).difference(stored_tables(), single, _POOL_NOTHING)
 
 
-def _unlike_units(store: ReadableStore, versions: Mapping[str, int]) -> str | None:
+def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
     """Return a line that names current units of one kept set or study that differ; None if there are none."""
     facts = _unit_facts(store, versions["units"])
     studies = store.read("studies", versions["studies"], conditions.DECLARED).to_pylist()
@@ -147,7 +147,7 @@ class _UnitFacts(NamedTuple):
         return cls(_KeptFacts.of(units), conditions.facts_of(units))
 
 
-def _unit_facts(store: ReadableStore, version: int) -> _UnitFacts:
+def _unit_facts(store: Store, version: int) -> _UnitFacts:
     """Return the facts of all units at a version of ``units``; only files new since the last call are read."""
     names = [*dict.fromkeys(("unit", *SAME, *ALIKE, *conditions.COMPARED))]
     parts = store.of_files("units", names, _UnitFacts.of, version)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.log.units.whole import NOTHING_DRAWN
+from kvdrift.log.units.unit import NOTHING_DRAWN
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.rows import Flags, Ints, Reals, Wide, run_begins
 from kvdrift.schema.tables import BRANCH, BRANCHING_DEPTHS, BRANCHINGS, EVENTS, SCAN

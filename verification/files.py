@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvdrift.log.checked_files import READ_ERRORS, CheckedFiles, named_digest
-from kvdrift.log.conform import conform
-from kvdrift.log.delta.parquet_files import StoredFile, content_digest
+from kvdrift.log.delta.parquet_files import StoredFile, conform, content_digest
+from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, first_line
 from kvdrift.schema.location import is_local
 from kvdrift.schema.tables import TABLES
-
-if TYPE_CHECKING:
-    from kvdrift.log.store import Store
 
 UnitRecord = dict[str, Any]  # a row of ``units``, by column
 _MISSING = "the file is missing or cannot be read, must be there"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,17 +26,18 @@ from kvdrift.log.delta.parquet_files import replace_file
 from kvdrift.log.delta.table_log import RELIED_ON, TableLog, empty_commit
 from kvdrift.log.small_tables import KEYED
 from kvdrift.log.store import ESTIMATED_TABLES, Store
-from kvdrift.log.units.unit import DERIVED_TABLES, NUMBERED, unit_name
+from kvdrift.log.units.records import record_from
+from kvdrift.log.units.unit import DERIVED_TABLES, NUMBERED, in_order, unit_name
 from kvdrift.schema.errors import InputError, KvdriftError
 from kvdrift.schema.location import is_local
 from kvdrift.schema.locking import repaired
-from kvdrift.schema.tables import IDENTITIES, TABLES
+from kvdrift.schema.rows import run_begins
+from kvdrift.schema.tables import EVENTS, IDENTITIES, TABLES
 from kvdrift.sql.catalog_file import CATALOG_NAME, refresh_catalog
-from kvdrift.transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
-from kvdrift.verification.files import Fault, memory_of, number_of, read_files, remember, whole_rows
+from kvdrift.transforms.segments import COVERED, PARTIAL, commit, derive_segment, in_parts, pending
+from kvdrift.verification.files import Fault, UnitRecord, memory_of, number_of, read_files, remember, whole_rows
 from kvdrift.verification.logs import files_of, table_logs
-from kvdrift.verification.lost_units import broken_units, known_units, whole_copies
-from kvdrift.verification.unit_rows import rows_by_unit
+from kvdrift.verification.units import checked_events, rows_by_unit
 
 _BATCH = 256  # segments of one commit
 
@@ -255,3 +257,92 @@ def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
         yield from (f"derive: {line}" for line in failed)
     if derived:
         yield f"derived: rows of {number_of(derived, 'unit')}, made again from events"
+
+
+class Known(NamedTuple):
+    """Rows of ``units`` by number: the visible rows, and copies of rows in other files of the store."""
+
+    rows: Mapping[int, UnitRecord]
+    copies: Mapping[int, UnitRecord]
+
+    def record(self, number: int) -> UnitRecord | None:
+        """Return the row of a unit, or a copy of the row; None if there is neither."""
+        return self.rows.get(number) or self.copies.get(number)
+
+
+def known_units(store: Store) -> Known:
+    """Return the known rows of ``units``; the visible files of ``units`` must be whole."""
+    rows = {row["unit"]: row for row in store.read("units").to_pylist()}
+    copies: dict[int, UnitRecord] = {}
+    for path in _others(store, "units"):
+        if (found := whole_rows(store, "units", path)) is not None:
+            copies |= {row["unit"]: row for row in found.to_pylist()}
+    for path in (*store.paths("events"), *_others(store, "events")):
+        copies = {record["unit"]: record for record in store.copied_records(path)} | copies
+    return Known(rows, copies)
+
+
+def broken_units(store: Store, known: Known) -> set[int]:
+    """Return the units with a row in ``units``, or with derived rows, whose number of events is wrong."""
+    there, _ = rows_by_unit(store, "events")
+    wanted = set(known.rows)
+    for table in DERIVED_TABLES:
+        wanted |= rows_by_unit(store, table)[0].keys()
+    return {number for number in wanted - {-1} if not _is_there(known.record(number), there[number])}
+
+
+def _is_there(record: UnitRecord | None, rows: int) -> bool:
+    return rows > 0 if record is None else rows == record["event_rows"]
+
+
+def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterator[list[tuple[UnitRecord, pa.Table]]]:
+    """Search every file of ``events`` in the store, visible or not, for all rows of some units.
+
+    Yields rows of ``units`` with all events of these units, some hundred thousand events at once.
+    """
+    paths, rows = defaultdict[int, list[str]](list), Counter[int]()
+    for path in (*store.paths("events"), *_others(store, "events")):
+        found = Counter(_events_in(store, path)["unit"].to_pylist())
+        for number in found.keys() & set(numbers):
+            paths[number].append(path)
+            rows[number] += found[number]
+    for part in in_parts(sorted(paths, key=lambda number: (paths[number], number)), rows.__getitem__):
+        yield _whole(store, known, part, paths)
+
+
+def _whole(
+    store: Store, known: Known, numbers: list[int], paths: Mapping[int, list[str]]
+) -> list[tuple[UnitRecord, pa.Table]]:
+    wanted, found = pa.array(numbers, pa.int64()), list[pa.Table]()
+    for path in dict.fromkeys(path for number in numbers for path in paths[number]):
+        rows = _events_in(store, path)
+        found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+    together, whole = pa.concat_tables(found), []
+    for number in numbers:
+        events = _once(together.filter(pc.equal(together["unit"], number)))
+        record = known.record(number) or record_from(events)
+        try:
+            if record is not None:
+                whole.append((record, checked_events(record, events)))
+        except InputError:
+            continue  # rows are missing, or are not those of the unit
+    return whole
+
+
+def _once(events: pa.Table) -> pa.Table:
+    """Return events without repeated rows, since a merged file repeats the rows of the files that it replaced."""
+    ordered = in_order(events)
+    columns = [ordered[name].to_numpy() for name in ("replicate", "t")]
+    kinds = ordered["kind"].combine_chunks().dictionary_encode().indices.to_numpy()
+    return ordered.filter(pa.array(run_begins(*columns, kinds))) if ordered.num_rows else ordered
+
+
+def _events_in(store: Store, path: str) -> pa.Table:
+    """Return the rows of a file of ``events`` that have a unit; none if the file is damaged."""
+    rows = whole_rows(store, "events", path)
+    return EVENTS.schema.empty_table() if rows is None else rows.filter(pc.is_valid(rows["unit"]))
+
+
+def _others(store: Store, table: str) -> list[str]:
+    """Return the files in a table's folder that are not visible."""
+    return sorted(set(files_of(store, table)) - set(store.paths(table)))

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvdrift.log.store import Store
+from kvdrift.log.studies import Waiting, count_waiting
 from kvdrift.log.units.unit import NUMBERED
-from kvdrift.schema.errors import InputError, KvdriftError
+from kvdrift.schema.errors import DamagedStoreError, InputError, KvdriftError
 from kvdrift.schema.location import is_local
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.tables import TABLES
@@ -20,12 +21,18 @@ from kvdrift.sql.catalog import PINNING, open_views
 from kvdrift.sql.catalog_file import CATALOG_NAME, catalog_fault
 from kvdrift.sql.promises import breaches, computed_views, promises
 from kvdrift.verification.files import Fault, Verified, check_small_table, memory_of, number_of, read_files, remember
-from kvdrift.verification.identities import check_conditions, check_identities, check_kept_sets
 from kvdrift.verification.logs import check_leftovers, check_logs
-from kvdrift.verification.references import check_citations, check_owners, check_plans, check_prompts, check_scores
-from kvdrift.verification.unit_rows import covered_versions
-from kvdrift.verification.units import Pinned, UnitWalk
-from kvdrift.verification.waiting import check_waiting
+from kvdrift.verification.references import (
+    check_citations,
+    check_conditions,
+    check_identities,
+    check_kept_sets,
+    check_owners,
+    check_plans,
+    check_prompts,
+    check_scores,
+)
+from kvdrift.verification.units import Pinned, UnitWalk, covered_versions
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "looks", "results",
@@ -124,3 +131,15 @@ def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, 
     except KvdriftError as error:
         faults.append(Fault("views", f"they cannot be computed ({error})"))
     return Verified("views", counts, "as their contracts say", tuple(faults))
+
+
+def check_waiting(store: Store) -> Verified:
+    """Count waiting replicates, with a note for each study and model; a file that cannot be read is a fault."""
+    waiting, faults = dict[tuple[str, str], Waiting](), list[Fault]()
+    try:
+        waiting = count_waiting(store)
+    except DamagedStoreError as error:
+        faults.append(Fault("pieces", str(error)))
+    notes = [f"study {study}, model {model}: {count} wait" for (study, model), count in waiting.items()]
+    total = number_of(sum(count.replicates for count in waiting.values()), "replicate")
+    return Verified("pieces", total, "that lack positions and are in no estimate", tuple(faults), tuple(notes))

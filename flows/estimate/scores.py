@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from kvdrift.generator.documents.answers import Decode, Tokens, score_pairs, task_scoring
 from kvdrift.generator.transformer.files.tokenizer import text_decoder, token_texts
 from kvdrift.log.counts import Answers, Counts, Place, Scored
-from kvdrift.log.readable_store import ReadableStore
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_scores
 from kvdrift.schema.progress import SILENT, Progress
@@ -42,9 +41,7 @@ class KnownAnswers:
     document_revision: int
 
 
-def known_answers(
-    store: ReadableStore, study: str, model: str, docs: pa.Array | None = None
-) -> dict[str, KnownAnswers]:
+def known_answers(store: Store, study: str, model: str, docs: pa.Array | None = None) -> dict[str, KnownAnswers]:
     """Return the answers of a study's scored documents by document, or only of ``docs`` if given."""
     found = {}
     columns = ["doc", "split", "task", "source", "answers", "scoring", "document_revision"]
@@ -74,7 +71,7 @@ class Scoring:
         documents: how many documents have answers to score.
     """
 
-    def __init__(self, store: ReadableStore, study: str, model: str, counts: Counts) -> None:
+    def __init__(self, store: Store, study: str, model: str, counts: Counts) -> None:
         """Take the counts of a store; no row is read."""
         self._store, self._study, self._model = store, study, model
         self._pairs = Counter[Scored]()  # pairs that can be scored
@@ -86,7 +83,7 @@ class Scoring:
                 self._pairs[of] += count * held.replicates
 
     @classmethod
-    def stored(cls, store: ReadableStore, study: str, model: str) -> Self:
+    def stored(cls, store: Store, study: str, model: str) -> Self:
         """Count the pairs in a store."""
         return cls(store, study, model, store.counts(store.read("actions")))
 

@@ -38,7 +38,7 @@ from kvdrift.flows.plan.stored_documents import changed_answers
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.last_times import record_estimates
 from kvdrift.log.store import Store
-from kvdrift.log.waiting import count_waiting
+from kvdrift.log.studies import count_waiting
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.tables import CALIBRATION, LOOKS, RESULTS

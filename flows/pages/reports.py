@@ -17,7 +17,7 @@ from kvdrift.log.checked_files import WEEK
 from kvdrift.log.delta.durability import sync
 from kvdrift.log.delta.parquet_files import replace_file
 from kvdrift.log.store import Store
-from kvdrift.log.waiting import count_waiting
+from kvdrift.log.studies import count_waiting
 from kvdrift.schema.errors import InputError, OperationError, first_line, is_disk_fault
 from kvdrift.schema.location import folder_name, is_local
 from kvdrift.schema.own_process import OwnProcesses

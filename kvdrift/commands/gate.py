@@ -170,8 +170,7 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
     import kvdrift
     from kvdrift.commands.status import iso, last_of_study
     from kvdrift.log.last_times import last_times
-    from kvdrift.log.sizes import store_size
-    from kvdrift.log.waiting import count_waiting
+    from kvdrift.log.studies import count_waiting, store_size
     from kvdrift.report.reading.estimates import FEW_CLUSTERS
 
     asked, times = verdict.question, last_times(store.location)

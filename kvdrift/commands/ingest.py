@@ -13,7 +13,7 @@ import typer
 from kvdrift.schema.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from kvdrift.ingestion.report import IngestReport, Tally
+    from kvdrift.ingestion.ingest import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # findings of one kind that are printed; the rest are counted
 _WORTH_A_BAR = 500_000  # events

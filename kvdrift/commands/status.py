@@ -77,7 +77,7 @@ def status(
 
 def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
-    from kvdrift.log.waiting import Waiting
+    from kvdrift.log.studies import Waiting
 
     held = store_status(store)
     yield f"store: {held['store']}"
@@ -99,8 +99,7 @@ def store_status(store: Store) -> Row:
     """Return a store's content and the work left, for the store and for each study and model in it, as plain values."""
     from kvdrift.flows.estimate.scores import Scoring
     from kvdrift.log.last_times import last_times
-    from kvdrift.log.sizes import store_size
-    from kvdrift.log.waiting import count_waiting
+    from kvdrift.log.studies import count_waiting, store_size
 
     times, waiting = last_times(store.location), count_waiting(store)
     version = store.version("events")

@@ -7,25 +7,20 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.fs
 from deltalake import Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
+from kvdrift.log.delta.parquet_files import StoredFile
 from kvdrift.schema.location import filesystem_of, join
 from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from kvdrift.log.delta.parquet_files import StoredFile
-
 
 REPAIR = "REPAIR"
 """The operation name of an empty commit that replaces a lost commit."""

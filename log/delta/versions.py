@@ -1,24 +1,180 @@
-"""Find, load and check versions of Delta Lake tables."""
+"""Find, load and check versions of Delta Lake tables.
+
+A file system that lists a folder may show a later new file and miss an earlier one. With thousands of log files and a
+busy machine this happens every few thousand commits. delta-rs then reports a gap in the log, and the log is listed
+again.
+
+Writers that lost the same race for a version and wait equally long meet again. So a wait is random, and the range of
+waits doubles with each lost race: "exponential backoff with full jitter" (Marc Brooker, "Exponential Backoff And
+Jitter", AWS Architecture Blog, 2015). The range begins with the time that an attempt takes: milliseconds on a local
+disk, a second behind a URL.
+"""
 
 from __future__ import annotations
 
+import functools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.dataset
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from kvdrift.log.delta.parquet_files import DataFiles
-from kvdrift.log.delta.snapshot import OpenTables, Snapshot
-from kvdrift.log.delta.table_log import LocalDisk, LogState, lost_commits
-from kvdrift.schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line
+from kvdrift.log.delta.parquet_files import DataFiles, StoredFile
+from kvdrift.log.delta.table_log import LocalDisk, LogState, TableLog, lost_commits
+from kvdrift.schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line, reading
 from kvdrift.schema.location import join
 from kvdrift.schema.tables import SCHEMA_VERSION
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+ATTEMPTS: Final = 60
+"""The most attempts, some ten minutes: a lost race is another writer's progress, so fewer suffice."""
+
+AT_ONCE: Final = 1
+"""The number of lost races after which delta-rs itself tries again at once; delta-rs' default is 15."""
+
+_LONGEST: Final = 20.0  # seconds: a thousand commits to a local log take some 30
+_LISTINGS: Final = 20  # a log that has lost a file has a gap each time
+_PAUSE: Final = 0.01  # seconds; of a lost file it is said after a fifth of a second
+
+_GAPS: Final = ("Expected contiguous commit files", "Gap between checkpoint version")  # the second right after one
+
+_Result = TypeVar("_Result")
+
+
+def has_gap(error: BaseException) -> bool:
+    """Tell whether delta-rs reports that a file is missing between others of a log."""
+    return isinstance(error, DeltaError) and any(said in str(error) for said in _GAPS)
+
+
+def listed(look: Callable[[], _Result]) -> _Result:
+    """Return the result of ``look``, which lists a log; repeat the call while the listing has a gap."""
+    for _ in range(_LISTINGS - 1):
+        try:
+            return look()
+        except DeltaError as error:
+            if not has_gap(error):
+                raise
+        time.sleep(_PAUSE)
+    return look()
+
+
+def longest_wait(turn: int, took: float) -> float:
+    """Return the longest wait, in seconds, after attempt ``turn``, counted from 0, which took ``took`` seconds."""
+    return float(min(_LONGEST, took * 2**turn))
+
+
+def wait_after(turn: int, took: float) -> None:
+    """Wait after a lost race; the arguments are those of ``longest_wait``."""
+    time.sleep(random.uniform(0, longest_wait(turn, took)))  # noqa: S311 - no event depends on it
+
+
+_FILE = ("path", "size_bytes", "num_records")  # what is taken of each visible file: the fields of a ``StoredFile``
+_ADDED = (*_FILE, "modification_time")
+
+# A table that goes on from commit to commit holds what it has read of each, some kilobytes; opening it anew takes as
+# long as ten commits.
+_VERSIONS_HELD = 200
+
+
+class OpenTables:
+    """A pool of tables that delta-rs has opened; an open table is updated by reading new commits.
+
+    After many commits a table is opened anew, since an open table keeps everything that it has read.
+
+    Each open table has one user at a time. The user gives the table back unless an error occurred. Meanwhile another
+    user opens the table anew.
+    """
+
+    def __init__(self, location: str, logs: Mapping[str, TableLog] | None) -> None:
+        self._location, self._logs = location, logs  # no logs are looked at behind a URL
+        self._free: dict[str, tuple[DeltaTable, LogState | int | None]] = {}
+        self._opened_at: dict[str, int] = {}  # version by table
+
+    def take(self, table: str, version: int | None = None) -> DeltaTable:
+        """Take a table at a version, by default the latest."""
+        loaded, state = self._free.pop(table, (None, None))
+        if loaded is not None and state is not None and state == self.state(table, loaded.version()):
+            if version == loaded.version():
+                return loaded
+            if version is None and loaded.version() < self._opened_at[table] + _VERSIONS_HELD:
+                if self._logs is None or self._logs[table].newest() != loaded.version():
+                    listed(loaded.update_incremental)
+                return loaded
+            if version is not None:
+                self._free[table] = loaded, state
+        opened = listed(lambda: DeltaTable(join(self._location, table), version=version))
+        self._opened_at[table] = opened.version()
+        return opened
+
+    def give_back(self, table: str, loaded: DeltaTable) -> None:
+        """Give a table back, for the next user unless the pool has a later version of it."""
+        other, _ = self._free.get(table, (None, None))
+        if other is None or other.version() <= loaded.version():
+            self._free[table] = loaded, self.state(table, loaded.version())
+
+    def state(self, table: str, version: int) -> LogState | int | None:
+        """Return a value that differs if a version was lost and made again with other content."""
+        return version if self._logs is None else self._logs[table].state(version)
+
+
+class Snapshot:
+    """One table at one version: its visible files."""
+
+    def __init__(self, table: str, loaded: DeltaTable, transaction_version: Callable[[str], int | None]) -> None:
+        """Take the visible files of a table that delta-rs has loaded; the table may be updated later.
+
+        ``transaction_version`` returns the version of an application's last transaction up to this version.
+        """
+        self.table = table
+        self.version = int(loaded.version())
+        self.id = str(loaded.metadata().id)  # given when the table was made
+        self._added = pa.table(loaded.get_add_actions()).select(_ADDED)
+        self._transactions = dict[str, int | None]()
+        self._find_transaction = transaction_version
+
+    def paths(self) -> list[str]:
+        """Return the relative paths of the visible files, sorted."""
+        return [*self._paths]
+
+    def files(self) -> list[StoredFile]:
+        """Return the visible files with the sizes and rows that the log has, sorted by path."""
+        return sorted(self._files, key=lambda file: file.path)
+
+    def newest_files(self) -> list[StoredFile]:
+        """Return the visible files as ``files`` does, newest commit first."""
+        made = zip(self._values("modification_time"), self._files, strict=True)
+        return [file for _, file in sorted(made, key=lambda one: (one[0], one[1].path), reverse=True)]
+
+    @functools.cached_property
+    def row_count(self) -> int | None:
+        """The number of visible rows by the log; None if another program wrote a file without its count."""
+        counts = self._values("num_records")
+        return None if None in counts else sum(counts)
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """Return the version of an application's last transaction; None before the first."""
+        if app_id not in self._transactions:
+            self._transactions[app_id] = self._find_transaction(app_id)
+        return self._transactions[app_id]
+
+    @functools.cached_property
+    def _files(self) -> list[StoredFile]:
+        return [StoredFile(*values) for values in zip(*map(self._values, _FILE), strict=True)]
+
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        return sorted(self._values("path"))
+
+    def _values(self, name: str) -> list[Any]:
+        values: list[Any] = self._added.column(name).to_pylist()
+        return values
+
 
 VERSION_KEY = "kvdrift.schema_version"
 
@@ -168,3 +324,18 @@ class TableVersions(DataFiles):
                 f"{SCHEMA_VERSION} only: use the kvdrift that made the store, or generate or ingest its studies again "
                 "into a new store"
             )
+
+
+def live_files(location: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the files that hold a table's rows at its newest version, sorted: path, and values of partition columns.
+
+    A path begins at the table's folder. Rows that were deleted or replaced are in other files, or in none.
+
+    Raises:
+        InputError: There is no table, or reading it needs a feature that pyarrow lacks: deletion vectors (rows of a
+            live file are deleted) or column mapping (its columns have other names).
+    """
+    with reading(f"{location}: cannot be read as a Delta table", DeltaError):
+        fragments = DeltaTable(location).to_pyarrow_dataset().get_fragments()
+        keys = pyarrow.dataset.get_partition_keys
+        return sorted((file.path, keys(file.partition_expression)) for file in fragments)

@@ -20,8 +20,8 @@ import itertools
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -29,23 +29,32 @@ import pyarrow.compute as pc
 
 from kvdrift.log.delta.commits import Commit, guards
 from kvdrift.log.delta.durability import side_by_side
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.parquet_files import StoredFile
+from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.units import conditions
-from kvdrift.log.units.contradictions import ContradictionError
 from kvdrift.log.units.kept_sets import COMPARED, check_alike
 from kvdrift.log.units.records import as_rows, footer_of, missing_records
-from kvdrift.log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
+from kvdrift.log.units.rows import UnitRows
+from kvdrift.log.units.unit import SPAN, Unit, conform_unit, group_of, unit_name, unit_number
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.rows import Hashes, row_hashes
 from kvdrift.schema.tables import ACTIONS, EVENTS, GROUP_KEY
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
-    from kvdrift.log.delta.folder import DeltaFolder
-    from kvdrift.log.delta.parquet_files import StoredFile
-    from kvdrift.log.delta.snapshot import Snapshot
-    from kvdrift.log.units.rows import UnitRows
-    from kvdrift.log.units.unit import Unit
+class ContradictionError(InputError):
+    """The store has units with other events than those that were given."""
+
+    def __init__(self, line: str, units: Sequence[tuple[Mapping[str, Any], pa.Table]] = ()) -> None:
+        """Take the records and events of the units, which stay behind if the error goes to another process."""
+        super().__init__(line)
+        self.units = units
+
+    @classmethod
+    def of(cls, units: Sequence[tuple[Mapping[str, Any], pa.Table]], difference: str) -> Self:
+        """Return the error about units of which the first differs so."""
+        return cls(f"unit {unit_name(units[0][0])}: {difference}", units)
+
 
 _READ = tuple(dict.fromkeys((*SPAN, *COMPARED, "events_sha256")))
 ROW_GROUP_ROWS = 1 << 13  # of small tables, in which a writer looks for the rows of a few units

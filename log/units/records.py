@@ -9,21 +9,18 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.versions import Snapshot
+from kvdrift.log.units.rows import UnitRows
 from kvdrift.log.units.unit import counted_events, unit_number
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from kvdrift.log.delta.folder import DeltaFolder
-    from kvdrift.log.delta.snapshot import Snapshot
-    from kvdrift.log.units.rows import UnitRows
 
 FOOTER: Final = "kvdrift.records"
 

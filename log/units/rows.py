@@ -1,4 +1,4 @@
-"""Index the rows of ``units``, and which units the rows of other tables belong to.
+"""Index the rows of ``units`` and which units the rows of other tables belong to; read and commit rows of units.
 
 A file never changes, so its content is kept while the file is visible. For a table that grows, a call costs only the
 new files. Missing units are differences between sets of unit numbers. If row counts, which the logs have, agree,
@@ -7,24 +7,24 @@ nothing is missing and no file is read.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, NUMBERED
+from kvdrift.log.delta.commits import Commit, transactions
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.parquet_files import StoredFile
+from kvdrift.log.delta.versions import Snapshot
+from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, NUMBERED, in_order
+from kvdrift.schema.errors import DamagedStoreError, InputError
 from kvdrift.schema.rows import Flags, Wide
-from kvdrift.schema.tables import PLAIN, UNITS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from kvdrift.log.delta.folder import DeltaFolder
-    from kvdrift.log.delta.snapshot import Snapshot
-    from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.schema.tables import PLAIN, TABLES, UNITS
 
 COUNTED: Final = ("unit", "estimator", "replicates", "horizon", "event_rows")
 """The columns of ``units`` that are counted."""
@@ -229,3 +229,181 @@ def _counted(parts: Iterable[pa.Table]) -> dict[int, int]:
         numbers, counts = np.unique(rows["unit"].fill_null(_NO_UNIT).to_numpy(), return_counts=True)
         found.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
     return dict(found)
+
+
+_GUARD = "kvdrift.derived"  # the application id that all commits of a derived table share
+
+
+@dataclass(frozen=True)
+class DerivedFile:
+    """A file of derived rows that is written, but not committed.
+
+    It has all rows of the units with these numbers.
+    """
+
+    file: StoredFile
+    units: tuple[int, ...]
+
+
+def commit_derived(
+    folder: DeltaFolder, rows: UnitRows, table: str, files: Sequence[DerivedFile], marks: Mapping[str, int]
+) -> int:
+    """Make derived rows visible by one commit, without those of units that the table has; return how many are new.
+
+    ``marks`` are events versions by application id; the commit records each unless an earlier commit has a later
+    version.
+    """
+    new = 0
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        nonlocal new
+        given = {number for one in files for number in one.units}
+        there = rows.there(loaded, given)
+        new = len(given) - len(there)
+        if not new:
+            return None
+        left = [_without(folder, table, one, there) for one in files if not there.issuperset(one.units)]
+        covered = {app: max(version, loaded.transaction_version(app) or 0) for app, version in marks.items()}
+        return Commit(left, transactions({**covered, _GUARD: 0}.items()))
+
+    folder.commit(table, attempt, alone=True)
+    return new
+
+
+def _without(folder: DeltaFolder, table: str, derived: DerivedFile, there: Collection[int]) -> StoredFile:
+    """Return the file without the rows of units that another derivation has committed meanwhile."""
+    units = set(there) & set(derived.units)
+    return _rewritten(folder, table, folder.read_file(table, derived.file.path), units) if units else derived.file
+
+
+def withdraw_units(folder: DeltaFolder, rows: UnitRows, table: str, numbers: Collection[int]) -> int:
+    """Hide the rows of some units, -1 meaning rows without a unit; return how many files had such rows."""
+    replaced: list[str] = []
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        replaced[:] = rows.files_with(loaded, numbers)
+        columns = TABLES[table].columns
+        kept = [_rewritten(folder, table, folder.read(loaded, columns, paths=[path]), numbers) for path in replaced]
+        return Commit([file for file in kept if file.rows], [], replaced) if replaced else None
+
+    folder.commit(table, attempt, alone=True)
+    return len(replaced)
+
+
+def _rewritten(folder: DeltaFolder, table: str, rows: pa.Table, numbers: Collection[int]) -> StoredFile:
+    gone = pc.is_in(rows["unit"].fill_null(-1), pa.array(sorted(numbers), pa.int64()))
+    return folder.put_rows(table, rows.filter(pc.invert(gone)))
+
+
+_FILES_AT_ONCE = 256  # files that one scan looks into: Arrow holds their footers
+_NEWEST = 8  # files that are looked into first: rows that are asked for are mostly those that came last
+
+
+class RowsOfUnits:
+    """Reads the rows of units from a table at one version; ``unreadable`` says why files were passed over.
+
+    Files hold documents in order, and footers say which documents each part has. Reading some documents therefore skips
+    the other parts.
+    """
+
+    def __init__(self, folder: DeltaFolder, table: Snapshot) -> None:
+        self._folder, self._table = folder, table
+        self.unreadable = dict[str, str]()
+
+    def read(
+        self, units: Collection[int], docs: Collection[str], columns: Sequence[str], count: int | None = None
+    ) -> pa.Table:
+        """Return the rows of some units of some documents, with page checksums verified and names as dictionaries.
+
+        If the number of rows is known, ``count``, the newest files are read first, no more at once than can have the
+        rows, and reading stops once all rows are found. Rows in unreadable files are missing.
+        """
+        names = [*dict.fromkeys((*columns, "unit"))]
+        wanted = pa.array(sorted(units), pa.int64())
+        files = [file for file in self._table.newest_files() if file.path not in self.unreadable]
+        size, missing = (_FILES_AT_ONCE, math.inf) if count is None else (_NEWEST, count)
+        found = [self._read([], docs, names)]
+        while files and missing > 0:
+            part, files, size = self._with_documents(files[:size], docs), files[size:], _FILES_AT_ONCE
+            while part and missing > 0:
+                number = _enough(part, missing)
+                rows, part = self._part([file.path for file in part[:number]], docs, names), part[number:]
+                found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+                missing -= found[-1].num_rows
+        return pa.concat_tables(found).unify_dictionaries().select(columns)
+
+    def read_each(
+        self, units: Sequence[int], docs: Collection[str], columns: Sequence[str], count: int
+    ) -> list[pa.Table]:
+        """Return the events of each unit, sorted by replicate, a scan before its branch, and position; see ``read``."""
+        names = [*dict.fromkeys((*columns, "unit", "replicate", "kind", "t"))]
+        rows = self.read(units, docs, names, count)
+        for why in self.unreadable.values():
+            raise InputError(why)
+        return [in_order(rows.filter(pc.equal(rows["unit"], number))).select(columns) for number in units]
+
+    def _part(self, paths: list[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
+        try:
+            return self._read(paths, docs, names)
+        except InputError:
+            found = [self._read([], docs, names)]
+        for path in paths:
+            try:
+                found.append(self._read([path], docs, names))
+            except InputError as error:
+                self.unreadable[path] = str(error)
+        return pa.concat_tables(found)
+
+    def _with_documents(self, files: Sequence[StoredFile], docs: Collection[str]) -> list[StoredFile]:
+        """Return the files that may have rows of some documents."""
+        if not docs:
+            return []
+        paths = set(self._folder.files_with(self._table, "doc", sorted(docs), [file.path for file in files]))
+        return [file for file in files if file.path in paths]
+
+    def _read(self, paths: Sequence[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
+        if not paths:
+            return self._folder.read(self._table, names, paths=[], coded=True)
+        doc, wanted = pc.field("doc"), sorted(docs)
+        where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against row groups
+        return self._folder.read(self._table, names, where=where, paths=paths, coded=True, compared=["doc"])
+
+
+def _enough(files: Sequence[StoredFile], rows: float) -> int:
+    """Return how many files, from the first on, have ``rows`` rows together; all files if a file's rows are unknown."""
+    for number, file in enumerate(files, 1):
+        if file.rows is None:
+            break
+        rows -= file.rows
+        if rows <= 0:
+            return number
+    return len(files)
+
+
+class NewRows:
+    """A table with units that is read again and again; a call costs only the new files."""
+
+    def __init__(self, folder: DeltaFolder, table: str, columns: Sequence[str]) -> None:
+        self._folder, self._table, self._columns = folder, table, columns
+        self._paths = set[str]()  # of files that were read
+        self._units = np.zeros(0, dtype=np.int64)  # whose rows were returned
+        self._count = 0  # of rows that were returned
+
+    def read(self) -> tuple[pa.Table, bool]:
+        """Return the rows added since the last call, and whether they are all rows, so that earlier rows are void."""
+        loaded = self._folder.load(self._table)
+        paths = set(loaded.paths())
+        names = [*dict.fromkeys((*self._columns, "unit"))]
+        rows = self._folder.read(loaded, names, paths=sorted(paths - self._paths))
+        numbers = rows["unit"].fill_null(-1).to_numpy()
+        # A file that took the place of others has their rows, too.
+        rows = rows.filter(np.isin(numbers, self._units, invert=True)) if self._count else rows
+        anew = not self._count
+        if self._count + rows.num_rows != self._folder.count_rows(loaded):  # rows are gone, or have no unit
+            rows, anew = self._folder.read(loaded, names), True
+        if anew:
+            self._units, self._count = np.zeros(0, dtype=np.int64), 0
+        self._paths = paths
+        self._units = np.union1d(self._units, pc.unique(rows["unit"].fill_null(-1)).to_numpy())
+        self._count += rows.num_rows
+        return rows.select(list(self._columns)), anew

@@ -27,9 +27,8 @@ from kvdrift.generator.finite.tables import read_system_file
 from kvdrift.generator.transformer.files.configuration import head_size, position_limit, vocabulary_size
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model_checks import check_model
-from kvdrift.ingestion.documents import read_documents
-from kvdrift.ingestion.facts import read_facts_file
 from kvdrift.ingestion.files import EventFile
+from kvdrift.ingestion.records import read_documents, read_facts_file
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import load_studies
 

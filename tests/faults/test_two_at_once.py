@@ -24,7 +24,7 @@ from fixtures.study_files import load_study
 from kvdrift.flows.run import stages
 from kvdrift.log.delta.commits import Commit
 from kvdrift.log.delta.folder import DeltaFolder
-from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.store import Store
 
 TIMES = 5

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from fixtures.event_logs import Run, documents_csv, write
 
-from kvdrift.ingestion.ingest import ingest
-from kvdrift.ingestion.report import IngestReport
+from kvdrift.ingestion.ingest import IngestReport, ingest
 
 
 @pytest.fixture

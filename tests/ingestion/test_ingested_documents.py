@@ -17,10 +17,8 @@ from fixtures.refusals import refused
 
 import kvdrift
 from kvdrift.ingestion import records
-from kvdrift.ingestion.documents import read_documents
-from kvdrift.ingestion.facts import read_facts_file
-from kvdrift.ingestion.ingest import ingest
-from kvdrift.ingestion.report import IngestReport
+from kvdrift.ingestion.ingest import IngestReport, ingest
+from kvdrift.ingestion.records import read_documents, read_facts_file
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import open_views
 from kvdrift.transforms.streams.live_files import ingest_pieces

@@ -40,8 +40,7 @@ from hypothesis import strategies as st
 
 from kvdrift.ingestion import files as event_files
 from kvdrift.ingestion import formats, intake
-from kvdrift.ingestion.ingest import ingest
-from kvdrift.ingestion.report import Finding
+from kvdrift.ingestion.ingest import Finding, ingest
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, PLANS, STUDIES
 from kvdrift.sql.catalog import open_views

@@ -21,8 +21,7 @@ from fixtures.refusals import refused
 from benchmarks.s3_server import s3_server
 from kvdrift.ingestion import formats
 from kvdrift.ingestion.files import EventFile
-from kvdrift.ingestion.ingest import ingest
-from kvdrift.ingestion.report import IngestReport
+from kvdrift.ingestion.ingest import IngestReport, ingest
 from kvdrift.schema.location import filesystem_of
 from kvdrift.transforms.streams.live_files import SETTLED_SECONDS, ingest_pieces
 

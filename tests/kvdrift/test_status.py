@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as of_older_
 
 from kvdrift.log.last_times import record_estimates, record_run
 from kvdrift.log.store import Store
-from kvdrift.log.waiting import count_waiting
+from kvdrift.log.studies import count_waiting
 from kvdrift.metrics import metrics_text
 from kvdrift.report.page import FILES, page_files
 from kvdrift.schema.errors import DamagedStoreError

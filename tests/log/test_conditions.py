@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.stored_units import content, edit, expected, make_unit
 
-from kvdrift.log.store import Store, Unit
+from kvdrift.log.store import CONTRADICTIONS, Store, Unit
 from kvdrift.log.units import conditions
-from kvdrift.log.units.contradictions import FOLDER, ContradictionError
+from kvdrift.log.units.commits import ContradictionError
 from kvdrift.schema.errors import InputError, UnlikeUnitsError
 from kvdrift.schema.tables import ACTIONS, GROUP_KEY, PAIR_COLUMNS, STUDIES
 from kvdrift.sql.catalog import open_views
@@ -58,7 +58,7 @@ def test_other_content_of_a_stored_unit_is_named_and_set_aside(stores: tuple[Sto
     said = str(refused.value)
     assert str(pickle.loads(pickle.dumps(refused.value))) == said, "as a cluster's worker sends it"  # noqa: S301
     assert all(part in said for part in ("delta is", "replicate 1, t 2", repr(delta), "d0"))
-    (aside,) = Path(first.location, FOLDER).iterdir()
+    (aside,) = Path(first.location, CONTRADICTIONS).iterdir()
     assert str(aside.parent) in said
     assert pq.read_table(aside)["delta"].to_pylist() == other.events["delta"].to_pylist()
     assert content(first).equals(expected([unit])), "nothing of the commit is there"

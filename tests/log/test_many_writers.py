@@ -11,7 +11,7 @@ import pytest
 from fixtures.stored_units import killed_in, make_unit
 
 from benchmarks.commits import lost_races_here, simulate
-from kvdrift.log.delta.retries import ATTEMPTS, longest_wait
+from kvdrift.log.delta.versions import ATTEMPTS, longest_wait
 from kvdrift.log.store import Store
 from kvdrift.log.units import commits
 from kvdrift.log.units.rows import UnitCounts

@@ -33,7 +33,7 @@ from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import open_views, view_texts
 from kvdrift.transforms.compaction import compact
 from kvdrift.transforms.pipeline import run_derivation
-from kvdrift.verification.unit_rows import rows_by_unit
+from kvdrift.verification.units import rows_by_unit
 
 H = 6
 NAMES = {"study": "s", "model": "m"}

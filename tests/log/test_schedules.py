@@ -17,8 +17,7 @@ from fixtures.turns import stopping
 
 from kvdrift.log.store import Store
 from kvdrift.log.units import commits
-from kvdrift.log.units.commits import UnitCommits
-from kvdrift.log.units.contradictions import ContradictionError
+from kvdrift.log.units.commits import ContradictionError, UnitCommits
 from kvdrift.verification.whole_store import verify
 
 SCHEDULES = int(os.environ.get("KVDRIFT_SCHEDULES", "300"))  # of the long run

@@ -31,7 +31,7 @@ from fixtures.stored_units import (
 )
 
 from kvdrift.log.delta.folder import DeltaFolder
-from kvdrift.log.delta.retries import has_gap, listed
+from kvdrift.log.delta.versions import has_gap, listed
 from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.commits import UnitCommits
 from kvdrift.schema.errors import DamagedStoreError, InputError, OperationError
@@ -203,7 +203,7 @@ def test_a_table_that_was_opened_goes_on_by_what_came_since(store: Store, monkey
         writer.append_units([make_unit(f"d{number}")])
     before = store.version("events") - 1
     store.read("events", before)
-    monkeypatch.setattr("kvdrift.log.delta.snapshot.DeltaTable", None)
+    monkeypatch.setattr("kvdrift.log.delta.versions.DeltaTable", None)
     assert store.append_units([make_unit("d2")]) == other.append_units([make_unit("d3")]) == 1
     assert content(store).num_rows == content(other).num_rows == 4 * 32
     assert store.read("events", before).num_rows == 32

@@ -38,10 +38,9 @@ from fixtures.refusals import refused
 from fixtures.stored_units import killed_in
 from hypothesis import given, settings
 
-from kvdrift.ingestion.documents import read_documents
 from kvdrift.ingestion.files import EventFile
-from kvdrift.ingestion.ingest import ingest
-from kvdrift.ingestion.report import IngestReport
+from kvdrift.ingestion.ingest import IngestReport, ingest
+from kvdrift.ingestion.records import read_documents
 from kvdrift.ingestion.waiting_rows import Taking, WaitingRows, alone
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError

@@ -40,7 +40,7 @@ from kvdrift.sql.promises import breaches, computed_views
 from kvdrift.transforms.segments import commit, derive_segment, pending
 from kvdrift.verification.files import Verified
 from kvdrift.verification.repair import repair
-from kvdrift.verification.unit_rows import ROUNDING, first_difference
+from kvdrift.verification.units import ROUNDING, first_difference
 from kvdrift.verification.whole_store import scrub, verify
 
 H = 6

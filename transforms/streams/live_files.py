@@ -20,14 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from kvdrift.ingestion.checks import Anomaly, SortedRows, find_errors
-from kvdrift.ingestion.documents import DocumentRows
 from kvdrift.ingestion.event_rows import EventRows, converted
-from kvdrift.ingestion.facts import FactRows
 from kvdrift.ingestion.files import EventFile
-from kvdrift.ingestion.ingest import Filing, note_unread, open_file, portions_of, read_about
+from kvdrift.ingestion.ingest import Filing, Finding, IngestReport, note_unread, open_file, portions_of, read_about
 from kvdrift.ingestion.inputs import EventSource, Stamp, expanded
 from kvdrift.ingestion.intake import Intake
-from kvdrift.ingestion.report import Finding, IngestReport
+from kvdrift.ingestion.records import DocumentRows, FactRows
 from kvdrift.ingestion.waiting_rows import Group, Replicate, Taking, WaitingRows, alone, rows_of, table_of
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError

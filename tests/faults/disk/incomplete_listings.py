@@ -14,8 +14,8 @@ from fixtures.stored_units import make_unit
 
 from kvdrift.log.delta.commits import Commit, guards
 from kvdrift.log.delta.folder import DeltaFolder
-from kvdrift.log.delta.snapshot import Snapshot
 from kvdrift.log.delta.table_log import TableLog
+from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.store import Store
 from kvdrift.log.units.unit import conform_unit
 from kvdrift.schema import locking
