@@ -14,23 +14,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 BUCKET = "laboratory"
-CONTROL = "/control"  # GET: the requests so far by method; POST: the trouble to make from now on
+CONTROL = "/control"  # GET: the requests and the bytes sent so far; POST: the trouble to make from now on
 ERRORS = {500: ("500 Internal Server Error", "InternalError"), 503: ("503 Slow Down", "SlowDown")}
-
-
-def environment_of(endpoint: str) -> dict[str, str]:
-    """Return the environment variables by which S3 clients reach an endpoint."""
-    return {
-        "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": "something", "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }  # fmt: skip
 
 
 class S3Server:
@@ -39,12 +30,23 @@ class S3Server:
     def __init__(self, port: int) -> None:
         self._endpoint = f"http://127.0.0.1:{port}"
         self.url = f"s3://{BUCKET}"
-        self.environment = environment_of(self._endpoint)
+        self.environment = {
+            "AWS_ENDPOINT_URL": self._endpoint, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": "something", "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }  # fmt: skip
 
     def counts(self) -> Counter[str]:
         """The numbers of answered requests by method, of ``refused`` ones, and of puts ``there already``."""
+        return self._told("counts")
+
+    def sent(self) -> Counter[str]:
+        """The bytes of each object that were sent, by the object's path, which begins with the bucket."""
+        return self._told("sent")
+
+    def _told(self, what: str) -> Counter[str]:
         with urlopen(self._endpoint + CONTROL) as answer:  # noqa: S310 - our own server
-            return Counter(json.loads(answer.read()))
+            return Counter(json.loads(answer.read())[what])
 
     def trouble(self, *, every: int = 0, at: int = 0, status: int = 503, seconds: float = 0.0) -> None:
         """From now on answer all requests late and some with an error; without arguments, stop doing so.
@@ -92,7 +94,7 @@ class Troubled:
         self._application = application
         self._trouble = {"every": 0, "at": 0, "status": 503, "seconds": 0.0}
         self._requests = itertools.count(1)
-        self._counts = Counter[str]()
+        self._counts, self._sent = Counter[str](), Counter[str]()
         self._putting = threading.Lock()
 
     def __call__(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -103,7 +105,7 @@ class Troubled:
                 self._trouble = json.loads(environment["wsgi.input"].read(int(environment["CONTENT_LENGTH"])))
                 self._requests = itertools.count(1)
             start("200 OK", [("Content-Type", "application/json")])
-            return [json.dumps(self._counts).encode()]
+            return [json.dumps({"counts": self._counts, "sent": self._sent}).encode()]
         time.sleep(self._trouble["seconds"])
         number, every = next(self._requests), self._trouble["every"]
         if number == self._trouble["at"] or (every and number % every == 0):
@@ -113,15 +115,15 @@ class Troubled:
             start(line, [("Content-Type", "application/xml")])
             return [f"<Error><Code>{code}</Code><Message>Try again.</Message></Error>".encode()]
         self._counts[method] += 1
-        if method != "PUT":
-            return self._application(environment, start)
 
-        def answered(status: str, *headers: Any) -> Any:
+        def answered(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             if status.startswith("412"):
                 self._counts["there already"] += 1
-            return start(status, *headers)
+            if method == "GET":
+                self._sent[environment["PATH_INFO"]] += int(dict(headers).get("Content-Length", 0))
+            return start(status, headers, *more)
 
-        with self._putting:
+        with self._putting if method == "PUT" else nullcontext():
             return self._application(environment, answered)
 
 

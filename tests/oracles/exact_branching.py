@@ -12,29 +12,12 @@ from math import comb
 
 import numpy as np
 from fixtures.random_systems import History, deficit, side_law
-from oracles.exact_moments import Array
+from oracles.exact_comparison import Array, Law, law, law_of_values
 
 from kvdrift.generator.finite.paths import PairPaths
 from kvdrift.generator.finite.system import FiniteSystem
 
 POWERS = 4
-# Variances that would be 0 but for rounding; those that count are above 1e-9 here.
-_NOTHING = 1e-14
-
-
-@dataclass(frozen=True)
-class Law:
-    """One replicate's mean, variance, fourth central moment and largest deviation."""
-
-    mean: float
-    variance: float
-    fourth: float
-    largest: float
-
-    @property
-    def squared(self) -> Law:
-        """Return the law of the squared deviation, without its fourth moment."""
-        return Law(self.variance, max(self.fourth - self.variance**2, 0.0), np.nan, self.largest**2)
 
 
 @dataclass(frozen=True)
@@ -87,12 +70,7 @@ def plain_laws(paths: PairPaths) -> dict[str, Law]:
         "divergence_probability": diverged,
         "evaluations": paths.evaluated.sum(axis=1).astype(np.float64),
     }
-    laws = {}
-    for name, value in values.items():
-        mean = float(paths.mean(value))
-        second, fourth = (float(paths.mean((value - mean) ** power)) for power in (2, 4))
-        laws[name] = _law(mean, second, fourth, float(np.abs(value - mean).max()))
-    return laws
+    return {name: law_of_values(value, paths.probability) for name, value in values.items()}
 
 
 def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[str, Law]:
@@ -106,7 +84,7 @@ def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[
     powers = _powers(found, weights, phi, paths, system.alphabet)
     nothing, position = np.zeros_like(mass), np.arange(1, horizon + 1)
 
-    def law(a: Array, c: Array, name: str) -> Law:
+    def replicate(a: Array, c: Array, name: str) -> Law:
         """Return the law of a + c phi."""
         mean = float(probability @ (a + c * powers[name][:, 1]))
         second, fourth = (
@@ -117,26 +95,26 @@ def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[
             for k in (2, 4)
         )
         highest, lowest = float((a + c * phi[name].max()).max()), float(a.min())
-        return _law(mean, second, fourth, max(highest - mean, mean - lowest))
+        return law(mean, second, fourth, max(highest - mean, mean - lowest))
 
     laws = {
-        "risk": law(nothing, mass, f"observed@{horizon}"),
-        "occurrence": law(mass / horizon, nothing, "tail@1"),
-        "occupation": law(nothing, mass, "tail@1"),
-        "divergence_probability": law(mass, nothing, "tail@1"),
-        "evaluations": law(
+        "risk": replicate(nothing, mass, f"observed@{horizon}"),
+        "occurrence": replicate(mass / horizon, nothing, "tail@1"),
+        "occupation": replicate(nothing, mass, "tail@1"),
+        "divergence_probability": replicate(mass, nothing, "tail@1"),
+        "evaluations": replicate(
             np.array([float(scan.evaluations) for scan in found]), np.ones_like(mass), "later evaluations"
         ),
     }
     for depth in range(1, horizon + 1):
         below, capacity = f"observed@{depth}", weights @ np.maximum(horizon - position - depth + 1, 0) / horizon
         laws |= {
-            below: law(nothing, mass, below),
-            f"capacity@{depth}": law(capacity, nothing, below),
-            f"upper@{depth}": law(capacity, mass, below),
-            f"midpoint@{depth}": law(capacity / 2, mass, below),
-            f"half_width@{depth}": law(capacity / 2, nothing, below),
-            f"tail@{depth}": law(nothing, mass, f"tail@{depth}"),
+            below: replicate(nothing, mass, below),
+            f"capacity@{depth}": replicate(capacity, nothing, below),
+            f"upper@{depth}": replicate(capacity, mass, below),
+            f"midpoint@{depth}": replicate(capacity / 2, mass, below),
+            f"half_width@{depth}": replicate(capacity / 2, nothing, below),
+            f"tail@{depth}": replicate(nothing, mass, f"tail@{depth}"),
         }
     return laws
 
@@ -180,7 +158,3 @@ def _powers(
         place = place * alphabet + tokens[:, s - 1]
     result[..., 0] = 1.0
     return {name: result[:, number] for number, name in enumerate(phi)}
-
-
-def _law(mean: float, second: float, fourth: float, largest: float) -> Law:
-    return Law(mean, second if second > _NOTHING else 0.0, max(fourth, 0.0), largest)

@@ -1,10 +1,9 @@
 """A joint comparison of estimates with exact values: their distances, and the probability of such distances.
 
-**The test.** An estimate is a mean over independent replicates, or a smooth function of such means. Around the exact
-moments its linear part is a sum of independent terms of mean 0, exact variance V and size at most b, which deviates by
-d or more with probability at most 2 exp(-d^2 / (2 V + 2 b d / 3)) (Bernstein's inequality): no normal approximation, so
-rare events need no rule of their own, they only bound less. What is beyond the linear part (only of functions that are
-neither means nor ratios of means) is computed at the moments of the replicates at hand and taken off first.
+**The test.** An estimate is a weighted sum of means over independent replicates. It deviates from its expectation by d
+or more with probability at most 2 exp(-d^2 / (2 V + 2 b d / 3)), where V is its variance and b the largest share of a
+replicate (Bernstein's inequality): no normal approximation, so rare events need no rule of their own, they only bound
+less.
 
 **Jointly.** The family is at most ``FAMILY`` comparisons. It agrees if the least of these probabilities, times
 ``FAMILY``, is at least that of 4 standard errors of a single normal comparison, ``LEVEL`` = 6.3e-5. By Boole's
@@ -15,21 +14,48 @@ family's worst comparison amounts to as a single one. Where the exact variance i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from oracles.exact_moments import NUDGE, Array, Pool
-from oracles.exact_views import Column, Moments
 
-VIEWS_FAMILY, SWRB_FAMILY = 45_000, 8_000  # random comparisons of test_exact_truth and test_exact_swrb, at most
+VIEWS_FAMILY, SWRB_FAMILY = 10_000, 8_000  # random comparisons of test_exact_truth and test_exact_swrb, at most
 FAMILY = VIEWS_FAMILY + SWRB_FAMILY
 LEVEL = 2 * NormalDist().cdf(-4.0)
 ROUNDING = 1e-7  # distances are stored in float32, off by up to 6e-8
-NOTHING = 1e-12  # standard errors and denominators that would be 0 but for rounding; those that count are above 1e-6
+NOTHING = 1e-14  # variances that would be 0 but for rounding; those that count are above 1e-9
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Law:
+    """One replicate's mean, variance, fourth central moment and largest deviation."""
+
+    mean: float
+    variance: float
+    fourth: float
+    largest: float
+
+    @property
+    def squared(self) -> Law:
+        """Return the law of the squared deviation, without its fourth moment."""
+        return Law(self.variance, max(self.fourth - self.variance**2, 0.0), np.nan, self.largest**2)
+
+
+def law(mean: float, second: float, fourth: float, largest: float) -> Law:
+    """Return a law from its central moments, of which rounding may leave something where they are 0."""
+    return Law(mean, second if second > NOTHING else 0.0, max(fourth, 0.0), largest)
+
+
+def law_of_values(values: Array, probability: Array) -> Law:
+    """Return the law of a value that each path has."""
+    mean = float(probability @ values)
+    deviation = values - mean
+    second, fourth = (float(probability @ deviation**power) for power in (2, 4))
+    return law(mean, second, fourth, float(np.abs(deviation).max()))
 
 
 @dataclass(frozen=True)
@@ -44,7 +70,7 @@ class Comparison:
     @property
     def random(self) -> bool:
         """Whether the two may differ by more than rounding."""
-        return self.variance > NOTHING**2
+        return self.variance > 0.0
 
     @property
     def z(self) -> float:
@@ -92,72 +118,9 @@ class Joint:
         return Joint(tuple(one for one in self.comparisons if one.what.split()[0] in views))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A view's value of a column; None for null."""
-
-    what: str
-    column: Column
-    value: float | None
-
-
-def compare(pool: Pool, actions: Sequence[str], estimates: Iterable[Estimate]) -> Iterator[Comparison]:
-    """Compare every estimate with its exact value; formulas take the moments of ``actions``, in their order.
-
-    An estimate that is null must be null by its definition: at the exact moments, or at the sampled ones by chance.
-    """
-    kept, gradients, distances = [], [], []
-    for one in estimates:
-        exact = _evaluate(one.column, *(_moments(pool, pool.mean, action) for action in actions))
-        if exact is None or one.value is None:
-            drawn = _evaluate(one.column, *(_moments(pool, pool.sampled, action) for action in actions))
-            assert one.value is None, f"{one.what}: {one.value}, exactly null"
-            assert drawn is None, f"{one.what}: null, {drawn} by its definition"
-            continue
-        gradient, distance = _linear_part(pool, actions, one, exact)
-        kept.append(one.what)
-        gradients.append(gradient)
-        distances.append(distance)
-    if not kept:
-        return
-    gradient = np.column_stack(gradients)
-    used = gradient.any(axis=1)
-    own = gradient[used]
-    variance = np.einsum("ij,ij->j", own, pool.covariance[np.ix_(used, used)] @ own)
-    yield from map(Comparison, kept, distances, variance.tolist(), pool.largest(gradient).tolist())
-
-
-def _linear_part(pool: Pool, actions: Sequence[str], one: Estimate, exact: float) -> tuple[Array, float]:
-    """Return the linear part of (value - exact) times the denominator: the gradient at the exact moments, and the rest.
-
-    For a mean or a ratio of means the linear part is everything.
-    """
-    column, value = one.column, float(one.value or 0.0)
-
-    def excess(vector: NDArray[Any]) -> Any:
-        moments = [_moments(pool, vector, action) for action in actions]
-        return column.numerator(*moments) - exact * column.denominator(*moments)
-
-    gradient = np.broadcast_to(np.imag(excess(pool.nudged)) / NUDGE, pool.mean.shape)
-    if column.bounds != (-math.inf, math.inf):  # clips a mean, which only brings the two nearer
-        return gradient, value - exact
-    beyond = excess(pool.sampled) - excess(pool.mean) - gradient @ (pool.sampled - pool.mean)
-    scale = column.denominator(*(_moments(pool, pool.sampled, action) for action in actions))
-    return gradient, float((value - exact) * scale - beyond)
-
-
-def _evaluate(column: Column, *moments: Moments) -> float | None:
-    """Return the column at these moments; None if it is null."""
-    try:
-        above, below = column.numerator(*moments), column.denominator(*moments)
-    except KeyError:
-        return None
-    if abs(below) < NOTHING:
-        return column.undefined
-    low, high = column.bounds
-    return float(min(max(above / below, low), high))
-
-
-def _moments(pool: Pool, vector: NDArray[Any], action: str) -> Moments:
-    """Return access by name to a vector of moments, or to a batch [n, moments]."""
-    return lambda name: vector[..., pool.place[action, name]]
+def compare(what: str, distance: float, terms: Iterable[tuple[float, Law]], replicates: int) -> Comparison:
+    """Compare a weighted sum of means over independent replicates; every replicate is part of one mean."""
+    parts = list(terms)
+    variance = math.fsum(weight**2 * one.variance for weight, one in parts) / replicates
+    largest = max(abs(weight) * one.largest for weight, one in parts) / replicates
+    return Comparison(what, distance, variance, largest)

@@ -1,27 +1,20 @@
-"""Every additive moment of a trajectory as an array over enumerated or sampled pairs of paths.
+"""Every additive moment of a trajectory as an array over enumerated pairs of paths, and its exact law.
 
 Rows of the arrays are whole paths and columns are positions; the views join positions and lags instead.
-Names are those of ``kvdrift.schema.moments``; profile moments carry their position, lag or depth after an "@", and
-``branch@s,j`` is 1{tau = s} I_{s+j}.
+Names are those of ``kvdrift.schema.moments``; profile moments carry their position, lag or depth after an "@".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
-from oracles.exact_systems import REPLICATES, Sample
+from oracles.exact_comparison import Array, Law, law_of_values
 
 from kvdrift.generator.finite.paths import PairPaths, pair_paths
 from kvdrift.generator.finite.system import FiniteSystem
 from kvdrift.schema.windows import Windows
 
-Array = NDArray[np.float64]
 Functionals = dict[str, Array]  # [paths] each
-NUDGE = 1e-30  # derivatives along the imaginary axis are free of cancellation
 
 
 def functionals(paths: PairPaths, windows: Windows) -> Functionals:
@@ -126,9 +119,6 @@ def _depths(paths: PairPaths) -> Functionals:
         inside = (t >= tau[:, None]) & (t < tau[:, None] + depth)
         found[f"observed@{depth}"] = (mismatch & inside).sum(axis=1) / horizon
         found[f"capacity@{depth}"] = np.maximum(horizon - tau - depth + 1, 0) / horizon
-    for s in range(1, horizon + 1):
-        for j in range(horizon - s + 1):
-            found[f"branch@{s},{j}"] = ((tau == s) & mismatch[:, s + j - 1]).astype(np.float64)
     return found
 
 
@@ -143,122 +133,7 @@ def _both_ends(paths: PairPaths) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.minimum(*positions), np.maximum(*positions)
 
 
-@dataclass(frozen=True)
-class Group:
-    """One document's moments under some actions: means, covariance of one replicate, and sample means.
-
-    Entries follow ``names``, pairs of action and functional; ``centered`` holds every action's deviations [paths, own
-    functionals] in the order of the actions, ``sampled`` the means over the drawn replicates.
-    """
-
-    names: list[tuple[str, str]]
-    mean: Array
-    covariance: Array
-    centered: dict[str, Array]
-    sampled: Array
-
-    @cached_property
-    def place(self) -> dict[tuple[str, str], int]:
-        """Return the index of an action's functional."""
-        return {name: number for number, name in enumerate(self.names)}
-
-
-def document_moments(system: FiniteSystem, windows: Windows, samples: Mapping[str, Sample]) -> Group:
-    """Return the exact moments of every action of a system, and the means of ``samples`` by action.
-
-    The actions of a replicate share its reference continuation X and are independent given X.
-    """
-    names: list[tuple[str, str]] = []
-    means, sampled = [], []
-    centered: dict[str, Array] = {}
-    within: dict[str, Array] = {}  # an action's own covariance
-    given_x: dict[str, Array] = {}  # P(x) E[deviation | X = x], [V**H, functionals]
-    mass = np.zeros(system.alphabet**system.horizon)
-    for action, sample in samples.items():
-        paths = pair_paths(system, action)
-        found = functionals(paths, windows)
-        values = np.column_stack(list(found.values()))
-        mean = paths.probability @ values
-        names += [(action, name) for name in found]
-        means.append(mean)
-        centered[action] = np.asfortranarray(values - mean)  # functionals are taken out one by one
-        weighted = paths.probability[:, None] * centered[action]
-        within[action] = centered[action].T @ weighted
-        code = paths.x @ system.alphabet ** np.arange(system.horizon - 1, -1, -1)
-        mass = np.bincount(code, weights=paths.probability, minlength=len(mass))
-        given_x[action] = np.zeros((len(mass), len(mean)))
-        np.add.at(given_x[action], code, weighted)
-        drawn = functionals(_as_paths(sample), windows)
-        sampled.append(np.column_stack(list(drawn.values())).mean(axis=0))
-    per_x = np.divide(1.0, mass, out=np.zeros_like(mass), where=mass > 0.0)[:, None]
-    covariance = np.block(
-        [[within[a] if a == b else given_x[a].T @ (per_x * given_x[b]) for b in samples] for a in samples]
-    )
-    return Group(names, np.concatenate(means), covariance, centered, np.concatenate(sampled))
-
-
-def _as_paths(sample: Sample) -> PairPaths:
-    """Return replicates as paths of equal probability."""
-    step = sample.steps
-    return PairPaths(
-        probability=np.full(REPLICATES, 1.0 / REPLICATES),
-        x=step["x_token"].astype(np.int64),
-        y=step["y_token"].astype(np.int64),
-        delta=step["delta"].astype(np.float64),
-        f=step["f"].astype(np.float64),
-        x_ended=step["x_eos"],
-        y_ended=step["y_eos"],
-    )
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Documents pooled with their weights; all replicates are independent."""
-
-    documents: Sequence[Group]
-    weights: Sequence[float]
-
-    @property
-    def place(self) -> dict[tuple[str, str], int]:
-        """Return the index of an action's functional, which is the same in every document."""
-        return self.documents[0].place
-
-    @cached_property
-    def mean(self) -> Array:
-        """Return the exact M(g)."""
-        return self._weighted("mean")
-
-    @cached_property
-    def nudged(self) -> NDArray[np.complex128]:
-        """Return [moments, moments]: row i is M(g) with ``NUDGE`` added to the i-th moment along the imaginary axis."""
-        return self.mean + 1j * NUDGE * np.eye(len(self.mean))
-
-    @cached_property
-    def sampled(self) -> Array:
-        """Return M(g) over the sampled replicates."""
-        return self._weighted("sampled")
-
-    @cached_property
-    def covariance(self) -> Array:
-        """Return the exact covariance of ``sampled``."""
-        parts = [w**2 * group.covariance for w, group in zip(self.weights, self.documents, strict=True)]
-        return np.asarray(np.sum(parts, axis=0) / REPLICATES)
-
-    def largest(self, gradient: Array) -> Array:
-        """Return how far one replicate can move gradient' M(g) at most; gradient [moments, columns]."""
-        largest = np.zeros(gradient.shape[1])
-        for weight, group in zip(self.weights, self.documents, strict=True):
-            start, reach = 0, np.zeros(gradient.shape[1])
-            for deviations in group.centered.values():
-                own = gradient[start : start + deviations.shape[1]]
-                start += deviations.shape[1]
-                used = own.any(axis=1)  # a few of many, in most columns
-                if used.any():
-                    moved = own[used].T @ deviations.T[used]
-                    reach += np.maximum(moved.max(axis=1), -moved.min(axis=1))
-            largest = np.maximum(largest, weight * reach / REPLICATES)
-        return largest
-
-    def _weighted(self, name: str) -> Array:
-        parts = [w * getattr(group, name) for w, group in zip(self.weights, self.documents, strict=True)]
-        return np.asarray(np.sum(parts, axis=0))
+def moment_laws(system: FiniteSystem, action: str, windows: Windows) -> dict[str, Law]:
+    """Return the law of each moment of one coupled replicate."""
+    paths = pair_paths(system, action)
+    return {name: law_of_values(values, paths.probability) for name, values in functionals(paths, windows).items()}

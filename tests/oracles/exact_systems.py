@@ -32,7 +32,7 @@ from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import FINITE_STATE, POOLED
 from kvdrift.schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
 from kvdrift.schema.windows import Windows
-from kvdrift.sql.catalog import open_views, view_texts
+from kvdrift.sql.catalog import open_views
 
 SYSTEMS, REPLICATES, SEED, MODEL = 50, 2000, 4, "exact"
 # An action mixes the reference with a law of its own, by so much.
@@ -165,109 +165,35 @@ def special_studies() -> tuple[ExactStudy, ...]:
     )
 
 
-# Views without an estimate of a system's moments, and what is in them.
-LEFT_OUT = {
-    "actions": "what was done",
-    "analyzed_branchings": "single replicates: swrb has their means",
-    "analyzed_trajectories": "single replicates: moments has their means",
-    "answer_correlations": "systems have no texts: test_views compares the views of answers with their definitions",
-    "answers": "likewise",
-    "answer_records": "systems have no prompts: test_prompts compares the views of records with plain loops",
-    "lost_answers": "likewise",
-    "lost_records": "likewise",
-    "prompts": "what was measured",
-    "branching_depths": "single replicates: swrb_windows has their means",
-    "branchings": "single replicates: swrb has their means",
-    "calibration": "verdicts of an analysis",
-    "controls": "checks of what was done",
-    "depth_intervals": "identified_interval and swrb_windows are its two halves",
-    "document_answers": "systems have no texts, as for answers",
-    "document_bytes": "systems have no caches: test_views compares it with its definition",
-    "documents": "what was measured",
-    "estimates": "an analysis: columns of the other views with intervals (test_coverage)",
-    "events": "single steps",
-    "exact_values": "the truth itself (test_finite_enumeration)",
-    "frontier": "columns of decomposition, which is here, beside bytes and answers, which systems do not have",
-    "identities": "what was done",
-    "looks": "an analysis at looks",
-    "plan": "what is to be measured",
-    "plans": "what is to be measured",
-    "published": "numbers of the paper",
-    "published_comparison": "numbers of the paper beside an analysis",
-    "results": "an analysis: columns of the other views with intervals (test_coverage)",
-    "steps": "single steps: position_moments and lag_moments have their means",
-    "studies": "parameters",
-    "summary": "likewise, of one split",
-    "trajectories": "single replicates: moments has their means",
-    "trajectory_moments": "single replicates: moments has their means",
-    "unit_moments": "summed by moments, which are here: test_views compares them with their definition",
-    "profiles": "likewise, by position_moments, lag_moments and depth_moments",
-    "units": "what was generated",
-    "windows": "parameters",
-    "sequence": "an analysis at looks",
-    "revisions": "what was done",
-    "superseded": "what was done",
-    "superseded_plans": "what was to be measured",
-    "superseded_documents": "what documents said before",
-    "superseded_analyses": "likewise",
-    "scores": "systems have no texts, as for answers",
-    "trajectory_answers": "likewise",
-    "tokens": "likewise",
-    "trajectory_text": "likewise",
-}
-VIEWS = tuple(sorted(set(view_texts()) - set(LEFT_OUT)))
+MOMENT_VIEWS = ("moments", "position_moments", "lag_moments", "depth_moments", "stratum_moments")
+SWRB_VIEWS = ("swrb", "swrb_efficiency", "swrb_risk", "swrb_windows")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One document's coupled replicates under one action: event columns by name, [K, H] each."""
-
-    steps: dict[str, NDArray[Any]]
+_measured: dict[str, list[Row]] = {}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Every view's rows, and the coupled rollouts by (study, doc, action)."""
-
-    rows: dict[str, list[Row]]
-    samples: dict[tuple[str, str, str], Sample]
-
-
-_measured: list[Measured] = []
-
-
-def measured() -> Measured:
-    """Return the data that the fixture ``exact_systems`` has read."""
-    return _measured[0]
+def measured(view: str) -> list[Row]:
+    """Return the rows of a view that the fixture ``exact_systems`` has read."""
+    return _measured[view]
 
 
 def read_measured(folder: Path) -> None:
-    """Return the data that ``write_measured`` has written into this folder, for ``measured``."""
+    """Read what ``write_measured`` has written into this folder, for ``measured``."""
     if not _measured:
-        _measured.append(pickle.loads((folder / "measured").read_bytes()))  # noqa: S301 - this test run wrote it
+        _measured.update(pickle.loads((folder / "measured").read_bytes()))  # noqa: S301 - this test run wrote it
 
 
 def write_measured(folder: Path) -> None:
-    """Roll every system out by both estimators, derive, and read ``VIEWS``; the same numbers in every run."""
+    """Roll every system out by both estimators, derive, and read the views; the same numbers in every run."""
     studies = (*random_studies(), *special_studies())
-    units = [(study, unit) for study in studies for unit in _rolled_out(study)]
     with TemporaryDirectory() as place:
         store = Store.create(Path(place) / "store")
         _append_rows(store, studies)
-        store.append_units([unit for _, unit in units])
+        store.append_units([unit for study in studies for unit in _rolled_out(study)])
         derive(store, DERIVED_TABLES)
-        with open_views(store, kept=_KEPT) as opened:
-            rows = {view: opened.rows(view).to_pylist() for view in VIEWS}
-    samples = {
-        (study.name, unit.record["doc"], unit.record["action"]): _sample(unit)
-        for study, unit in units
-        if unit.record["estimator"] == PLAIN
-    }
-    (folder / "measured").write_bytes(pickle.dumps(Measured(rows, samples)))
-
-
-# The views that the others are computed from, kept because they are most of the work.
-_KEPT = ("moments", "profiles", "swrb")
+        with open_views(store, kept=("moments", "profiles", "swrb")) as opened:  # others are computed from these
+            rows = {view: opened.rows(view).to_pylist() for view in (*MOMENT_VIEWS, *SWRB_VIEWS)}
+    (folder / "measured").write_bytes(pickle.dumps(rows))
 
 
 def _rolled_out(study: ExactStudy) -> Iterator[Unit]:
@@ -301,8 +227,3 @@ def _append_rows(store: Store, studies: Iterable[ExactStudy]) -> None:
                 exact += exact_value_rows(study.name, MODEL, system)
     for table, rows in ((STUDIES, parameters), (DOCUMENTS, documents), (EXACT_VALUES, exact)):
         store.append_rows(table.name, pa.Table.from_pylist(rows, schema=table.schema))
-
-
-def _sample(unit: Unit) -> Sample:
-    names = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
-    return Sample({name: unit.events[name].to_numpy().reshape(REPLICATES, -1) for name in names})

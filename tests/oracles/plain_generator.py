@@ -8,12 +8,13 @@ coupling is a loop over replicates and tokens in numpy.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 # One layer's attention over the prompt [heads, n, n] and the number of KV heads -> kept positions [KV heads, m].
 Chooser = Callable[[NDArray[np.float64], int], NDArray[np.int64]]
+Advance = Callable[[NDArray[np.int32]], NDArray[np.float64]]  # the tokens of replicates -> their next laws
 
 
 @dataclass(frozen=True)
@@ -111,21 +113,53 @@ def plain_rollout(
 
     With ``other``, the compressed side is this network, which reads the prompt by itself.
     """
-    count, entries = len(replicates), len(tokens)
+    count = len(replicates)
     prompt, logits, everything = _prefill(network, tokens, keep_all())
-    reference = _expanded(prompt, everything, count)
     network_y = network if other is None else other
     prompt_y, logits_y, kept = _prefill(network_y, tokens, chooser)
-    compressed_on_y, compressed_on_x = (_expanded(prompt_y, kept, count, hold) for _ in range(2))
-    first_law, first_law_y = law_of(logits, law), law_of(logits_y, law)
-    u_x = uniform_table(seed, document, None, replicates, horizon, 1)
-    u_y = uniform_table(seed, document, action, replicates, horizon, 2)
 
+    def side(network: Any, cache: Any) -> Advance:
+        positions = itertools.count(len(tokens))  # the token emitted at t stands at n + t - 1
+        return lambda fed: _advance(network, cache, fed, next(positions), law)
+
+    return coupled_steps(
+        law_of(logits, law),
+        None if other is None else law_of(logits_y, law),
+        side(network, _expanded(prompt, everything, count)),
+        side(network_y, _expanded(prompt_y, kept, count, hold)),
+        side(network_y, _expanded(prompt_y, kept, count, hold)),
+        uniforms=(
+            uniform_table(seed, document, None, replicates, horizon, 1),
+            uniform_table(seed, document, action, replicates, horizon, 2),
+        ),
+        eos_tokens=eos_tokens,
+        kept=kept,
+    )
+
+
+def coupled_steps(
+    first_law: NDArray[np.float64],
+    first_law_y: NDArray[np.float64] | None,
+    reference: Advance,
+    compressed_on_y: Advance,
+    compressed_on_x: Advance,
+    *,
+    uniforms: tuple[NDArray[np.float64], NDArray[np.float64]],
+    eos_tokens: Sequence[int],
+    kept: Sequence[NDArray[np.int64]] = (),
+) -> PlainSteps:
+    """Couple three streams of each replicate, which are fed even after their EOS.
+
+    Without ``first_law_y`` both sides have one law at position 1. ``uniforms`` are those of X, [replicates, H, 1], and
+    of Y, [replicates, H, 2].
+    """
+    u_x, u_y = uniforms
+    count, horizon, _ = u_x.shape
     x, y = np.zeros((2, count, horizon), dtype=np.int32)
     delta, f = np.zeros((2, count, horizon))
     x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
     for k in range(count):
-        if other is None:
+        if first_law_y is None:
             x[k, 0] = y[k, 0] = inverse_cdf(first_law, u_x[k, 0, 0])
         else:
             delta[k, 0] = f[k, 0] = 1.0 - np.minimum(first_law, first_law_y).sum()
@@ -135,10 +169,8 @@ def plain_rollout(
     end = np.zeros(len(first_law))
     end[eos_tokens[0]] = 1.0
     for column in range(1, horizon):
-        position = entries + column - 1  # the token emitted at t = column stands at n + t - 1
-        p_laws = _advance(network, reference, x[:, column - 1], position, law)
-        q_laws = _advance(network_y, compressed_on_y, y[:, column - 1], position, law)
-        forced_laws = _advance(network_y, compressed_on_x, x[:, column - 1], position, law)
+        p_laws, forced_laws = reference(x[:, column - 1]), compressed_on_x(x[:, column - 1])
+        q_laws = compressed_on_y(y[:, column - 1])
         for k in range(count):
             x_over, y_over = x_eos[k, column - 1], y_eos[k, column - 1]
             p = end if x_over else p_laws[k]
@@ -149,7 +181,33 @@ def plain_rollout(
             x[k, column], y[k, column] = coupled_pair(p, q, u_x[k, column, 0], *u_y[k, column])
             x_eos[k, column] = x_over or x[k, column] in eos_tokens
             y_eos[k, column] = y_over or y[k, column] in eos_tokens
-    return PlainSteps(x, y, delta, f, x_eos, y_eos, kept)
+    return PlainSteps(x, y, delta, f, x_eos, y_eos, list(kept))
+
+
+class Stream(Protocol):
+    """One cache followed along one history."""
+
+    first_law: NDArray[np.float64]
+
+    def advance(self, token: int) -> NDArray[np.float64]:
+        """Feed a token and return the next law."""
+
+
+def plain_streams_rollout(
+    whole: Callable[[], Stream], smaller: Callable[[], Stream], *, seed: int, document: str, action: str,
+    replicates: Sequence[int], horizon: int, eos_tokens: Sequence[int],
+) -> PlainSteps:  # fmt: skip
+    """Generate one action's coupled rollout, with a stream of the whole cache and two of the smaller one for each pair."""
+    sides = [[made() for _ in replicates] for made in (whole, smaller, smaller)]
+
+    def side(streams: Sequence[Stream]) -> Advance:
+        return lambda fed: np.stack([one.advance(int(token)) for one, token in zip(streams, fed, strict=True)])
+
+    uniforms = (
+        uniform_table(seed, document, None, replicates, horizon, 1),
+        uniform_table(seed, document, action, replicates, horizon, 2),
+    )
+    return coupled_steps(sides[0][0].first_law, None, *map(side, sides), uniforms=uniforms, eos_tokens=eos_tokens)
 
 
 def coupled_pair(

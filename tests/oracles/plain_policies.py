@@ -6,17 +6,15 @@ loops over positions; nothing is shared between streams, and nothing is masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from oracles.plain_generator import coupled_pair, inverse_cdf, softmax
+from oracles.plain_generator import PlainSteps, plain_streams_rollout, softmax
 from transformers import DynamicCache
-
-from kvdrift.generator.coupling.uniforms import uniform_table
 
 Kind = Literal["sliding", "tova", "h2o"]
 
@@ -103,63 +101,8 @@ class PlainStream:
             )
 
 
-@dataclass(frozen=True)
-class PlainPairs:
-    """One action's steps, [replicates, H] each."""
-
-    x_token: NDArray[np.int32]
-    y_token: NDArray[np.int32]
-    delta: NDArray[np.float64]
-    f: NDArray[np.float64]
-    x_eos: NDArray[np.bool_]
-    y_eos: NDArray[np.bool_]
-
-
-class Stream(Protocol):
-    """One cache followed along one history."""
-
-    first_law: NDArray[np.float64]
-
-    def advance(self, token: int) -> NDArray[np.float64]:
-        """Feed a token and return the next law."""
-
-
-def plain_policy_rollout(
-    network: Any, tokens: Sequence[int], policy: PlainPolicy, *, seed: int, document: str, action: str,
-    replicates: Sequence[int], horizon: int, eos_tokens: Sequence[int],
-) -> PlainPairs:  # fmt: skip
+def plain_policy_rollout(network: Any, tokens: Sequence[int], policy: PlainPolicy, **options: Any) -> PlainSteps:
     """Generate one policy's coupled rollout of one document."""
     return plain_streams_rollout(
-        lambda: PlainStream(network, tokens, None), lambda: PlainStream(network, tokens, policy), seed=seed,
-        document=document, action=action, replicates=replicates, horizon=horizon, eos_tokens=eos_tokens,
-    )  # fmt: skip
-
-
-def plain_streams_rollout(
-    whole: Callable[[], Stream], smaller: Callable[[], Stream], *, seed: int, document: str, action: str,
-    replicates: Sequence[int], horizon: int, eos_tokens: Sequence[int],
-) -> PlainPairs:  # fmt: skip
-    """Generate one action's coupled rollout, with a stream of the whole cache and two of the smaller one for each pair."""
-    count = len(replicates)
-    u_x = uniform_table(seed, document, None, replicates, horizon, 1)
-    u_y = uniform_table(seed, document, action, replicates, horizon, 2)
-    x, y = np.zeros((2, count, horizon), dtype=np.int32)
-    delta, f = np.zeros((2, count, horizon))
-    x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
-    for k in range(count):
-        reference, on_y, on_x = whole(), smaller(), smaller()
-        x[k, 0] = y[k, 0] = inverse_cdf(reference.first_law, u_x[k, 0, 0])
-        x_eos[k, 0] = y_eos[k, 0] = x[k, 0] in eos_tokens
-        end = np.zeros(len(reference.first_law))
-        end[eos_tokens[0]] = 1.0
-        for column in range(1, horizon):
-            x_over, y_over = x_eos[k, column - 1], y_eos[k, column - 1]
-            p = end if x_over else reference.advance(int(x[k, column - 1]))
-            q = end if y_over else on_y.advance(int(y[k, column - 1]))
-            forced = end if x_over else on_x.advance(int(x[k, column - 1]))
-            delta[k, column] = 1.0 - np.minimum(p, q).sum()
-            f[k, column] = 1.0 - np.minimum(p, forced).sum()
-            x[k, column], y[k, column] = coupled_pair(p, q, u_x[k, column, 0], *u_y[k, column])
-            x_eos[k, column] = x_over or x[k, column] in eos_tokens
-            y_eos[k, column] = y_over or y[k, column] in eos_tokens
-    return PlainPairs(x, y, delta, f, x_eos, y_eos)
+        lambda: PlainStream(network, tokens, None), lambda: PlainStream(network, tokens, policy), **options
+    )

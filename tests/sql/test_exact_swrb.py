@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from oracles.exact_branching import Law, branching_laws, plain_laws, scans
-from oracles.exact_comparison import ROUNDING, SWRB_FAMILY, Comparison, Joint
+from oracles.exact_branching import branching_laws, plain_laws, scans
+from oracles.exact_comparison import ROUNDING, SWRB_FAMILY, Comparison, Joint, Law, compare
 from oracles.exact_systems import (
     EOS_INSIDE,
     FIRST,
@@ -24,6 +24,7 @@ from oracles.exact_systems import (
     REPLICATES,
     SOMETIMES,
     SPECIAL_ACTION,
+    SWRB_VIEWS,
     ExactStudy,
     Row,
     measured,
@@ -53,17 +54,13 @@ def laws(study: ExactStudy) -> dict[tuple[str, str, str], Laws]:
 
 
 def comparison(what: str, distance: float, terms: Iterable[tuple[float, Law]]) -> Comparison:
-    """Compare a weighted sum of means over independent replicates; every replicate is part of one mean."""
-    parts = list(terms)
-    variance = math.fsum(weight**2 * law.variance for weight, law in parts) / REPLICATES
-    largest = max(abs(weight) * law.largest for weight, law in parts) / REPLICATES
-    return Comparison(what, distance, variance, largest)
+    return compare(what, distance, terms, REPLICATES)
 
 
 @cache
 def rows_by_study(view: str) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = defaultdict(list)
-    for row in measured().rows[view]:
+    for row in measured(view):
         found[row["study"]].append(row)
     return found
 
@@ -223,7 +220,7 @@ def test_residual_branching_agrees_with_enumeration() -> None:
     joint = all_comparisons()
     assert joint.random <= SWRB_FAMILY
     assert joint.agrees, (joint.worst, joint.standard_errors)
-    for view in ("swrb", "swrb_efficiency", "swrb_risk", "swrb_windows"):
+    for view in SWRB_VIEWS:
         assert joint.of(view).random >= 500, view
 
 
@@ -295,7 +292,7 @@ def test_branches_at_the_horizon_only() -> None:
     """Z^R = Z^O = M / H, and nothing is left open at any depth."""
     plain, swrb = special(LAST)
     assert plain["occupation"] == swrb["occupation"] == 0.0
-    rows = [row for row in measured().rows["swrb_windows"] if row["study"] == LAST]
+    rows = [row for row in measured("swrb_windows") if row["study"] == LAST]
     assert {row["depth"] for row in rows} == {1, 2, 3}
     assert all(row["observed"] == pytest.approx(swrb["risk"], abs=1e-12) for row in rows)
     assert {row["capacity"] for row in rows} == {0.0}

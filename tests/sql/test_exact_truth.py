@@ -1,21 +1,24 @@
-"""Every view on rollouts of finite-state systems against exact enumeration, jointly within 4 standard errors."""
+"""Moments of rollouts of finite-state systems against exact enumeration, jointly within 4 standard errors.
+
+All other views are functions of these moments, which ``test_views`` holds against plain loops.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import permutations, product
+from itertools import product
 from typing import Any
 
 import pytest
-from oracles.exact_comparison import VIEWS_FAMILY, Comparison, Estimate, Joint, compare
-from oracles.exact_moments import Group, Pool, document_moments
+from oracles.exact_comparison import VIEWS_FAMILY, Comparison, Joint, Law, compare
+from oracles.exact_moments import moment_laws
 from oracles.exact_systems import (
-    LEFT_OUT,
+    MOMENT_VIEWS,
+    REPLICATES,
     SYSTEMS,
-    VIEWS,
     WINDOWS,
     ExactStudy,
     Row,
@@ -23,133 +26,60 @@ from oracles.exact_systems import (
     random_studies,
     special_studies,
 )
-from oracles.exact_views import (
-    ACTION_VIEWS,
-    CONTRAST_VIEWS,
-    DOCUMENT_VIEWS,
-    Line,
-    action_lines,
-    contrast_lines,
-    document_lines,
-)
 
+from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
-from kvdrift.sql.catalog import view_texts
-from kvdrift.sql.contracts import contracts
 
 pytestmark = pytest.mark.usefixtures("exact_systems")
 
-COMPARED = (*DOCUMENT_VIEWS, *ACTION_VIEWS, *CONTRAST_VIEWS)
-NO_ESTIMATES = {
-    "moments": {"replicates"},
-    "position_moments": {"replicates"},
-    "lag_moments": {"replicates", "cohort_paths"},
-    "depth_moments": {"replicates"},
-    "stratum_moments": {"trajectories", "cohort_documents", "cohort_paths"},
-    "decomposition": {"trajectories"},
-    "branch_clock": {"documents", "paths"},
-    "branch_windows": {"documents", "paths"},
-    "action_ordering": {"ordered"},  # of the two bounds: the contract says how
+COLUMNS: dict[str, tuple[str | None, Sequence[str]]] = {  # of each view the place in a profile, and the moments
+    "moments": (None, SCALAR_MOMENTS),
+    "position_moments": ("t", POSITION_MOMENTS),
+    "lag_moments": ("lag", LAG_MOMENTS),
+    "depth_moments": ("depth", ("observed", "capacity")),
+    "stratum_moments": (None, SCALAR_MOMENTS),
 }
-
-CONSTANT = {"study", "model", "split", "cluster"}
-
-SWRB_VIEWS = ("swrb", "swrb_efficiency", "swrb_risk", "swrb_windows")  # test_exact_swrb
-
-Rows = dict[str, list[Row]]
-Place = tuple[Any, ...]
 
 
 @cache
-def groups(study: ExactStudy, windows: Windows | None = None) -> dict[str, Group]:
-    """Exact and sampled moments of every document of a study, over its windows or others."""
-    samples = measured().samples
+def laws(study: ExactStudy, windows: Windows | None = None) -> dict[tuple[str, str], dict[str, Law]]:
+    """The laws of one replicate's moments by document and action, over the study's windows or others."""
     return {
-        system.name: document_moments(
-            system,
-            windows or study.windows,
-            {action: samples[study.name, system.name, action] for action in study.actions},
-        )
+        (system.name, action): moment_laws(system, action, windows or study.windows)
         for system in study.systems
+        for action in study.actions
     }
 
 
 def comparisons(
     study: ExactStudy,
-    rows: Rows,
-    views: tuple[str, ...] = COMPARED,
-    *,
+    view: str,
+    rows: list[Row],
     windows: Windows | None = None,
     weights: dict[str, dict[str, float]] | None = None,
 ) -> Iterator[Comparison]:
-    """Yield every row of these views that a study has, column by column; exactly the expected rows must exist.
-
-    With other ``windows`` or ``weights`` than the study's, the comparison must fail.
-    """
-    index = {view: _by_grain(view, study, rows[view]) for view in views}
-    found = groups(study, windows)
-    for stratum, systems in study.strata.items():
-        for system in systems:
-            pool = Pool([found[system.name]], [1.0])
-            for action in study.actions:
-                keys = {"doc": system.name, "stratum": stratum, "action": action}
-                for view in set(DOCUMENT_VIEWS) & set(views):
-                    lines = document_lines(view, study.windows)
-                    yield from compare(pool, [action], _estimates(view, study, index[view], keys, lines))
-    for stratum, weight_of in (weights or study.weights).items():
-        pool = Pool([found[doc] for doc in weight_of], list(weight_of.values()))
-        for action in study.actions:
-            keys = {"stratum": stratum, "action": action}
-            for view in set(ACTION_VIEWS) & set(views):
-                lines = action_lines(view, study.windows, list(pool.weights))
-                yield from compare(pool, [action], _estimates(view, study, index[view], keys, lines))
-        for baseline, action in permutations(study.actions, 2):
-            for view in set(CONTRAST_VIEWS) & set(views):
-                partner = "partner" if view == "paired_moments" else "baseline"
-                keys = {"stratum": stratum, partner: baseline, "action": action}
-                lines = contrast_lines(view, study.windows, list(pool.weights))
-                yield from compare(pool, [baseline, action], _estimates(view, study, index[view], keys, lines))
-    left = {view: list(lines) for view, lines in index.items() if lines}
-    assert not left, f"rows that there should not be: {left}"
+    """Yield every value of a view's rows. With other windows or weights than the study's, they must not agree."""
+    place, names = COLUMNS[view]
+    for row in rows:
+        if row["study"] != study.name:
+            continue
+        weight_of = {row["doc"]: 1.0} if "doc" in row else (weights or study.weights)[row["stratum"]]
+        assert row.get("documents", 1) == len(weight_of)
+        assert row.get("replicates", REPLICATES) == REPLICATES
+        for name in names:
+            moment = name if place is None else f"{name}@{row[place]}"
+            own = [(weight, laws(study, windows)[doc, row["action"]].get(moment)) for doc, weight in weight_of.items()]
+            terms = [(weight, law) for weight, law in own if law is not None]
+            if not terms:
+                assert row[name] is None, f"{view} {row}: {name} is of an empty window"
+                continue
+            distance = row[name] - sum(weight * law.mean for weight, law in terms)
+            yield compare(f"{view} {study.name} {row['action']} {moment}", distance, terms, REPLICATES)
 
 
-def _by_grain(view: str, study: ExactStudy, rows: list[Row]) -> dict[Place, Row]:
-    """Return a study's rows by their key within the study."""
-    own = [row for row in rows if row["study"] == study.name]
-    return {_place(view, row): row for row in own}
-
-
-def _place(view: str, named: Row) -> Place:
-    return tuple(named[name] for name in contracts()[view].grain if name not in CONSTANT)
-
-
-def _estimates(
-    view: str, study: ExactStudy, index: dict[Place, Row], keys: Row, lines: list[Line]
-) -> Iterator[Estimate]:
-    for line in lines:
-        named = {**keys, **line.grain}
-        row = index.pop(_place(view, named), None)
-        if row is None:  # a start that was never drawn has no row, which says p = 0
-            assert view == "branch_profile", f"{view}: no row {named}"
-            row = {"p": 0.0, "rho": None}
-        else:
-            assert set(row) - CONSTANT == {*line.columns, *line.exactly, *named, *NO_ESTIMATES.get(view, ())}, view
-            assert {name: row[name] for name in (*line.exactly, *named)} == line.exactly | named, view
-        what = f"{view} {study.name} {named}"
-        yield from (Estimate(f"{what} {name}", column, row[name]) for name, column in line.columns.items())
-
-
-@cache
-def all_comparisons() -> Joint:
-    studies = (*random_studies(), *special_studies())
-    rows = measured().rows
-    return Joint(tuple(one for study in studies for one in comparisons(study, rows)))
-
-
-def test_every_view_with_an_estimate_is_compared() -> None:
-    assert sorted((*COMPARED, *SWRB_VIEWS)) == sorted(VIEWS)
-    assert set(LEFT_OUT) < set(view_texts())
+def joint(study: ExactStudy, view: str, rows: list[Row] | None = None, **wrong: Any) -> Joint:
+    return Joint(tuple(comparisons(study, view, rows or measured(view), **wrong)))
 
 
 def test_systems_are_as_promised() -> None:
@@ -160,99 +90,89 @@ def test_systems_are_as_promised() -> None:
     assert all(len(study.strata) == 2 and len(study.actions) == 3 for study in random_studies())
 
 
-def test_every_view_agrees_with_enumeration() -> None:
-    """All values of all views that hold estimates, within 4 standard errors jointly.
+def test_every_moment_agrees_with_enumeration() -> None:
+    """A right program fails here or in ``test_exact_swrb`` with probability at most 6.3e-5, before the seed is fixed."""
+    studies = (*random_studies(), *special_studies())
+    found = Joint(tuple(one for study in studies for view in MOMENT_VIEWS for one in joint(study, view).comparisons))
+    assert 0.8 * VIEWS_FAMILY <= found.random <= VIEWS_FAMILY, found.random
+    assert found.agrees, (found.worst, found.standard_errors)
+    for view in MOMENT_VIEWS:
+        assert found.of(view).random >= 100, view
 
-    A right program fails here or in ``test_exact_swrb`` with probability at most 6.3e-5, before the seed is fixed: some
-    44,000 random comparisons here and 7,200 there are one family (``exact_comparison``). Taken one by one, with 2,000
-    replicates, ten are beyond 4 standard errors, up to 4.7, all of one rare event; jointly that is nothing unusual.
-    """
-    joint = all_comparisons()
-    assert joint.random <= VIEWS_FAMILY, joint.random
-    assert joint.agrees, (joint.worst, joint.standard_errors)
-    for view in COMPARED:
-        assert joint.of(view).random >= 100, view
+
+@pytest.mark.parametrize("view", MOMENT_VIEWS)
+def test_every_document_stratum_and_action_has_its_rows(view: str) -> None:
+    place, _ = COLUMNS[view]
+    for study in (*random_studies(), *special_studies()):
+        horizon, bound = study.windows.horizon, study.windows.cohort_bound
+        count = {None: 1, "t": horizon, "lag": bound, "depth": horizon}[place]
+        of = [system.name for system in study.systems] if view != "stratum_moments" else list(study.weights)
+        level = "doc" if view != "stratum_moments" else "stratum"
+        rows = Counter((row[level], row["action"]) for row in measured(view) if row["study"] == study.name)
+        assert rows == {key: count for key in product(of, study.actions) if count}
 
 
 # ------------------------------------------------------------------------------------------------ what is wrong is seen
 
 
-def test_one_rate_off_by_eight_standard_errors_is_seen() -> None:
-    """The wrong value is rho_{1,2}, one of 53,000 values; for a single value 4 standard errors would do."""
-    (study,) = (one for one in random_studies() if one.name == "2-4-open")
-    rows = [dict(row) for row in measured().rows["branch_profile"]]
-    named = {"study": study.name, "stratum": POOLED, "action": "far", "s": 1, "j": 2}
-    (row,) = (row for row in rows if named.items() <= row.items())
-    what = f"branch_profile {study.name} { ({'stratum': POOLED, 'action': 'far', 's': 1, 'j': 2}) } rho"
-    (right,) = (one for one in of_view(study, "branch_profile", rows).comparisons if one.what == what)
-    error = math.sqrt(right.variance) / row["p"]  # the variance is that of rho times what it is divided by
+def test_one_value_off_by_eight_standard_errors_is_seen() -> None:
+    """One of 2,000 values of its study; for a single value 4 standard errors would do."""
+    study = next(one for one in random_studies() if one.name == "2-4-open")
+    rows = measured("position_moments")
+    row = next(row for row in rows if (row["study"], row["action"], row["t"]) == (study.name, "far", 2))
+    law = laws(study)[row["doc"], "far"]["mismatch@2"]
+    error = (law.variance / REPLICATES) ** 0.5
     for distance, agrees in ((0.0, True), (4.0, True), (8.0, False)):
-        wrong = row | {"rho": row["rho"] + (distance - right.z) * error}
-        assert of_view(study, "branch_profile", [wrong if one is row else one for one in rows]).agrees == agrees
+        wrong = row | {"mismatch": law.mean + distance * error}
+        assert joint(study, "position_moments", [wrong if one is row else one for one in rows]).agrees == agrees
 
 
-def of_view(study: ExactStudy, view: str, rows: list[Row] | None = None, **wrong: Any) -> Joint:
-    return Joint(tuple(comparisons(study, {view: rows or measured().rows[view]}, (view,), **wrong)))
+def late(row: Row, rows: dict[Any, Row]) -> Row:
+    """The entry law of tau + 1."""
+    before = rows.get((row["study"], row["doc"], row["action"], row["t"] - 1))
+    return {"first_mismatch": before["first_mismatch"] if before else 0.0}
 
 
-def _late(rows: list[Row]) -> Iterator[Row]:
-    """The entry law of tau + 1: every row has the values of the row before."""
-    before = {(row["study"], row["stratum"], row["action"], row["t"] + 1): row for row in rows}
-    start = {"p": 0.0, "entry_cdf": 0.0, "survival": 1.0, "hazard": 0.0}
-    for row in rows:
-        key = (row["study"], row["stratum"], row["action"], row["t"])
-        yield row | {name: before.get(key, start)[name] for name in start}
+def own_history(row: Row, _: dict[Any, Row]) -> Row:
+    return {"delta": row["f"]}
 
 
-def _eos_before(rows: list[Row]) -> Iterator[Row]:
-    """Count positions t = e among earlier ones: S_0 and S_1 as one set, S_1 empty."""
-    gap = {(row["study"], row["stratum"], row["action"], row["eos_set"]): row["gap"] for row in rows}
-    for row in rows:
-        first, second = (gap[row["study"], row["stratum"], row["action"], r] for r in (0, 1))
-        yield row | {"gap": {0: first + second, 1: 0.0}.get(row["eos_set"], row["gap"])}
-
-
-def _own_history(rows: list[Row]) -> Iterator[Row]:
-    """f in place of delta."""
-    for row in rows:
-        yield row | {"delta": row["f"]}
+def eos_before(row: Row, _: dict[Any, Row]) -> Row:
+    """Positions t = e counted among earlier ones: S_0 and S_1 as one set, S_1 empty."""
+    return {"eos_gap_0": row["eos_gap_0"] + row["eos_gap_1"], "eos_gap_1": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("view", "wrong", "studies"),
-    [("entry", _late, 18), ("eos_partition", _eos_before, 6), ("generation_clock", _own_history, 18)],
+    ("view", "change", "least"),
+    [("position_moments", late, 18), ("position_moments", own_history, 18), ("moments", eos_before, 6)],
 )
-def test_a_wrong_view_is_seen(view: str, wrong: Callable[[list[Row]], Iterator[Row]], studies: int) -> None:
-    """Each wrong view is seen in a known number of studies; S_1 is empty without EOS."""
-    rows = list(wrong(measured().rows[view]))
-    assert sum(not of_view(study, view, rows).agrees for study in random_studies()) == studies
+def test_a_wrong_view_is_seen(view: str, change: Any, least: int) -> None:
+    """In all 18 random studies; S_1 is empty without EOS."""
+    rows = {(row["study"], row["doc"], row["action"], row.get("t")): row for row in measured(view)}
+    wrong = [row | change(row, rows) for row in rows.values()]
+    assert sum(not joint(study, view, wrong).agrees for study in random_studies()) >= least
 
 
 @pytest.mark.parametrize(
-    ("view", "change"),
-    [
-        ("branch_windows", {"late_first": 1}),
-        ("generation_blocks", {"second_block_last": 3}),
-        ("local_agreement", {"agreement_run": 1}),
-        ("saturation", {"saturation_threshold": 0.15}),
-    ],
+    "change",
+    [{"late_first": 1}, {"second_block_last": 3}, {"agreement_run": 1}, {"saturation_threshold": 0.15}],
+    ids=str,
 )
-@pytest.mark.by_default("branch_windows")
-def test_a_wrong_window_is_seen(view: str, change: dict[str, Any]) -> None:
+def test_a_wrong_window_is_seen(change: dict[str, Any]) -> None:
     """In most of the six studies of H = 4, each for itself."""
     windows = dataclasses.replace(WINDOWS[4], **change)
     studies = [study for study in random_studies() if study.windows.horizon == 4]
     assert len(studies) == 6
-    assert sum(not of_view(study, view, windows=windows).agrees for study in studies) >= 4
+    assert sum(not joint(study, "moments", windows=windows).agrees for study in studies) >= 4
 
 
 def test_wrong_weights_are_seen() -> None:
     """Documents pooled with equal weights in place of strata."""
-    agrees = []
-    for study in random_studies():
-        if len(study.systems) == 3:
-            equal = {POOLED: {system.name: 1 / 3 for system in study.systems}}
-            rows = [row for row in measured().rows["stratum_moments"] if row["stratum"] == POOLED]
-            agrees.append(of_view(study, "stratum_moments", rows, weights=equal).agrees)
+    rows = [row for row in measured("stratum_moments") if row["stratum"] == POOLED]
+    agrees = [
+        joint(study, "stratum_moments", rows, weights={POOLED: {system.name: 1 / 3 for system in study.systems}}).agrees
+        for study in random_studies()
+        if len(study.systems) == 3
+    ]
     assert len(agrees) == 14
     assert not any(agrees)

@@ -14,8 +14,7 @@ import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, assert_like_plain, assert_near, steps_of
 from fixtures.refusals import refused
 from oracles.plain_generated import CodedStream, PlainCoder
-from oracles.plain_generator import load_eager
-from oracles.plain_policies import plain_streams_rollout
+from oracles.plain_generator import load_eager, plain_streams_rollout
 
 from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.attention.cache_rules import StreamEntries
