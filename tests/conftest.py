@@ -25,7 +25,7 @@ FORKING = (
 )  # fmt: skip
 LONG = (
     "verification/test_verification.py", "flows/test_object_storage.py", "flows/test_weights_study.py",
-    "report/test_report.py", "generator/test_hidden_inputs.py", "faults/test_lost_logs.py",
+    "report/test_report.py", "generator/test_hidden_inputs.py", "faults/test_damage.py",
     "flows/test_engine_study.py", "sql/test_exact_truth.py", "flows/test_identities.py", "log/test_rewriting.py",
     "kvdrift/test_gate.py", "flows/test_sequential.py", "report/test_explorer_page.py", "ingestion/test_ingestion.py",
     "flows/test_server_study.py", "flows/test_analysis.py",

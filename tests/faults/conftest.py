@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from faults.disk.failing import build_library
-from faults.disk.laws import write_laws
 from faults.outcomes import table
+from fixtures.finite_study import write_smallest_study
 from fixtures.processes import run_command
 
 
@@ -26,8 +26,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished study."""
-    folder = tmp_path_factory.mktemp("laws")
-    assert run_command("run", write_laws(folder), "--store", folder / "store")[0] == 0
+    folder = tmp_path_factory.mktemp("smallest")
+    assert run_command("run", write_smallest_study(folder), "--store", folder / "store")[0] == 0
     return folder

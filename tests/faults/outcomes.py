@@ -8,12 +8,12 @@ from collections.abc import Iterable
 SURVIVED, MENDED, REFUSED = "survived", "refused, then mended", "stays refused"
 COLUMNS = (SURVIVED, MENDED, REFUSED, "lost", "doubled", "wrong", "traceback", "hang")
 
-_TOLD: dict[str, Counter[str]] = {}
+_TOLD: dict[tuple[str, str], Counter[str]] = {}
 
 
-def tell(trial: str, outcomes: Iterable[str]) -> None:
-    """Add the outcomes of one kind of trial to the table."""
-    _TOLD.setdefault(trial, Counter()).update(map(_column, outcomes))
+def tell(kind: str, trial: str, outcomes: Iterable[str]) -> None:
+    """Add the outcomes of a trial to the table; its kind is that of the file of tests: crash, I/O error, and so on."""
+    _TOLD.setdefault((kind, trial), Counter()).update(map(_column, outcomes))
 
 
 def _column(outcome: str) -> str:
@@ -25,7 +25,9 @@ def table() -> list[str]:
     """Return the lines of the table, as Markdown; none if no trial was made."""
     if not _TOLD:
         return []
-    lines = [f"| trial | tried | {' | '.join(COLUMNS)} |", "| --- " * (len(COLUMNS) + 2) + "|"]
-    for trial, counts in _TOLD.items():
-        lines.append(f"| {trial} | {counts.total()} | {' | '.join(str(counts[column]) for column in COLUMNS)} |")
+    lines = [f"| kind | trial | tried | {' | '.join(COLUMNS)} |", "| --- " * (len(COLUMNS) + 3) + "|"]
+    for (kind, trial), counts in sorted(_TOLD.items()):
+        lines.append(
+            f"| {kind} | {trial} | {counts.total()} | {' | '.join(str(counts[column]) for column in COLUMNS)} |"
+        )
     return lines

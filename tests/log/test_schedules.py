@@ -55,7 +55,11 @@ def test_nothing_is_lost_doubled_or_mixed(begun: Path) -> None:
 @pytest.mark.slow
 def test_nothing_is_lost_doubled_or_mixed_in_many_schedules(begun: Path) -> None:
     assert [*found_by(range(DEFAULT, DEFAULT + SCHEDULES), begun)] == []
-    tell("a random schedule of two to eight writers, stopped and killed between any two steps", [SURVIVED] * SCHEDULES)
+    tell(
+        "concurrency",
+        "a random schedule of two to eight writers, stopped and killed between any two steps",
+        [SURVIVED] * SCHEDULES,
+    )
 
 
 def compare_at_the_start(patch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def special_studies() -> tuple[ExactStudy, ...]:
 
 
 MOMENT_VIEWS = ("moments", "position_moments", "lag_moments", "depth_moments", "stratum_moments")
-SWRB_VIEWS = ("swrb", "swrb_efficiency", "swrb_risk", "swrb_windows")
+SWRB_VIEWS = ("swrb", "swrb_windows")
 
 
 _measured: dict[str, list[Row]] = {}

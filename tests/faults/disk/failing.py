@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import shutil
 import subprocess
 import sys
 from enum import IntEnum
 from pathlib import Path
+
+from fixtures.house import ROOT
 
 _SOURCE = Path(__file__).with_name("library.c")
 
@@ -32,6 +35,13 @@ def build_library(folder: Path) -> Path | None:
     library = folder / "disk.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, _SOURCE, "-lpthread", "-ldl"], check=True)
     return library
+
+
+def start(library: Path, program: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a program of this folder with the library preloaded."""
+    environment = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join((str(ROOT), f"{ROOT}/tests"))}
+    command = [sys.executable, _SOURCE.with_name(program), *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @functools.cache

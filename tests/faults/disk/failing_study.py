@@ -20,9 +20,9 @@ from typing import Any
 import apache_beam.runners.portability.fn_api_runner
 import torch
 from faults.disk.failing import How, counted, fail
-from faults.disk.laws import write_laws
 from faults.disk.trials import fault_of_end, in_a_process, say, ways
 from faults.outcomes import MENDED, SURVIVED
+from fixtures.finite_study import write_smallest_study
 from fixtures.stored_rows import rows
 
 import kvdrift.commands.run
@@ -64,7 +64,7 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         self._folder, self._own = folder, folder / str(os.getpid())
         self._own.mkdir()
-        self._study = write_laws(folder)
+        self._study = write_smallest_study(folder)
         self._store, self._said = self._own / "store", self._own / "said"
 
     def prepare(self) -> None:

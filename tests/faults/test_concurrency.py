@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from faults.disk.failing import start
 from faults.outcomes import SURVIVED, tell
-from faults.test_system_calls import start
 from fixtures.processes import Command, run_command
 from fixtures.small_study import run_of
 from fixtures.stored_rows import assert_alike, rows, unmeasured
@@ -32,32 +32,36 @@ TIMES = 5
 pytestmark = pytest.mark.slow
 
 
-def test_two_runs(finished_laws: Path, tmp_path: Path) -> None:
+def test_two_runs(finished_study: Path, tmp_path: Path) -> None:
     for number in range(TIMES):
         store = tmp_path / str(number)
-        runs = [Command("run", finished_laws / "laws.toml", "--store", store) for _ in range(2)]
+        runs = [Command("run", finished_study / "finite.toml", "--store", store) for _ in range(2)]
         ended = [run.end() for run in runs]
         assert [code for code, _, _ in ended] == [0, 0], [err for _, _, err in ended]
-        assert unmeasured(store) == unmeasured(finished_laws / "store")
+        assert unmeasured(store) == unmeasured(finished_study / "store")
         assert run_command("verify", store)[0] == 0
-    tell("two runs at once", [SURVIVED] * TIMES)
+    tell("concurrency", "two runs at once", [SURVIVED] * TIMES)
 
 
-def test_two_runs_beside_compaction(finished_laws: Path, tmp_path: Path) -> None:
+def test_two_runs_beside_compaction(finished_study: Path, tmp_path: Path) -> None:
     """Kvdrift compacts; another Delta program rewrites and checkpoints a table after each commit of a run."""
     told = tmp_path / "rewritten"
     for number in range(TIMES):
         store, rewriting = tmp_path / str(number), partial(rewrite_amid_commits, told)
-        runs = [Command("run", finished_laws / "laws.toml", "--store", store, before=rewriting) for _ in range(2)]
+        runs = [Command("run", finished_study / "finite.toml", "--store", store, before=rewriting) for _ in range(2)]
         while any(run.running for run in runs):
             if (store / "events" / "_delta_log").is_dir():
                 assert run_command("compact", store)[0] == 0
         ended = [run.end() for run in runs]
         assert [code for code, _, _ in ended] == [0, 0], [err for _, _, err in ended]
-        assert_alike(unmeasured(store), unmeasured(finished_laws / "store"))
+        assert_alike(unmeasured(store), unmeasured(finished_study / "store"))
         assert run_command("verify", store)[0] == 0
     assert {"events", "units"} <= {*told.read_text().split()}
-    tell("two runs at once beside `compact` and beside another program's `optimize` of every table", [SURVIVED] * TIMES)
+    tell(
+        "concurrency",
+        "two runs at once beside `compact` and beside another program's `optimize` of every table",
+        [SURVIVED] * TIMES,
+    )
 
 
 def rewrite_amid_commits(told: Path) -> None:
@@ -93,26 +97,28 @@ def rewrite(table: Path) -> int:
 
 
 @pytest.mark.parametrize("seconds", [60, 86_400, 40 * 86_400, 400 * 86_400])
-def test_a_clock_that_goes_back(library: Path, finished_laws: Path, tmp_path: Path, seconds: int) -> None:
+def test_a_clock_that_goes_back(library: Path, finished_study: Path, tmp_path: Path, seconds: int) -> None:
     """Half of a study is run, then the clock is set back, and the other half is run."""
-    run = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "store")
+    run = run_of(load_study(finished_study / "finite.toml"), tmp_path / "store")
     stages.prepare(run)
     stages.develop(run)
-    arguments = ("run", finished_laws / "laws.toml", "--store", tmp_path / "store")
+    arguments = ("run", finished_study / "finite.toml", "--store", tmp_path / "store")
     program = start(library, "failing_command.py", tmp_path / "store", "CLOCK", seconds, *arguments)
     _, err = program.communicate(timeout=300)
     assert program.returncode == 0, err
-    assert unmeasured(tmp_path / "store") == unmeasured(finished_laws / "store")
+    assert unmeasured(tmp_path / "store") == unmeasured(finished_study / "store")
     assert run_command("verify", tmp_path / "store")[0] == 0
     assert run_command("compact", tmp_path / "store", "--vacuum")[0] == 0
-    assert unmeasured(tmp_path / "store") == unmeasured(finished_laws / "store")
-    tell("the clock set back amid a study, by a minute to 400 days, and further at each look", [SURVIVED])
+    assert unmeasured(tmp_path / "store") == unmeasured(finished_study / "store")
+    tell(
+        "concurrency", "the clock set back amid a study, by a minute to 400 days, and further at each look", [SURVIVED]
+    )
 
 
 @pytest.mark.parametrize("watching", [False, True])
-def test_derivations(finished_laws: Path, tmp_path: Path, *, watching: bool) -> None:
+def test_derivations(finished_study: Path, tmp_path: Path, *, watching: bool) -> None:
     """Three processes derive once each, or two processes watch until everything is derived."""
-    run = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "generated")
+    run = run_of(load_study(finished_study / "finite.toml"), tmp_path / "generated")
     stages.prepare(run)
     stages.develop(run)
     expected = Path(shutil.copytree(tmp_path / "generated", tmp_path / "expected"))
@@ -129,7 +135,7 @@ def test_derivations(finished_laws: Path, tmp_path: Path, *, watching: bool) -> 
         assert {code for code, _, _ in ended} == {0}, [err for _, _, err in ended]
         assert rows(store) == rows(expected)
         assert run_command("verify", store)[0] == 0
-    tell("two watchers at once" if watching else "three derivations at once", [SURVIVED] * TIMES)
+    tell("concurrency", "two watchers at once" if watching else "three derivations at once", [SURVIVED] * TIMES)
 
 
 def unheeding() -> None:

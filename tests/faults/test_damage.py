@@ -1,23 +1,34 @@
-"""Lost, empty, torn or zeroed log files of any table are refused in one line, or mended; no answer is wrong."""
+"""Damage: lost, empty, torn or zeroed log files and flipped bits are refused in one line, or mended; no answer is wrong."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
+from faults.outcomes import MENDED, REFUSED, SURVIVED, tell
 from fixtures.command import call
+from fixtures.finite_study import write_smallest_study
 from fixtures.refusals import refused
+from fixtures.small_study import finish, run_of
+from fixtures.stored_rows import assert_alike, unmeasured
+from fixtures.study_files import load_study
 
 from kvdrift.flows.estimate.current import estimates_are_current
 from kvdrift.flows.estimate.scores import record_tokens, score_stored
+from kvdrift.log.checked_files import MEMORY
 from kvdrift.log.delta.commits import changes_rows
 from kvdrift.log.delta.table_log import RELIED_ON, TableLog
 from kvdrift.log.store import Store
-from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.schema.errors import DamagedStoreError, KvdriftError
 from kvdrift.schema.tables import TABLES
 from kvdrift.sql.catalog import open_views
 from kvdrift.transforms.compaction import compact
@@ -25,6 +36,9 @@ from kvdrift.transforms.segments import commit, derive_segment, pending
 from kvdrift.verification.files import Verified
 from kvdrift.verification.logs import check_leftovers, check_logs
 from kvdrift.verification.repair import repair
+from kvdrift.verification.whole_store import verify
+
+# --- log files of any table ----------------------------------------------------------------------------------------------
 
 DERIVED = ("unit_moments", "trajectories", "steps")
 COMPUTED = ("looks", "results", "calibration")
@@ -263,3 +277,198 @@ def test_leftovers_are_named_and_are_no_fault(location: Path) -> None:
     assert found().notes == tuple(f"{name}: no commit names this file" for name in left)
     assert found().faults == ()
     Store.open(location)
+
+
+# --- flipped bits in Parquet files ---------------------------------------------------------------------------------------
+
+FLIPPED = 30
+FLIPPED_ANYWHERE = 300
+QUERY = "select count(*) as n from events"
+
+
+@pytest.fixture
+def store(copied: Path) -> Store:
+    """The store of the finished small study, to be damaged."""
+    return Store.open(copied)
+
+
+def flip(path: Path, chance: random.Random) -> bytes:
+    """Change one bit in the middle of a file; return the earlier content."""
+    before = path.read_bytes()
+    rot(path, before, chance.randrange(4, len(before) * 2 // 3), chance)
+    return before
+
+
+def rot(path: Path, content: bytes, place: int, chance: random.Random) -> None:
+    """Change one bit of a file's content, and keep the file's times, as a rotting disk does."""
+    data, found = bytearray(content), path.stat()
+    data[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_flipped_bits_are_refused(store: Store) -> None:
+    lines: list[str] = []
+    chance, versions = random.Random(3), store.versions()  # noqa: S311
+    files = [(table, path) for table in ("events", "trajectories", "steps", "results") for path in store.paths(table)]
+    for table, name in chance.choices(files, k=FLIPPED):
+        path = Path(store.location, table, name)
+        before = flip(path, chance)
+        lines.append(refused(store.check_files, {table: versions[table]}, error=DamagedStoreError))
+        path.write_bytes(before)
+    for line in lines:
+        assert re.fullmatch(rf"{store.location}: \w+/.*: kvdrift verify {store.location} --repair", line)
+    store.check_files(versions)
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_anywhere(store: Store) -> None:
+    """A flipped bit is refused, unless it is harmless: it may hit the name under which a file holds its digest."""
+    outcomes, versions = [], store.versions()
+    files = [(table, path) for table in TABLES for path in store.paths(table)]
+    for number in range(FLIPPED_ANYWHERE):
+        chance = random.Random(number)  # noqa: S311
+        table, name = chance.choice(files)
+        path = Path(store.location, table, name)
+        rows, before = answered(path), path.read_bytes()
+        rot(path, before, chance.randrange(len(before)), chance)
+        try:
+            store.check_files({table: versions[table]})
+        except DamagedStoreError:
+            outcomes.append(REFUSED)
+        else:
+            harmless = answered(path) == rows or any(check.faults for check in verify(store))
+            outcomes.append(SURVIVED if harmless else "silently wrong")
+        path.write_bytes(before)
+    tell("damage", "a flipped bit anywhere in a file of any table, whose times stay", outcomes)
+    assert "silently wrong" not in outcomes
+
+
+def answered(path: Path) -> list[tuple[Any, ...]]:
+    """Return what DuckDB reads."""
+    return duckdb.execute("from read_parquet($file)", {"file": str(path)}).fetchall()
+
+
+def test_small_files_are_always_read_and_large_ones_after_a_time(store: Store) -> None:
+    versions = store.versions()
+    store.check_files(versions)
+    remembered = Path(store.location, MEMORY).read_text(encoding="utf-8").splitlines()
+    assert len(remembered) == len(set(remembered)) >= sum(len(store.paths(table)) for table in versions)
+    large, small = Path(store.files("steps")[0]), Path(store.files("results")[0])
+    before = flip(large, random.Random(1))  # noqa: S311
+    store.check_files(versions, within=60.0)
+    refused(store.check_files, versions, error=DamagedStoreError)
+    refused(store.check_files, versions, 60.0, error=DamagedStoreError)  # what was found damaged is forgotten
+    large.write_bytes(before)
+    flip(small, random.Random(1))  # noqa: S311
+    refused(store.check_files, versions, 60.0, error=DamagedStoreError)
+    small.unlink()
+    assert "cannot be read" in refused(store.check_files, versions, error=DamagedStoreError)
+
+
+def test_commands_refuse_a_damaged_file(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(store.files("trajectories")[0])
+    flip(path, random.Random(2))  # noqa: S311
+    Path(store.location, MEMORY).unlink(missing_ok=True)  # a report looks at large files once a week
+    for arguments in (("report", store.location), ("sql", store.location, QUERY, "--checked")):
+        code, out, err = call(capsys, *arguments)
+        assert (code, out) == (1, "")
+        assert re.search(r"kvdrift: .*: trajectories/.*: kvdrift verify .* --repair\n$", err)
+    assert call(capsys, "sql", store.location, QUERY)[0] == 0
+    shutil.rmtree(Path(store.location, "results"))
+    Store.create(store.location)
+    code, _, err = call(capsys, "analyze", store.location)
+    assert code == 1
+    assert "trajectories/" in err
+    assert list((Path(store.location) / "results").glob("*.parquet")) == []
+
+
+# --- a run over a damaged store ends with the rows of an undamaged run, or with one line ---------------------------------
+
+RANDOM_STATES = 25
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished study of both estimators."""
+    folder = tmp_path_factory.mktemp("smallest")
+    finish(run_of(load_study(write_smallest_study(folder)), folder / "store"))
+    return folder
+
+
+def outcome(whole: Path, damaged: Path) -> str:
+    """Return the outcome of a run over a damaged store, with repair and another run if the store is refused."""
+    lines: list[str] = []
+
+    def ends() -> bool:
+        try:
+            finish(run_of(load_study(whole / "finite.toml"), damaged))
+        except KvdriftError as error:
+            lines.append(str(error))
+            return False
+        assert_alike(unmeasured(damaged), unmeasured(whole / "store"))
+        return True
+
+    if ends():
+        return SURVIVED
+    lines += repair(Store(damaged))
+    mended = ends()
+    assert not any("\n" in line for line in lines)
+    return MENDED if mended else REFUSED
+
+
+def tried(whole: Path, folder: Path, damages: Iterable[Callable[[Path], None]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for damage in damages:
+        store = Path(shutil.copytree(whole / "store", folder / "store"))
+        damage(store)
+        found[outcome(whole, store)] += 1
+        shutil.rmtree(store)
+    return found
+
+
+def spoil(log: Path, kind: str) -> None:
+    if kind == "lost":
+        log.unlink()
+    else:
+        log.write_bytes(DAMAGE[kind](log.read_bytes()))
+
+
+def logs(store: Path, table: str) -> list[Path]:
+    return sorted((store / table / "_delta_log").glob("*.json"))
+
+
+@pytest.mark.slow
+def test_the_newest_log_file_of_any_table(whole: Path, tmp_path: Path) -> None:
+    cases = [(table, kind) for table in TABLES for kind in ("lost", *DAMAGE)]
+    found = tried(whole, tmp_path, [lambda store, t=t, k=k: spoil(logs(store, t)[-1], k) for t, k in cases])
+    tell(
+        "damage",
+        "the newest log file of each table lost, empty, torn, torn at a line, zeroed; then `run`",
+        found.elements(),
+    )
+    assert set(found) == {SURVIVED, MENDED}
+
+
+@pytest.mark.slow
+def test_random_sets_of_log_files_and_data_files(whole: Path, tmp_path: Path) -> None:
+    """If log and data of a table that others rely on are both lost, the store stays refused."""
+
+    def damage(chance: random.Random) -> Callable[[Path], None]:
+        def do(store: Path) -> None:
+            for table in TABLES:
+                if chance.random() < 0.25:
+                    newest = logs(store, table)[-1]
+                    spoil(newest if chance.random() < 0.7 else chance.choice(logs(store, table)), chance.choice(["lost", *DAMAGE]))  # fmt: skip
+                    data = sorted((store / table).rglob("*.parquet"))
+                    if data and chance.random() < 0.2:
+                        chance.choice(data).unlink()
+
+        return do
+
+    found = tried(whole, tmp_path, [damage(random.Random(seed)) for seed in range(RANDOM_STATES)])  # noqa: S311
+    tell(
+        "damage",
+        "random sets of tables with damaged or lost log files, some with a lost data file; then `run`",
+        found.elements(),
+    )
