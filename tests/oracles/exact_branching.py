@@ -108,26 +108,21 @@ def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[
     }
     for depth in range(1, horizon + 1):
         below, capacity = f"observed@{depth}", weights @ np.maximum(horizon - position - depth + 1, 0) / horizon
-        laws |= {
-            below: replicate(nothing, mass, below),
-            f"capacity@{depth}": replicate(capacity, nothing, below),
-            f"upper@{depth}": replicate(capacity, mass, below),
-            f"midpoint@{depth}": replicate(capacity / 2, mass, below),
-            f"half_width@{depth}": replicate(capacity / 2, nothing, below),
-            f"tail@{depth}": replicate(nothing, mass, f"tail@{depth}"),
-        }
+        laws |= {below: replicate(nothing, mass, below), f"capacity@{depth}": replicate(capacity, nothing, below)}
     return laws
 
 
 def _branch_functionals(paths: PairPaths) -> dict[str, Array]:
-    """Return phi of every path that branches at tau, [paths]: 1/H of the mismatches within depth L, and after it."""
+    """Return phi of every path that branches at tau, [paths]: 1/H of the mismatches within depth L, and after the first."""
     mismatch = paths.mismatch
     horizon = mismatch.shape[1]
     lag = np.arange(1, horizon + 1) - paths.entry[:, None]
-    found = {"later evaluations": (paths.evaluated & (lag > 0)).sum(axis=1).astype(np.float64)}
+    found = {
+        "later evaluations": (paths.evaluated & (lag > 0)).sum(axis=1).astype(np.float64),
+        "tail@1": (mismatch & (lag >= 1)).sum(axis=1) / horizon,
+    }
     for depth in range(1, horizon + 1):
         found[f"observed@{depth}"] = (mismatch & (lag < depth)).sum(axis=1) / horizon
-        found[f"tail@{depth}"] = (mismatch & (lag >= depth)).sum(axis=1) / horizon
     return found
 
 
