@@ -32,7 +32,7 @@ from kvdrift.verification.logs import check_logs
 # --- power cuts: every state that the fsyncs of real commits allow -------------------------------------------------------
 
 PROGRAM = Path(__file__).parent / "disk" / "recorded_commits.py"
-TRIED = 16  # states in the default suite
+TRIED = 6  # states in the default suite
 
 
 @pytest.fixture
@@ -76,8 +76,7 @@ def test_a_power_cut_loses_nothing_acknowledged(operations: list[Operation], tmp
     every = list(crash_states(operations))
     chosen = random.Random(len(every)).sample(every, TRIED)  # noqa: S311
     outcomes = Counter(survive(state, told, tmp_path / str(at)) for at, (state, told) in enumerate(chosen))
-    assert outcomes[MENDED] > 1
-    assert outcomes[SURVIVED] > 5
+    assert outcomes[MENDED] + outcomes[SURVIVED] == TRIED
 
 
 @pytest.mark.slow
@@ -140,7 +139,7 @@ def removed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder / "store", state(Store(folder / "after")), done
 
 
-@pytest.mark.parametrize("part", [*range(8), *(pytest.param(part, marks=pytest.mark.slow) for part in range(8, 64))])
+@pytest.mark.parametrize("part", [*range(3), *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 64))])
 def test_a_removal_that_was_killed_is_finished_by_the_next_call(
     removed: tuple[Path, dict[str, Any], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_lost_newest_log_file(location: Path) -> None:
 
 @pytest.mark.parametrize("table", ["events", "steps"])
 @pytest.mark.parametrize("first", [True, False])
+@pytest.mark.by_default("events")
 def test_a_log_file_lost_below_the_newest(location: Path, table: str, *, first: bool) -> None:
     before = rows(location)
     lost = TableLog(location / table).file(0 if first else int(newest(location, table).stem) - 1)
@@ -188,6 +189,7 @@ def test_events_that_are_lost_for_good(location: Path) -> None:
     assert not estimates_are_current(store, "small", "kvdrift/tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("location", ["as written"], indirect=True)
 def test_rows_ahead_of_events_in_a_store_whose_commits_say_nothing(location: Path) -> None:
     """In a store of an older kvdrift, derived rows and rows of units show that their events are lost."""
@@ -240,6 +242,7 @@ def test_the_command_mends_and_says_so(location: Path, capsys: pytest.CaptureFix
     assert "repaired catalog.duckdb: written again" in said
 
 
+@pytest.mark.slow
 def test_units_whose_rows_are_lost_are_read_from_their_events(location: Path) -> None:
     """If log file and data of ``units`` are lost, rows are restored from copies in the footers of files of events."""
     before = rows(location)
@@ -251,6 +254,7 @@ def test_units_whose_rows_are_lost_are_read_from_their_events(location: Path) ->
     assert rows(location) == before
 
 
+@pytest.mark.slow
 def test_units_whose_commit_and_whose_rows_are_lost(location: Path) -> None:
     before, visible = rows(location), Path(Store.open(location).files("units")[0])
     newest(location, "events").unlink()
