@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from kvdrift.report.printing.numbers import MISSING, decimals_for, interval, level, scaled
@@ -101,11 +102,13 @@ def action_table(
     strata: Sequence[str] = (POOLED,),
     note: str = "",
     records: tuple[dict[str, Any], ...] = (),
+    under: Mapping[str, str] = MappingProxyType({}),
 ) -> PrintedTable:
     """Make a table with a row for each action, grouped by stratum; all rows of a column have equally many decimals.
 
     If a baseline is given, the quantities are contrasts to the baseline. The pooled rows have no heading. ``note``
-    precedes the note on the intervals; ``records`` replace the estimates in the CSV file.
+    precedes the note on the intervals; ``records`` replace the estimates in the CSV file. ``under`` has
+    words to stand below the name of an action.
     """
     places = [(stratum, action) for stratum in strata for action in actions]
     found = {
@@ -121,7 +124,7 @@ def action_table(
         for column in columns
     ]
     rows = [
-        table_row(action, *own, group="" if stratum == POOLED else stratum)
+        table_row(Cell(action, under.get(action, "")), *own, group="" if stratum == POOLED else stratum)
         for (stratum, action), own in zip(places, zip(*cells, strict=True), strict=True)
     ]
     records = records or tuple(entry.as_row() for entry in listed) or (dict.fromkeys(ESTIMATE_COLUMNS),)
@@ -141,25 +144,12 @@ def action_tables(
 ) -> tuple[PrintedTable, ...]:
     """Make the table of ``actions`` (default: all), or of contrasts with the baseline, and ``NAME_by_stratum``."""
     rows, baseline = (content.others, content.baseline) if contrasts else (actions or content.actions, None)
-    floors = content.facts.noise_floors
+    under = dict.fromkeys(content.facts.noise_floors, NOISE_FLOOR)
+    of: Any = {"baseline": baseline, "note": note, "under": under}
     return tuple(
-        _with_floors(
-            action_table(full, title, content.estimates, rows, columns, baseline=baseline, strata=strata, note=note),
-            floors,
-        )
+        action_table(full, title, content.estimates, rows, columns, strata=strata, **of)
         for full, strata in ((name, (POOLED,)), (f"{name}_by_stratum", content.facts.strata))
     )
-
-
-def _with_floors(table: PrintedTable, floors: Sequence[str]) -> PrintedTable:
-    """Mark the noise floors of a table."""
-    rows = tuple(
-        replace(row, cells=(replace(row.cells[0], under=NOISE_FLOOR), *row.cells[1:]))
-        if row.cells[0].text in floors
-        else row
-        for row in table.rows
-    )
-    return replace(table, rows=rows)
 
 
 def contrast_rows_table(

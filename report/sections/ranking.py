@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvdrift.report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
@@ -35,19 +36,13 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
         f"By R, over {measured}. Place is the rank; a range means that the order is undecided. "
         f"{meanings(content.facts.whole, content.facts.other, f'H = {content.windows.horizon}', shown)}"
     )
+    floors = dict.fromkeys(content.facts.noise_floors, f"{NOISE_FLOOR}: ")
+    under = {action: floors.get(action, "") + content.facts.described(action) for action in order}
     table = action_table(
-        "ranking", "Actions by divergence", content.estimates, order, columns, note=note, records=records
+        "ranking", "Actions by divergence", content.estimates, order, columns, note=note, records=records, under=under
     )
-    rows = [_marked(row, content) for row in table.rows]
-    rows += [_whole(content, control.action, len(columns)) for control in content.facts.controls[:1]]
-    return PrintedTable(table.name, table.title, table.columns, tuple(rows), table.note, table.records)
-
-
-def _marked(row: TableRow, content: PageContent) -> TableRow:
-    name = row.cells[0].text
-    floor = f"{NOISE_FLOOR}: " if name in content.facts.noise_floors else ""
-    under = floor + content.facts.described(name)
-    return TableRow((Cell(name, under), *row.cells[1:]))
+    whole = [_whole(content, control.action, len(columns)) for control in content.facts.controls[:1]]
+    return replace(table, rows=(*table.rows, *whole))
 
 
 def _places(choice: Choice) -> CellColumn:
@@ -202,10 +197,5 @@ def glance_table(content: PageContent, choice: Choice) -> PrintedTable:
         f"Against {content.facts.whole}. τ is the mean position of the first mismatch, over texts that diverge. "
         f"Written tokens are those until both texts have ended.{costs}"
     )
-    table = action_table("glance", "At a glance", content.estimates, order, columns, note=note)
-    rows = tuple(TableRow((_named(content, choice, row.cells[0].text), *row.cells[1:])) for row in table.rows)
-    return PrintedTable(table.name, table.title, table.columns, rows, table.note, table.records)
-
-
-def _named(content: PageContent, choice: Choice, action: str) -> Cell:
-    return Cell(action, ", ".join(filter(None, verdict_of(content, choice, action))))
+    under = {action: ", ".join(filter(None, verdict_of(content, choice, action))) for action in order}
+    return action_table("glance", "At a glance", content.estimates, order, columns, note=note, under=under)

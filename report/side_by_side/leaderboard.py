@@ -60,18 +60,17 @@ class Place:
 
 def leaderboard(comparison: Comparison) -> list[Place]:
     """Return all actions by rising R; those without an estimate of R come last."""
-    places = [_place(entry, action) for entry in comparison.entries for action in entry.content.actions]
+    places = []
+    for entry in comparison.entries:
+        facts = entry.content.facts
+        for action in entry.content.actions:
+            held = facts.storage.get(action)
+            places.append(Place(entry, action, facts.share_of_whole(action), held.mean_prompt_cache if held else None))
 
     def rank(place: Place) -> tuple[bool, float, str, str]:
         return place.estimate("mismatch").estimate is None, place.risk, place.entry.name, place.action
 
     return sorted(places, key=rank)
-
-
-def _place(entry: Entry, action: str) -> Place:
-    facts = entry.content.facts
-    held = facts.storage.get(action)
-    return Place(entry, action, facts.share_of_whole(action), held.mean_prompt_cache if held else None)
 
 
 def shown_quantities(places: Sequence[Place]) -> list[str]:
@@ -82,17 +81,22 @@ def shown_quantities(places: Sequence[Place]) -> list[str]:
 def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     """Make the leaderboard's table, with intervals under the numbers."""
     shown = QuantityColumns({name: [place.estimate(name) for place in places] for name in shown_quantities(places)})
-    rows = [
-        table_row(
-            Cell(place.action, _told(place)),
-            Cell(MISSING if place.share is None else f"{fixed(100 * place.share, 1)}%", _bytes(place)),
-            *own,
-            count(place.estimate("mismatch").documents),
-            _replicates(place),
-            str(place.entry.content.windows.horizon),
+    rows = []
+    for place, *own in zip(places, *shown.cells, strict=True):
+        facts, stored = place.entry.content.facts, place.entry.content.facts.storage.get(place.action)
+        rows.append(
+            table_row(
+                Cell(place.action, ": ".join(filter(None, (place.entry.name, facts.described(place.action))))),
+                Cell(
+                    MISSING if place.share is None else f"{fixed(100 * place.share, 1)}%",
+                    "" if place.bytes is None else size(place.bytes),
+                ),
+                *own,
+                count(place.estimate("mismatch").documents),
+                MISSING if stored is None else count_range(stored.replicates),
+                str(facts.windows.horizon),
+            )
         )
-        for place, *own in zip(places, *shown.cells, strict=True)
-    ]
     columns = (
         label_column("action"),
         Column(
@@ -105,20 +109,6 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     )  # fmt: skip
     records = tuple(place.record() for place in places)
     return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), shown.note, records)
-
-
-def _told(place: Place) -> str:
-    does = place.entry.content.facts.described(place.action)
-    return f"{place.entry.name}: {does}" if does else place.entry.name
-
-
-def _bytes(place: Place) -> str:
-    return "" if place.bytes is None else size(place.bytes)
-
-
-def _replicates(place: Place) -> str:
-    stored = place.entry.content.facts.storage.get(place.action)
-    return MISSING if stored is None else count_range(stored.replicates)
 
 
 def drawn(places: Sequence[Place]) -> list[Place]:

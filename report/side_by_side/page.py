@@ -11,7 +11,7 @@ from kvdrift.report.printing.html import rendered
 from kvdrift.report.printing.numbers import count, meanings
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.sections.section import Drawing
-from kvdrift.report.side_by_side.content import Comparison, Difference, Entry, Pairing
+from kvdrift.report.side_by_side.content import Comparison, Difference, Pairing
 from kvdrift.report.side_by_side.leaderboard import (
     drawn,
     leaderboard,
@@ -114,32 +114,15 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
 
 def _entries_table(comparison: Comparison) -> PrintedTable:
     """Make the table of compared studies: where each lies, and what made its numbers."""
-    columns = (
-        label_column("study"), label_column("store"), label_column("model"), label_column("documents"),
-        label_column("law"), label_column("plan"), label_column("seed"),
-    )  # fmt: skip
-    rows = tuple(
-        table_row(entry.name, entry.location, entry.model, _documents(entry), _law(entry), _plan(entry),
-                  _seed(entry))
-        for entry in comparison.entries
-    )  # fmt: skip
-    return PrintedTable("entries", "What is compared", columns, rows)
-
-
-def _documents(entry: Entry) -> str:
-    return f"{count(len(entry.documents))} {entry.content.split}"
-
-
-def _law(entry: Entry) -> str:
-    law = entry.content.facts.law
-    return "not recorded" if law is None else law.words
-
-
-def _seed(entry: Entry) -> str:
-    seed = entry.content.facts.seed
-    return "not recorded" if seed is None else str(seed)
-
-
-def _plan(entry: Entry) -> str:
-    plan = entry.content.facts.plan
-    return "none" if plan is None else f"{plan.sha256[:12]}…"
+    rows = []
+    for entry in comparison.entries:
+        facts = entry.content.facts
+        rows.append(table_row(
+            entry.name, entry.location, entry.model,
+            f"{count(len(entry.documents))} {entry.content.split}",
+            "not recorded" if facts.law is None else facts.law.words,
+            "none" if facts.plan is None else f"{facts.plan.sha256[:12]}…",
+            "not recorded" if facts.seed is None else str(facts.seed),
+        ))  # fmt: skip
+    columns = tuple(map(label_column, ("study", "store", "model", "documents", "law", "plan", "seed")))
+    return PrintedTable("entries", "What is compared", columns, tuple(rows))
