@@ -42,9 +42,9 @@ run = run_shared(Case(**case), savings, control=True)
 print(json.dumps([run.decode_seconds, run.streams]))
 """
 
-_REPETITIONS = 8
+REPETITIONS = 8
 # Bytes that are copied, and the rows of a square product: larger than a processor's caches.
-_CPU_SIZES, _GPU_SIZES = (2**28, 1024), (2**30, 8192)
+CPU_SIZES, GPU_SIZES = (2**28, 1024), (2**30, 8192)
 _LAW_BYTES = 4  # of a probability, float32
 
 
@@ -112,7 +112,7 @@ def measure_peaks(device: str, dtype: str, threads: int) -> Peaks:
     """Measure the peaks of a device; a CPU uses ``threads`` threads."""
     torch.set_num_threads(threads)
     on_cpu = torch.device(device).type == "cpu"
-    count, size = _CPU_SIZES if on_cpu else _GPU_SIZES
+    count, size = CPU_SIZES if on_cpu else GPU_SIZES
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copying = _least_seconds(device, lambda: target.copy_(source))
@@ -128,7 +128,7 @@ def _least_seconds(device: str, call: Callable[[], object]) -> float:
             torch.cuda.synchronize()
 
     seconds = []
-    for _ in range(_REPETITIONS):
+    for _ in range(REPETITIONS):
         wait()
         begun = time.perf_counter()
         call()

@@ -19,7 +19,7 @@ from rich.text import Text
 PLAIN_SECONDS = 10.0
 """Seconds between two lines of progress if there is no terminal."""
 
-_QUIET_SECONDS = 2.0  # seconds that work of unknown length may take without a line
+QUIET_SECONDS = 2.0  # seconds that work of unknown length may take without a line
 _SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "file of events"}
 
 
@@ -94,7 +94,7 @@ class ConsoleProgress(Listener):
             redirect_stdout=shared,
         )
         self._spinner = Live(console=self._console, transient=True, redirect_stdout=shared)
-        self._quiet = 0.0 if at_once else _QUIET_SECONDS
+        self._quiet = 0.0 if at_once else QUIET_SECONDS
         self._task: TaskID | None = None
         self._line: threading.Timer | None = None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_MANY_FILES = 2000  # files of events from which opening the views takes twice as long as with few
+MANY_FILES = 2000  # files of events from which opening the views takes twice as long as with few
 
 
 def status(
@@ -82,7 +82,7 @@ def status_lines(store: Store) -> Iterator[str]:
     held = store_status(store)
     yield f"store: {held['store']}"
     yield f"events: version {held['events_version']}, {held['units']} units; {held['underived']} still to derive"
-    if held["event_files"] >= _MANY_FILES:
+    if held["event_files"] >= MANY_FILES:
         yield f"files: {held['event_files']} of events; kvdrift compact {store.location} makes the store open faster"
     known = held["check_faults"]
     faults = "" if known is None else f", {known:,} {'fault' if known == 1 else 'faults'}"

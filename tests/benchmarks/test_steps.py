@@ -47,8 +47,8 @@ def test_few_streams_wait_for_bytes_and_many_for_products() -> None:
 
 
 def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.steps._REPETITIONS", 1)
-    monkeypatch.setattr("benchmarks.steps._CPU_SIZES", (2**20, 64))
+    monkeypatch.setattr("benchmarks.steps.REPETITIONS", 1)
+    monkeypatch.setattr("benchmarks.steps.CPU_SIZES", (2**20, 64))
     peaks = measure_peaks("cpu", "float32", 1)
     assert 2**20 < peaks.bytes_per_second < 2**50
     assert 2**20 < peaks.flops_per_second < 2**50

@@ -29,46 +29,27 @@ from kvdrift.flows.run import stages
 from kvdrift.generator.transformer.files import tokenizer
 from kvdrift.log.store import Store
 from kvdrift.program import program
-from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.errors import OperationError
 from kvdrift.schema.tables import ACTIONS
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "parts"),
     [
-        ([('selector = "snapkv"', 'selector = "snapvk"')], "action 'snapkv-half': unknown selector 'snapvk'; did you mean 'snapkv'?"),
-        ([("horizon = 12", "horizn = 12")], "study.horizn: unknown key; did you mean 'horizon'?"),
-        ([('keep = "1/2"', 'keep = "1/2"\nwindw = 32')], "action 'snapkv-half': windw: unknown key; did you mean 'window'?"),
-        ([('selector = "recent"', 'selector = "recent"\nwindow = 32')], "selector 'recent' has no parameter 'window'; it takes sinks"),
-        ([('keep = "1/2"', "keep = 0.5")], "keep = 0.5: write an integer, an exact fraction"),
-        ([('keep = "1/2"', "keep = 50")], "retains 50 of"),
-        ([('id = "kvdrift/tiny"', 'id = "./nowhere"')], "/nowhere': no such folder"),
-        ([('source = "embedded"', 'source = "embeded"')], "unknown source 'embeded'; did you mean 'embedded'?"),
-        ([('tasks = ["needle"]', 'tasks = ["needles"]')], "unknown task 'needles'; did you mean 'needle'?"),
-        ([("length = 384", "length = 385")], "length 385: the embedded source has the lengths 384, 768, 1536"),
-        ([('baseline = "snapkv-half"', 'baseline = "snapkv-hal"')], "plan.baseline = 'snapkv-hal': no such action; did you mean 'snapkv-half'?"),
-        ([('"gap", ', '"gaps", ')], "plan.primary: unknown quantity 'gaps'; did you mean 'gap'?"),
-        ([('"gap", ', '"entry_cdf", ')], "plan.primary: 'entry_cdf' is a profile"),
-        ([('stratum = "tracking"', 'stratum = "needle"')], "strata: 'needle' is given 2 times; give each a name of its own"),
-        ([('tasks = ["variable_tracking"]', 'tasks = ["needle"]')], "is in two strata, 'needle' and 'tracking'"),
-        ([("[plan]", "[plan")], "not valid TOML"),
-        ([('stratum = "needle"', 'stratum = "pooled"')], "strata: 'pooled' is the name of the rows that pool them"),
-        ([("documents = 3", "documents = 4")], "plan.documents = 4: a stratum has only 3 evaluation documents"),
-        ([("[plan]", "[windows]\ncohort_bound = 7\n\n[plan]")], "windows.cohort_bound = 7: at most half the horizon, 6"),
+        ([("horizon = 12", "horizn = 12")], ("study.horizn", "'horizon'")),
+        ([('baseline = "snapkv-half"', 'baseline = "snapkv-hal"')], ("plan.baseline", "'snapkv-hal'", "'snapkv-half'")),
+        ([('"gap", ', '"gaps", ')], ("plan.primary", "'gaps'", "'gap'")),
+        ([('"gap", ', '"entry_cdf", ')], ("plan.primary", "'entry_cdf'")),
+        ([('stratum = "tracking"', 'stratum = "needle"')], ("strata", "'needle'", "2 times")),
+        ([('stratum = "needle"', 'stratum = "pooled"')], ("strata", "'pooled'")),
+        ([("[plan]", "[plan")], ("small.toml", "TOML")),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_study_file_are_one_line_and_nothing_is_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: list[tuple[str, str]], message: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: list[tuple[str, str]], parts: tuple[str, ...]
 ) -> None:
-    assert message in mistake(capsys, "run", write_study(tmp_path, *changes), "--store", tmp_path / "store")
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_model_folder_without_weights_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    study = write_study(tmp_path, ('id = "kvdrift/tiny"', f'id = "{tmp_path}/model"'))
-    assert "has no weights (*.safetensors)" in mistake(capsys, "run", study, "--store", tmp_path / "store")
+    line = mistake(capsys, "run", write_study(tmp_path, *changes), "--store", tmp_path / "store")
+    assert all(part in line for part in parts), line
     assert not (tmp_path / "store").exists()
 
 
@@ -80,15 +61,13 @@ def test_an_unwritable_store_is_one_line(capsys: pytest.CaptureFixture[str], tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "nowhere.toml"), "nowhere.toml: no such study file"),
-        (("status", "nowhere"), "nowhere is not a kvdrift store: there is no such folder"),
+        (("run", "nowhere.toml"), "nowhere.toml"),
         (("sql", "nowhere", "select 1"), "nowhere is not a kvdrift store"),
-        (("drop", "nowhere", "--action", "x"), "nowhere is not a kvdrift store: there is no such folder"),
-        (("verify", "."), "is not a kvdrift store"),
-        (("verify", "nowhere", "--repair"), "nowhere is not a kvdrift store: there is no such folder"),
-        (("list", "view"), "did you mean 'views'?"),
-        (("rnu",), "No such command 'rnu'"),
-        (("run", "--stoer", "x"), "No such option: --stoer"),
+        (("drop", "nowhere", "--action", "x"), "nowhere is not a kvdrift store"),
+        (("verify", "nowhere", "--repair"), "nowhere is not a kvdrift store"),
+        (("list", "view"), "'views'"),
+        (("rnu",), "'rnu'"),
+        (("run", "--stoer", "x"), "--stoer"),
     ],
 )
 def test_mistakes_in_a_call_are_one_line(
@@ -161,11 +140,6 @@ def test_an_interruption_while_commands_are_imported_is_quiet(
     assert capsys.readouterr() == ("", "")
 
 
-def test_python_names_an_endpoint_that_cannot_be_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="endpoint 'http://x': write grpc://HOST:PORT"):
-        kvdrift.run(write_study(tmp_path), tmp_path / "store", endpoint="http://x")
-
-
 def test_a_full_disk_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -220,13 +194,7 @@ class TestSql:
         assert [*csv_module.reader(nested.splitlines())][1] == ["[1, 2]", '{"b": "c,d"}']
 
     @pytest.mark.parametrize(
-        ("query", "message"),
-        [
-            ("selec 1", "syntax error"),
-            ("select * from decompositions", 'Did you mean "decomposition"'),
-            ("select mismatc from decomposition", "mismatc"),
-            ("select cast('x' as integer)", "x"),
-        ],
+        ("query", "message"), [("selec 1", "syntax error"), ("select * from decompositions", '"decomposition"')]
     )
     def test_errors_are_one_line(
         self, capsys: pytest.CaptureFixture[str], finished: Path, query: str, message: str
@@ -236,16 +204,6 @@ class TestSql:
     def test_wrong_format_and_unwritable_output(self, capsys: pytest.CaptureFixture[str], finished: Path) -> None:
         mistake(capsys, "sql", finished, "select 1", "--format", "tabel")
         mistake(capsys, "sql", finished, "select 1", "--format", "csv", "-o", "/no/such/folder/x.csv")
-
-
-def test_status_of_what_is_finished(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "status", finished)
-    assert code == 0
-    assert "evaluation: 6 of 6 documents generated" in out
-    assert "(current)" in out
-    assert "pending: nothing, according to the documents, actions and plan in the store" in out
-    assert "derived: 30 of 30 units" in out
-    assert "next: nothing to do" in out
 
 
 def test_derive_with_nothing_to_do_where_nothing_may_be_written(
@@ -304,7 +262,7 @@ def test_a_compacted_study_is_as_finished_as_before(
     before = list(status_lines(Store.open(copied)))
     files = len(Store.open(copied).paths("events"))
     assert 1 < files < 30, "a run puts files together"
-    monkeypatch.setattr(commands_status, "_MANY_FILES", files)
+    monkeypatch.setattr(commands_status, "MANY_FILES", files)
     (said,) = set(status_lines(Store.open(copied))) - set(before)
     assert said == f"files: {files} of events; kvdrift compact {copied} makes the store open faster"
     code, out, _ = call(capsys, "compact", copied)

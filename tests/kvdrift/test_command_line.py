@@ -153,7 +153,7 @@ def test_without_a_terminal_a_line_says_what_takes_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stage that ends by then gets no line, and neither does work done before a stage began."""
-    monkeypatch.setattr("kvdrift.console._QUIET_SECONDS", 0.2)
+    monkeypatch.setattr("kvdrift.console.QUIET_SECONDS", 0.2)
     with ConsoleProgress() as console:
         console.doing("loading")
         console.doing("deriving")

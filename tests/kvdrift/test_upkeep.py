@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import duckdb
@@ -15,32 +16,46 @@ from benchmarks.freshness import memory_load, observe
 from kvdrift import upkeep
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import OperationError
-from kvdrift.schema.own_process import own_environment
+from kvdrift.schema.own_process import OwnProcesses, own_environment
 from kvdrift.upkeep import Upkeep
 
 
-def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that come while it is under way are not left out, and nothing begins again without rows."""
+def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path) -> None:
+    """Rows that come while it is under way are not left out."""
     store = Store.create(tmp_path / "store")
     kept = Upkeep(store.location)
     kept.begin_if_due()  # what was there before is in it too
-    assert kept._under_way is not None
     store.append_units([make_unit()])
     kept.rows_came()
     kept.begin_if_due()  # under way
     kept.finish()
     with duckdb.connect(str(tmp_path / "store" / "catalog.duckdb"), read_only=True) as catalog:
         assert catalog.sql("select count(*) from events").fetchall() == [(make_unit().events.num_rows,)]
-    monkeypatch.setattr(upkeep, "_SHARE", 0)
-    kept.begin_if_due()
-    assert kept._under_way is None
 
 
-def test_it_is_left_alone_for_long_after_it_took_long(tmp_path: Path) -> None:
-    kept = Upkeep(str(tmp_path))
-    kept._cost, kept._ended = 1e6, 0.0
+def test_it_begins_with_new_rows_and_a_pause_after_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause is 29 times as long as the last upkeep took; nothing begins without rows."""
+    now, begun = 1000.0, list[float]()
+
+    def submit(*_: object, **__: object) -> Future[None]:
+        nonlocal now
+        begun.append(now)
+        now += 10.0
+        done = Future[None]()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(upkeep.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(OwnProcesses, "submit", submit)
+    kept = Upkeep("store")
     kept.begin_if_due()
-    assert kept._under_way is None
+    kept.begin_if_due()  # the upkeep has ended, and no rows came
+    kept.rows_came()
+    for _ in range(2):
+        kept.begin_if_due()
+        now += 289.0
+    kept.begin_if_due()
+    assert begun == [1000.0, 1588.0]
 
 
 def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:

@@ -92,35 +92,38 @@ def test_a_path_that_only_the_working_folder_has_is_refused_with_the_right_one(
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    ("change", "where", "right"),
     [
-        (("length = 384\n", ""), "documents[0].length: missing; write length = 768, say (The most tokens that a prompt has)"),
-        (('name = "small"\n', ""), 'study.name: missing; write name = "my-study", say'),
-        (('primary = ["gap", "mismatch"]\n', ""), 'plan.primary: missing; write primary = ["gap"], say'),
-        (('keep = "1/2"\n', ""), 'actions[0].keep: missing; write keep = "1/2", say'),
-        (('[[documents]]\nsource = "embedded"\ntasks = ["needle"]', '[[documents]]\ntasks = ["needle"]'), 'documents[0].source: missing; write source = "embedded", say'),
-        (('[model]\nid = "kvdrift/tiny"\n', ""), "model: missing; write a section [model]"),
+        (("length = 384\n", ""), "documents[0].length", "length = 768"),
+        (('name = "small"\n', ""), "study.name", 'name = "my-study"'),
+        (('keep = "1/2"\n', ""), "actions[0].keep", 'keep = "1/2"'),
+        (('[model]\nid = "kvdrift/tiny"\n', ""), "model", "[model]"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_said_with_what_would_be_right(tmp_path: Path, change: tuple[str, str], line: str) -> None:
-    assert line in refused(load_studies, write_study(tmp_path, change))
+def test_what_is_missing_is_said_with_what_would_be_right(
+    tmp_path: Path, change: tuple[str, str], where: str, right: str
+) -> None:
+    line = refused(load_studies, write_study(tmp_path, change))
+    assert f": {where}: missing; " in line
+    assert right in line
 
 
 @pytest.mark.parametrize(
-    ("keys", "line"),
+    ("keys", "parts"),
     [
-        ('policy = "sliding"', 'actions[0].keep: missing; write keep = "1/2", say'),
-        ('policy = "sliding"\nkeep = "all"', 'actions[0].keep = "all": a policy needs the number of entries that a step reads'),
-        ('policy = "sliding"\nkeep = 9\nselector = "snapkv"', "actions[0].selector: an action with a policy has no selector; leave"),
-        ('policy = "sliding"\nkeep = 9\ncodec = "int8"', "actions[0].codec: an action with a policy has no codec; leave"),
-        ('policy = "sliding"\nkeep = 9\nsinks = 8', 'actions[0].sinks: unknown key; parameters of a policy are in its own table: policy = { name = "sliding", sinks = ... }'),
-        ("policy = { sinks = 8 }\nkeep = 9", 'actions[0].policy: has no name; write policy = { name = "sliding", sinks = 8 }, say'),
-        ("policy = 3\nkeep = 9", "actions[0].policy = 3: should be"),
+        ('policy = "sliding"', ("keep: missing", 'keep = "1/2"')),
+        ('policy = "sliding"\nkeep = "all"', ('keep = "all"', "a share")),
+        ('policy = "sliding"\nkeep = 9\nselector = "snapkv"', ("selector: ", "no selector")),
+        ('policy = "sliding"\nkeep = 9\ncodec = "int8"', ("codec: ", "no codec")),
+        ('policy = "sliding"\nkeep = 9\nsinks = 8', ("sinks: unknown key", 'policy = { name = "sliding", sinks = ... }')),
+        ("policy = { sinks = 8 }\nkeep = 9", ("policy: has no name", 'policy = { name = "sliding", sinks = 8 }')),
+        ("policy = 3\nkeep = 9", ("policy = 3",)),
     ],
 )  # fmt: skip
-def test_a_policy_alone_decides_what_is_kept(tmp_path: Path, keys: str, line: str) -> None:
-    change = ('selector = "snapkv"\nkeep = "1/2"', keys)
-    assert line in refused(load_studies, write_study(tmp_path, change))
+def test_a_policy_alone_decides_what_is_kept(tmp_path: Path, keys: str, parts: tuple[str, ...]) -> None:
+    line = refused(load_studies, write_study(tmp_path, ('selector = "snapkv"\nkeep = "1/2"', keys)))
+    assert line.startswith(f"{tmp_path / 'small.toml'}: actions[0].{parts[0]}")
+    assert all(part in line for part in parts), line
 
 
 @pytest.mark.parametrize("documents", ["documents = 3", "documents = [3]", 'documents = "x"', "[documents]\npath = 3"])
@@ -176,27 +179,24 @@ ACTION = '[[actions]]\nname = "a{}"\nselector = "recent"\nkeep = "1/2"\n'
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line"),
+    ("old", "new", "parts"),
     [
-        ("evaluation = 3", "evaluation = 1000000000", "documents[0].evaluation = 1000000000: should be less than or equal to 100000"),
-        ("[[actions]]", _several(2, STRATUM) + "[[actions]]", "documents: 100,014 documents are asked for; a study has at most 100,000, since all are made before the first is measured"),
-        ("length = 384", "length = 9999999999", "documents[0].length = 9999999999: should be less than or equal to 1048576"),
-        ("horizon = 12", "horizon = 999999999", "study.horizon = 999999999: should be less than or equal to 1048576"),
-        ("replicates = 5", "replicates = 16000000", "plan.replicates: 16,000,000 pairs times study.horizon = 12 are 192,000,000 events of one document and action, which are in memory together; 16,777,216 are the most"),
-        ("replicates = 5", 'replicates = "auto"\nreplicates_between = [2, 9000000]', "plan.replicates_between: 9,000,000 pairs times study.horizon = 12"),
-        ("development_replicates = 4", "development_replicates = 9000000", "plan.development_replicates: 9,000,000 pairs times"),
-        ("draws = 200", "draws = 1000000000", "plan.draws = 1000000000: should be less than or equal to 1000000"),
-        ("seed = 3", f"seed = 3\ntemperature = {[place / 1000 for place in range(1, 5001)]}", "study.temperature: 5,000 temperatures, each of which is a study; write at most 256"),
-        ('[model]\nid = "kvdrift/tiny"\n', _several(300, '[[model]]\nid = "m{}"\n'), "model: 300 studies, one for each model and temperature; write at most 256"),
-        ("[plan]", _several(300, ACTION) + "[plan]", "actions = "),
-        ("[plan]", f"[plan]\nlooks = {['1/2'] * 300}", "plan.looks = "),
-        ("[plan]", '[plan]\nstopping = "sequential"\nlooks = ["1e999999999"]', "plan.looks = ['1e999999999']: write exact fractions"),
-        ('keep = "1/2"', 'keep = "1e999999999%"', "action 'snapkv-half': keep = '1e999999999%': write an integer, an exact fraction"),
+        ("evaluation = 3", "evaluation = 1000000000", ("documents[0].evaluation", "1000000000", "100000")),
+        ("[[actions]]", _several(2, STRATUM) + "[[actions]]", ("documents", "100,014", "100,000")),
+        ("replicates = 5", "replicates = 16000000", ("plan.replicates", "16,000,000", "192,000,000", "16,777,216")),
+        ("replicates = 5", 'replicates = "auto"\nreplicates_between = [2, 9000000]', ("plan.replicates_between", "9,000,000")),
+        ("development_replicates = 4", "development_replicates = 9000000", ("plan.development_replicates", "9,000,000")),
+        ("seed = 3", f"seed = 3\ntemperature = {[place / 1000 for place in range(1, 5001)]}", ("study.temperature", "5,000", "256")),
+        ('[model]\nid = "kvdrift/tiny"\n', _several(300, '[[model]]\nid = "m{}"\n'), ("model", "300", "256")),
+        ("[plan]", _several(300, ACTION) + "[plan]", ("actions", "256")),
+        ("[plan]", '[plan]\nstopping = "sequential"\nlooks = ["1e999999999"]', ("plan.looks", "1e999999999")),
+        ('keep = "1/2"', 'keep = "1e999999999%"', ("action 'snapkv-half'", "1e999999999%")),
     ],
 )  # fmt: skip
 def test_counts_that_no_study_has_are_refused_before_anything_is_made(
-    tmp_path: Path, old: str, new: str, line: str
+    tmp_path: Path, old: str, new: str, parts: tuple[str, ...]
 ) -> None:
-    said = refused(load_studies, write_study(tmp_path, (old, new)))
-    assert said.startswith(f"{tmp_path / 'small.toml'}: {line}")
-    assert len(said) < 2_100
+    line = refused(load_studies, write_study(tmp_path, (old, new)))
+    assert line.startswith(f"{tmp_path / 'small.toml'}: {parts[0]}")
+    assert all(part in line for part in parts), line[:300]
+    assert len(line) < 2_100
