@@ -13,14 +13,9 @@ LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quanti
 
 def stores(incomplete: str) -> list[str]:
     """Return local folders that hold a store; if there are none, the shell completes file names."""
-    typed = Path(incomplete)
-    inside = typed if incomplete.endswith("/") or not incomplete else typed.parent
-    folders = [*_folders(inside), *(_folders(Path("stores")) if not incomplete else ())]
-    found = [str(folder) for folder in folders if (folder / "events" / "_delta_log").is_dir()]
-    deeper = [
-        str(below) for folder in folders for below in _folders(folder) if (below / "events" / "_delta_log").is_dir()
-    ]
-    return _starting([*found, *deeper], incomplete)
+    folder = Path(incomplete) if incomplete.endswith("/") or not incomplete else Path(incomplete).parent
+    logs = (log for depth in ("*", "*/*") for log in folder.glob(f"{depth}/events/_delta_log"))
+    return _starting((str(log.parents[1]) for log in logs), incomplete)
 
 
 def studies(incomplete: str) -> list[str]:
@@ -69,13 +64,6 @@ def checked(incomplete: str) -> list[str]:
     from kvdrift.generator.selectors.policies import POLICIES
 
     return _starting([*SELECTORS, *CODECS, *POLICIES], incomplete)
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:
-        return []
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 from kvdrift.schema.errors import InputError, printable
 
 if TYPE_CHECKING:
+    from kvdrift.console import ConsoleProgress
     from kvdrift.ingestion.ingest import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # findings of one kind that are printed; the rest are counted
@@ -67,73 +69,68 @@ def ingest(
         kvdrift ingest 'runs/**/*.csv.gz' --store stores/other --documents documents.csv --horizon 128
         kvdrift ingest drop/ --store stores/other --documents documents.csv --watch --horizon 128
     """
-    if pieces or watch:
-        if revise:
-            raise InputError("--revise compares whole files: leave out --pieces and --watch")
-        report = _pieces(store, files, documents, facts, horizon, interval if watch else None)
-        typer.echo(summary(report, store))
-        raise typer.Exit(InputError.exit_code if report.findings else 0)
+    if (pieces or watch) and revise:
+        raise InputError("--revise compares whole files: leave out --pieces and --watch")
     from kvdrift.console import ConsoleProgress
-    from kvdrift.ingestion.ingest import ingest as ingested
 
     with ConsoleProgress() as console:
-        seen = 0
+        if watch:
+            report = _watch(store, files, documents, facts, horizon, interval)
+        elif pieces:
+            from kvdrift.transforms.streams.live_files import ingest_pieces
 
-        def progress(done: int, total: int) -> None:
-            nonlocal seen
-            if total < _WORTH_A_BAR:
-                return
-            if not done:
-                console.begin("ingest", total, "events")
-                return
-            console.advance(done - seen)
-            seen = done
+            console.doing("taking files")
+            progress = _bar(console, "files", _MANY_FILES)
+            report = ingest_pieces(
+                store, files, documents, horizon, taken=lambda _, taken: _print(taken), progress=progress, facts=facts
+            )
+        else:
+            from kvdrift.ingestion.ingest import ingest as ingested
 
-        report = ingested(store, files, documents, progress, facts, horizon, revise=revise)
-    for line in _lines(report):
-        typer.echo(f"kvdrift: {printable(line)}", err=True)
+            progress = _bar(console, "events", _WORTH_A_BAR)
+            report = ingested(store, files, documents, progress, facts, horizon, revise=revise)
+    if not (watch or pieces):  # otherwise what was found in a file is printed after it
+        _print(report)
     typer.echo(summary(report, store))
     raise typer.Exit(InputError.exit_code if report.findings else 0)
 
 
-def _pieces(
-    store: str,
-    files: list[str],
-    documents: Path | None,
-    facts: Path | None,
-    horizon: int | None,
-    interval: float | None,
+def _bar(console: ConsoleProgress, unit: str, least: int) -> Callable[[int, int], None]:
+    """Return a listener to what is done and the total, which shows a bar if the total is at least ``least``."""
+    seen = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal seen
+        if total >= least and not done:
+            console.begin("ingest", total, unit)
+        elif total >= least:
+            console.advance(done - seen)
+            seen = done
+
+    return progress
+
+
+def _print(report: IngestReport) -> None:
+    for line in _lines(report):
+        typer.echo(f"kvdrift: {printable(line)}", err=True)
+
+
+def _watch(
+    store: str, files: list[str], documents: Path | None, facts: Path | None, horizon: int | None, interval: float
 ) -> IngestReport:
-    """Take files that may hold pieces of replicates: once, or repeatedly if ``interval`` is given."""
+    """Take files that may hold pieces of replicates as they appear, until interrupted."""
     from kvdrift.transforms.streams.live_files import ingest_pieces
 
     stopped = threading.Event()
 
     def taken(path: str, report: IngestReport) -> None:
-        for line in _lines(report):
-            typer.echo(f"kvdrift: {printable(line)}", err=True)
-        if interval is not None:
-            added = f"{_count(report.taken)} were added" if report.taken.units else "nothing was added"
-            typer.echo(printable(f"{path}: {added}, {_replicates(report)} wait for positions"), err=True)
+        _print(report)
+        added = f"{_count(report.taken)} were added" if report.taken.units else "nothing was added"
+        typer.echo(printable(f"{path}: {added}, {_replicates(report)} wait for positions"), err=True)
 
-    def wait() -> bool:
-        return not stopped.wait(interval)
-
-    if interval is None:
-        from kvdrift.console import ConsoleProgress
-
-        with ConsoleProgress() as console:
-            console.doing("taking files")
-
-            def progress(done: int, total: int) -> None:
-                if not done and total >= _MANY_FILES:
-                    console.begin("ingest", total, "files")
-                elif total >= _MANY_FILES:
-                    console.advance(1)
-
-            return ingest_pieces(store, files, documents, horizon, taken=taken, progress=progress, facts=facts)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
+    wait = lambda: not stopped.wait(interval)  # noqa: E731 - read where it is used
     return ingest_pieces(store, files, documents, horizon, taken=taken, wait=wait, facts=facts)
 
 

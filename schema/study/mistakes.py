@@ -1,11 +1,11 @@
-"""Say in one line what is wrong in a study file: where, what, and what would be right."""
+"""Say in one line what is wrong in a study file, from pydantic's problems: where, what, and what would be right."""
 
 from __future__ import annotations
 
 import difflib
 import json
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -48,17 +48,9 @@ def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[s
         if difflib.get_close_matches(key, [name]):
             return f"{place}{key}: unknown key; did you mean '{name}'?"
     field = section.model_fields[name]
-    right = f"write {name} = {_toml(field.examples[0])}, say" if field.examples else f"write a section {_heading(name)}"
-    said = (field.description or "").removesuffix(".")
-    return f"{place}{name}: missing; {right}{f' ({said})' if said else ''}"
-
-
-def _heading(name: str) -> str:
-    return f"[[{name}]]" if name in {"documents", "actions"} else f"[{name}]"
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    heading = f"[[{name}]]" if get_origin(field.annotation) is list else f"[{name}]"
+    right = f"{name} = {json.dumps(field.examples[0])}, say" if field.examples else f"a section {heading}"
+    return f"{place}{name}: missing; write {right} ({(field.description or '').removesuffix('.')})"
 
 
 def _place(location: tuple[int | str, ...]) -> str:

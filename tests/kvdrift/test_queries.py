@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -87,9 +88,9 @@ def test_the_ending_of_a_file_names_its_format(capsys: pytest.CaptureFixture[str
     assert (tmp_path / "rows.txt").read_text().split() == ["seven", "7"]
     for name in ("rows.json", "rows.parquet"):  # an object would keep one of them
         line = mistake(capsys, "sql", store, "select 1 as a, 2 as a", "-o", tmp_path / name)
-        assert line.endswith("2 columns are called 'a': rename one, as in: select x as y\n")
+        assert "2 columns are called 'a'" in line
     assert call(capsys, "sql", store, "select 1 as a, 2 as a", "--format", "csv")[1] == '"a","a"\n1,2\n'
-    assert "its ending names no format; give --format" in mistake(capsys, "sql", store, "select 7", "-o", "rows.xlsx")
+    assert "--format" in mistake(capsys, "sql", store, "select 7", "-o", "rows.xlsx")
     call(capsys, "sql", store, "select 7 as seven", "--format", "csv", "-o", tmp_path / "rows.json")
     assert (tmp_path / "rows.json").read_text() == '"seven"\n7\n'
 
@@ -101,7 +102,7 @@ def test_a_file_is_written_into_no_store(capsys: pytest.CaptureFixture[str], sto
     before = log.read_bytes()
     for file in (log, tmp_path / "link" / log.relative_to(store), Path(store, "new.csv"), Path(store, "sql", "x.json")):
         line = mistake(capsys, "sql", store, "select 7 as seven", "-o", file)
-        assert line == f"kvdrift: -o {file}: lies in the store {store}, where no file may be replaced; name another\n"
+        assert line.startswith(f"kvdrift: -o {file}: lies in the store {store}, ")
     assert log.read_bytes() == before
 
 
@@ -111,7 +112,7 @@ def test_units_that_the_views_lack_are_noted(capsys: pytest.CaptureFixture[str],
     asked = ("sql", made.location, "select count(*) as n from trajectories", "--format", "csv")
     code, out, err = call(capsys, *asked)
     assert (code, out) == (0, '"n"\n0\n')
-    assert "note: the views lack 2 units whose events are not derived yet; kvdrift derive" in err
+    assert re.search(r"lack 2 units .* kvdrift derive", err)
     derive(made)
     code, out, err = call(capsys, *asked)
     assert (code, err) == (0, "")

@@ -80,10 +80,9 @@ def test_a_path_that_only_the_working_folder_has_is_refused_with_the_right_one(
     path = write_study(
         tmp_path / "studies", ('source = "embedded"\ntasks = ["needle"]', 'source = "jsonl"\npath = "x.jsonl"')
     )
-    assert refused(load_studies, path) == (
-        f"{path}: documents[0].path = 'x.jsonl': paths begin at the study file's folder, {tmp_path}/studies; write "
-        "'../x.jsonl'"
-    )
+    line = refused(load_studies, path)
+    assert line.startswith(f"{path}: documents[0].path = 'x.jsonl': ")
+    assert line.endswith(f", {tmp_path}/studies; write '../x.jsonl'")
     (tmp_path / "laws").mkdir()
     (tmp_path / "laws" / "systems.json").touch()
     assert "model.tables = 'laws/systems.json': paths begin" in refused(
