@@ -178,13 +178,6 @@ def test_documents_name_no_command_or_option_that_is_not_there(text: Path) -> No
             assert option in OPTIONS[command] | {"--help", "--debug"}, f"kvdrift {command}: {option}"
 
 
-def test_options_of_the_contract_are_there() -> None:
-    """The options that the design promises to scripts exist."""
-    assert {"--store", "--limit", "--dry-run", "--endpoint"} <= OPTIONS["run"]
-    assert {"--format", "-o"} <= OPTIONS["sql"]
-    assert "--watch" in OPTIONS["derive"]
-
-
 def test_every_selector_has_its_section() -> None:
     """With its paper, and the parameters that a study can set."""
     text = (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.log.store import Store
 from kvdrift.program import failure_code
 from kvdrift.schema.tables import ACTIONS
+from kvdrift.sql.catalog import Views
 
 PAGE = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
 WORKFLOW = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])
@@ -167,9 +168,11 @@ def test_a_failure_is_no_answer(
     copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("gate", copied, "--quantity", "mismatch", *BETTER, "--margin", "0.02")
+    rows, moved = Views.rows, pa.table({"moved_pairs": [3]})
     with monkeypatch.context() as patch:
-        moved = pa.table({"moved_pairs": [3]})
-        patch.setattr(gating, "_controls", lambda *_: moved)
+        patch.setattr(
+            Views, "rows", lambda of, view, *_, **__: moved if view == "controls" else rows(of, view, *_, **__)
+        )
         code, out, err = call(capsys, *asked)
         assert (code, out) == (4, "")
         assert "3 pairs of " in err
