@@ -1,105 +1,312 @@
-"""The additive moments of a replicate; every estimate is a smooth function of their means (definitions, "Pooling").
+"""The additive moments of a replicate, each declared once: every estimate is a smooth function of their means.
 
-Each moment is averaged over a document's replicates, then over documents. The SQL view ``moments`` has one column for
-each scalar moment; ``position_moments`` and ``lag_moments`` have one for each profile moment. ``stats`` resamples
-columns of the same names. T, the early and late lags, the blocks, the run length and the threshold are the study's
-windows. W is the last position of block 1; calibration observes positions 1..W of a trajectory (definitions,
-"Calibration"; 1..32 at H = 128). Over an empty window, a mean is null, and a sum or an indicator is 0.
+Each moment is averaged over a document's replicates, then over documents (definitions, "Pooling"). Its declaration says
+what it is, its unit, and how it is computed from replicates. Everything else follows from it: the column of table
+``unit_moments``, the derivation in ``kvdrift.transforms.moments``, the columns of the views ``moments``,
+``stratum_moments`` and others, and the arrays that ``kvdrift.stats`` resamples.
+
+T, the early and late lags, the blocks, the run length and the threshold are the study's windows. W is the last position
+of block 1; calibration observes positions 1..W of a trajectory (definitions, "Calibration"; 1..32 at H = 128). Over an
+empty window, a mean is null, and a sum or an indicator is 0.
 """
 
 from __future__ import annotations
 
-COMPENSATORS: dict[str, str] = {
-    "occupation_compensator": "sum_{t > tau} delta_t / H",
-    "exposure_compensator": "sum_{t <= tau} (H - t) delta_t / H, over all t without divergence",
-}
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdrift.schema.rows import Flags, Ints, Reals
+from kvdrift.schema.windows import Windows
+
+Values = npt.NDArray[Any]
+
+NEVER: Final = np.int32(2**31 - 1)
+"""Stands for a position that is null: later than every t."""
+
+SHARE: Final = "share, 0..1"
+TV: Final = "total variation, 0..1"
+DIFFERENCE: Final = "difference, -1..1"
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """K complete replicates with the same windows: columns of their trajectories [K], of their steps [K, H]."""
+
+    windows: Windows
+    mismatches: Values  # sum of I_t
+    sum_delta: Reals
+    sum_f: Reals
+    exposed: Values  # (H - tau) 1{tau <= H}
+    occupied: Values  # sum of I_t over t > tau
+    tau: Ints  # first mismatch; NEVER if there is none, as for both ends
+    eos_x: Ints
+    eos_y: Ints
+    longest_agreement: Values  # -1 without divergence
+    mismatch_after_agreement: Flags
+    delta: Reals
+    f: Reals
+    mismatch: Values
+
+    @property
+    def horizon(self) -> int:
+        """H."""
+        return self.windows.horizon
+
+    @cached_property
+    def t(self) -> Ints:
+        """Positions 1..H, [H]."""
+        return np.arange(1, self.horizon + 1, dtype=np.int32)
+
+    @cached_property
+    def diverged(self) -> Flags:
+        """1{tau <= H}, [K]."""
+        diverged: Flags = self.tau != NEVER
+        return diverged
+
+    @cached_property
+    def cohort(self) -> Flags:
+        """1{tau <= T}, [K]."""
+        return self.tau <= self.windows.cohort_bound
+
+    @cached_property
+    def first_eos(self) -> Ints:
+        """The earlier EOS, e, [K]."""
+        return np.minimum(self.eos_x, self.eos_y)
+
+    @cached_property
+    def last_eos(self) -> Ints:
+        """The later EOS, e', [K]."""
+        return np.maximum(self.eos_x, self.eos_y)
+
+    @cached_property
+    def written(self) -> Ints:
+        """min(H, e'), [K]: both sides are padded after the later EOS, and agree there by construction."""
+        return np.minimum(self.last_eos, self.horizon)
+
+    @cached_property
+    def after_entry(self) -> Flags:
+        """1{t > tau}, [K, H]."""
+        return self.t > self.tau[:, None]
+
+    def eos_set(self, number: int) -> Flags:
+        """Tell which positions are in S_0: t < e, S_1: t = e, S_2: e < t <= e', or S_3: t > e' (r is ``number``)."""
+        first, last = self.first_eos[:, None], self.last_eos[:, None]
+        t = self.t
+        return (t < first, t == first, (t > first) & (t <= last), t > last)[number]
+
+    @cached_property
+    def _at_lags(self) -> tuple[Flags, Values]:
+        """Whether a replicate is in the cohort, and the place of tau + j, which never passes 2T <= H; [K, T] each."""
+        bound = self.windows.cohort_bound
+        inside = np.broadcast_to(self.cohort[:, None], (len(self.tau), bound))
+        return inside, np.where(inside, self.tau[:, None] + np.arange(bound), 0)
+
+    def at_lags(self, values: Values) -> Values:
+        """Return [K, H] values at tau + j for lags j = 1..T, [K, T]; 0 outside the cohort."""
+        inside, at = self._at_lags
+        return np.where(inside, np.take_along_axis(values, at, axis=1), values.dtype.type(0))
+
+    @cached_property
+    def cohort_delta(self) -> Reals:
+        """delta_{tau+j} 1{tau <= T}, [K, T]."""
+        return self.at_lags(self.delta)
+
+    @cached_property
+    def cohort_pre_eos(self) -> Flags:
+        """1{tau <= T, tau + j < e}, [K, T]."""
+        inside, at = self._at_lags
+        return inside & (at + 1 < self.first_eos[:, None])
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One additive moment of a replicate.
+
+    Attributes:
+        meaning: its formula in words of the definitions.
+        unit: one of ``kvdrift.schema.tables.MEASURES``.
+        of: its value in each replicate: [K] for a scalar, [K, H] or [K, T] for a profile; NaN over an empty window.
+        nullable: whether it is null over an empty window.
+    """
+
+    meaning: str
+    unit: str
+    of: Callable[[Replicates], Values]
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class AnswerMoment:
+    """A moment that needs a document's answers, and so is computed by SQL, from scores; it is never null."""
+
+    meaning: str
+    unit: str = SHARE
+    nullable: bool = False
+
+
+COMPENSATORS: Final[Mapping[str, Moment]] = {
+    "occupation_compensator": Moment(
+        "sum_{t > tau} delta_t / H", TV, lambda p: _sum_where(p.after_entry, p.delta) / p.horizon
+    ),
+    "exposure_compensator": Moment(
+        "sum_{t <= tau} (H - t) delta_t / H, over all t without divergence", "tokens",
+        lambda p: _sum_where(~p.after_entry, (p.horizon - p.t) * p.delta) / p.horizon,
+    ),
+}  # fmt: skip
 """The compensators of occupation and exposure: the same sums with delta_t in place of I_t.
 
 Every control variate of the definitions is a difference of a moment and its compensator. No quantity reads them.
 """
 
-WRITTEN: dict[str, str] = {
-    "written": "min(H, e') / H",
-    "written_exposure": "(min(H, e') - tau) 1{tau <= H} / H",
-}
-"""Moments over positions up to the later EOS; after it both sides are padded, and agree by construction."""
 
-SCALAR_MOMENTS: dict[str, str] = {
-    "mismatch": "sum_t I_t / H",
-    "rollout_tv": "sum_t delta_t / H",
-    "fixed_history_tv": "sum_t f_t / H",
-    "diverged": "1{tau <= H}",
-    "entry": "tau 1{tau <= H}",
-    "exposure": "(H - tau) 1{tau <= H} / H",
-    "occupation": "sum_{t > tau} I_t / H",
-    "saturation": "sum_t 1{delta_t > threshold} / H",
-    "eos_gap_0": "sum over t < e of (delta_t - f_t) / H",
-    "eos_gap_1": "(delta_t - f_t) / H at t = e",
-    "eos_gap_2": "sum over e < t <= e' of (delta_t - f_t) / H",
-    "eos_gap_3": "sum over t > e' of (delta_t - f_t) / H",
-    "cohort": "1{tau <= T}",
-    "early_delta": "mean over early lags j of delta_{tau+j} 1{tau <= T}; null over an empty window",
-    "late_delta": "mean over late lags j of delta_{tau+j} 1{tau <= T}; null over an empty window",
-    "early_pre_eos_steps": "number of early lags with tau <= T and tau + j < e",
-    "early_pre_eos_delta": "sum of delta_{tau+j} over early lags with tau <= T and tau + j < e",
-    "late_pre_eos_steps": "number of late lags with tau <= T and tau + j < e",
-    "late_pre_eos_delta": "sum of delta_{tau+j} over late lags with tau <= T and tau + j < e",
-    "long_agreement": "1{tau <= T, longest agreement >= run length}",
-    "mismatch_after_agreement": "1{tau <= T, a mismatch follows an agreement before EOS}",
-    "block_1_delta": "mean of delta_t over block 1; null over an empty block",
-    "block_2_delta": "mean of delta_t over block 2",
-    "block_3_delta": "mean of delta_t over block 3",
-    "block_1_f": "mean of f_t over block 1",
-    "block_2_f": "mean of f_t over block 2",
-    "block_3_f": "mean of f_t over block 3",
-    "block_1_mismatch": "mean of I_t over block 1",
-    "block_2_mismatch": "mean of I_t over block 2",
-    "block_3_mismatch": "mean of I_t over block 3",
-    "prefix_mismatch": "sum_{t <= W} I_t / H",
-    "prefix_diverged": "1{tau <= W}",
-    "prefix_eos_x": "1{e_X <= W}",
-    "prefix_eos_y": "1{e_Y <= W}",
-    **COMPENSATORS,
-    **WRITTEN,
-}
+def _of_eos_set(number: int, meaning: str) -> dict[str, Moment]:
+    return {
+        f"eos_gap_{number}": Moment(
+            meaning, DIFFERENCE, lambda p: _sum_where(p.eos_set(number), p.delta - p.f) / p.horizon
+        )
+    }
 
-POSITION_MOMENTS: dict[str, str] = {"delta": "delta_t", "f": "f_t", "mismatch": "I_t", "first_mismatch": "1{tau = t}"}
 
-LAG_MOMENTS: dict[str, str] = {
-    "cohort_delta": "delta_{tau+j} 1{tau <= T}",
-    "cohort_mismatch": "I_{tau+j} 1{tau <= T}",
-    "cohort_pre_eos": "1{tau <= T, tau + j < e}",
-}
+def _over_lags(name: str, lags: Callable[[Windows], slice]) -> dict[str, Moment]:
+    meaning = f"mean over {name} lags j of delta_{{tau+j}} 1{{tau <= T}}; null over an empty window"
+    of = Moment(meaning, TV, lambda p: _mean(p.cohort_delta[:, lags(p.windows)]), nullable=True)
+    return {f"{name}_delta": of}
 
-# Only for documents with answers, in the view ``document_answers`` (definitions, "Answers").
-ANSWER_MOMENTS: dict[str, str] = {
-    "reference_score": "score of X",
-    "compressed_score": "score of Y",
-    "reference_right": "1{X is right}",
-    "lost": "1{X is right, Y is not}",
-    "gained": "1{Y is right, X is not}",
-    "right_before": "1{X is right, tau before its answer span}",
-    "right_inside": "1{X is right, tau inside its answer span}",
-    "right_after": "1{X is right, tau after its answer span}",
-    "lost_from_before": "1{X is right, Y is not, tau before X's answer span}",
-    "lost_from_inside": "1{X is right, Y is not, tau inside X's answer span}",
-    "lost_from_after": "1{X is right, Y is not, tau after X's answer span}",
-}
 
-_OTHER_UNITS: dict[str, tuple[str, ...]] = {
-    "tokens": ("entry", "exposure_compensator", "early_pre_eos_steps", "late_pre_eos_steps"),
-    "total variation, 0..1": (
-        "rollout_tv", "fixed_history_tv", "delta", "f", "cohort_delta", "early_delta", "late_delta",
-        "block_1_delta", "block_2_delta", "block_3_delta", "block_1_f", "block_2_f", "block_3_f",
-        "occupation_compensator",
+def _before_eos(name: str, lags: Callable[[Windows], slice]) -> dict[str, Moment]:
+    return {
+        f"{name}_pre_eos_steps": Moment(
+            f"number of {name} lags with tau <= T and tau + j < e", "tokens",
+            lambda p: p.cohort_pre_eos[:, lags(p.windows)].sum(axis=1),
+        ),
+        f"{name}_pre_eos_delta": Moment(
+            f"sum of delta_{{tau+j}} over {name} lags with tau <= T and tau + j < e", "total variation x tokens",
+            lambda p: _sum_where(p.cohort_pre_eos[:, lags(p.windows)], p.cohort_delta[:, lags(p.windows)]),
+        ),
+    }  # fmt: skip
+
+
+def _early(windows: Windows) -> slice:
+    return slice(0, windows.early_last)
+
+
+def _late(windows: Windows) -> slice:
+    return slice(windows.late_first - 1, windows.cohort_bound)
+
+
+def _over_blocks(name: str, symbol: str, unit: str) -> dict[str, Moment]:
+    """The means of a profile over the blocks 1, 2, 3."""
+
+    def mean(block: int) -> Callable[[Replicates], Reals]:
+        def over_block(p: Replicates) -> Reals:
+            first, last = p.windows.blocks[block - 1]
+            return _mean(getattr(p, name)[:, first - 1 : last])
+
+        return over_block
+
+    return {
+        f"block_{block}_{name}": Moment(
+            f"mean of {symbol} over block {block}; null over an empty block", unit, mean(block), nullable=True
+        )
+        for block in (1, 2, 3)
+    }
+
+
+SCALAR_MOMENTS: Final[Mapping[str, Moment]] = {
+    "mismatch": Moment("sum_t I_t / H", SHARE, lambda p: p.mismatches / p.horizon),
+    "rollout_tv": Moment("sum_t delta_t / H", TV, lambda p: p.sum_delta / p.horizon),
+    "fixed_history_tv": Moment("sum_t f_t / H", TV, lambda p: p.sum_f / p.horizon),
+    "diverged": Moment("1{tau <= H}", SHARE, lambda p: p.diverged),
+    "entry": Moment("tau 1{tau <= H}", "tokens", lambda p: np.where(p.diverged, p.tau, 0)),
+    "exposure": Moment("(H - tau) 1{tau <= H} / H", SHARE, lambda p: p.exposed / p.horizon),
+    "occupation": Moment("sum_{t > tau} I_t / H", SHARE, lambda p: p.occupied / p.horizon),
+    "saturation": Moment(
+        "sum_t 1{delta_t > threshold} / H", SHARE,
+        lambda p: (p.delta > p.windows.saturation_threshold).sum(axis=1) / p.horizon,
     ),
-    "total variation x tokens": ("early_pre_eos_delta", "late_pre_eos_delta"),
-    "difference, -1..1": ("eos_gap_0", "eos_gap_1", "eos_gap_2", "eos_gap_3"),
-    "score, 0..1": ("reference_score", "compressed_score"),
+    **_of_eos_set(0, "sum over t < e of (delta_t - f_t) / H"),
+    **_of_eos_set(1, "(delta_t - f_t) / H at t = e"),
+    **_of_eos_set(2, "sum over e < t <= e' of (delta_t - f_t) / H"),
+    **_of_eos_set(3, "sum over t > e' of (delta_t - f_t) / H"),
+    "cohort": Moment("1{tau <= T}", SHARE, lambda p: p.cohort),
+    **_over_lags("early", _early),
+    **_over_lags("late", _late),
+    **_before_eos("early", _early),
+    **_before_eos("late", _late),
+    "long_agreement": Moment(
+        "1{tau <= T, longest agreement >= run length}", SHARE,
+        lambda p: p.cohort & (p.longest_agreement >= p.windows.agreement_run),
+    ),
+    "mismatch_after_agreement": Moment(
+        "1{tau <= T, a mismatch follows an agreement before EOS}", SHARE,
+        lambda p: p.cohort & p.mismatch_after_agreement,
+    ),
+    **_over_blocks("delta", "delta_t", TV),
+    **_over_blocks("f", "f_t", TV),
+    **_over_blocks("mismatch", "I_t", SHARE),
+    "prefix_mismatch": Moment(
+        "sum_{t <= W} I_t / H", SHARE,
+        lambda p: p.mismatch[:, : p.windows.first_block_last].sum(axis=1) / p.horizon,
+    ),
+    "prefix_diverged": Moment("1{tau <= W}", SHARE, lambda p: p.tau <= p.windows.first_block_last),
+    "prefix_eos_x": Moment("1{e_X <= W}", SHARE, lambda p: p.eos_x <= p.windows.first_block_last),
+    "prefix_eos_y": Moment("1{e_Y <= W}", SHARE, lambda p: p.eos_y <= p.windows.first_block_last),
+    **COMPENSATORS,
+    "written": Moment("min(H, e') / H", SHARE, lambda p: p.written / p.horizon),
+    "written_exposure": Moment(
+        "(min(H, e') - tau) 1{tau <= H} / H", SHARE,
+        lambda p: np.where(p.diverged, p.written - p.tau, 0) / p.horizon,
+    ),
 }  # fmt: skip
 
-MOMENT_UNITS: dict[str, str] = {
-    **dict.fromkeys((*SCALAR_MOMENTS, *POSITION_MOMENTS, *LAG_MOMENTS, *ANSWER_MOMENTS), "share, 0..1"),
-    **{name: unit for unit, names in _OTHER_UNITS.items() for name in names},
+POSITION_MOMENTS: Final[Mapping[str, Moment]] = {
+    "delta": Moment("delta_t", TV, lambda p: p.delta),
+    "f": Moment("f_t", TV, lambda p: p.f),
+    "mismatch": Moment("I_t", SHARE, lambda p: p.mismatch),
+    "first_mismatch": Moment("1{tau = t}", SHARE, lambda p: p.t == p.tau[:, None]),
 }
-"""The unit of each moment, one of ``kvdrift.schema.tables.MEASURES``; most are shares of positions or replicates."""
+
+LAG_MOMENTS: Final[Mapping[str, Moment]] = {
+    "cohort_delta": Moment("delta_{tau+j} 1{tau <= T}", TV, lambda p: p.cohort_delta),
+    "cohort_mismatch": Moment("I_{tau+j} 1{tau <= T}", SHARE, lambda p: p.at_lags(p.mismatch)),
+    "cohort_pre_eos": Moment("1{tau <= T, tau + j < e}", SHARE, lambda p: p.cohort_pre_eos),
+}
+
+UNIT_SUMS: Final[Mapping[str, Moment]] = {
+    **{f"scalar_{name}": moment for name, moment in SCALAR_MOMENTS.items()},
+    **{f"position_{name}": moment for name, moment in POSITION_MOMENTS.items()},
+    **{f"lag_{name}": moment for name, moment in LAG_MOMENTS.items()},
+}
+"""The moments by their columns in table ``unit_moments``, which has their sums over the replicates of a unit."""
+
+ANSWER_MOMENTS: Final[Mapping[str, AnswerMoment]] = {
+    "reference_score": AnswerMoment("score of X", "score, 0..1"),
+    "compressed_score": AnswerMoment("score of Y", "score, 0..1"),
+    "reference_right": AnswerMoment("1{X is right}"),
+    "lost": AnswerMoment("1{X is right, Y is not}"),
+    "gained": AnswerMoment("1{Y is right, X is not}"),
+    "right_before": AnswerMoment("1{X is right, tau before its answer span}"),
+    "right_inside": AnswerMoment("1{X is right, tau inside its answer span}"),
+    "right_after": AnswerMoment("1{X is right, tau after its answer span}"),
+    "lost_from_before": AnswerMoment("1{X is right, Y is not, tau before X's answer span}"),
+    "lost_from_inside": AnswerMoment("1{X is right, Y is not, tau inside X's answer span}"),
+    "lost_from_after": AnswerMoment("1{X is right, Y is not, tau after X's answer span}"),
+}
+"""Only for documents with answers, in the view ``document_answers`` (definitions, "Answers")."""
+
+
+def _sum_where(flags: Flags, values: Reals) -> Reals:
+    total: Reals = np.where(flags, values, 0.0).sum(axis=1)
+    return total
+
+
+def _mean(values: Values) -> Reals:
+    """The mean over the last axis; NaN over an empty window."""
+    length = values.shape[1]
+    mean: Reals = values.sum(axis=1) / length if length else np.full(len(values), np.nan)
+    return mean

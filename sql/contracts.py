@@ -4,7 +4,8 @@ A view that computes rows has a contract in a TOML file beside its SQL, with the
 
 - ``keys``: columns that mean the same in every view (KEYS below).
 - ``[columns]``: the view's own columns in order, with their meaning.
-- ``moments``: a family of ``kvdrift.schema.moments`` whose columns follow.
+- ``moments``: a family of ``kvdrift.schema.moments`` whose columns follow, with their meaning, their unit and whether
+  they may be null.
 - ``[units]``: the columns of each unit; every column of numbers is listed.
 - ``grain``: the unique key.
 - ``nullable``: the columns that may be null.
@@ -26,7 +27,14 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from kvdrift.schema.errors import InputError, nearest
-from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import (
+    ANSWER_MOMENTS,
+    LAG_MOMENTS,
+    POSITION_MOMENTS,
+    SCALAR_MOMENTS,
+    AnswerMoment,
+    Moment,
+)
 from kvdrift.schema.tables import DOCUMENTS, EVENTS, TABLES
 from kvdrift.sql.quoting import literal, quoted
 
@@ -42,7 +50,12 @@ KEYS = {
 # Stored tables whose rows users find in other views: the newest rows in estimates, plan and sequence, means in swrb.
 INTERNAL_TABLES = ("branching_depths", "branchings", "identities", "looks", "plans", "results")
 
-MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MOMENTS, "answer": ANSWER_MOMENTS}
+MOMENTS: Mapping[str, Mapping[str, Moment | AnswerMoment]] = {
+    "scalar": SCALAR_MOMENTS,
+    "position": POSITION_MOMENTS,
+    "lag": LAG_MOMENTS,
+    "answer": ANSWER_MOMENTS,
+}
 
 
 @dataclass(frozen=True)
@@ -144,16 +157,18 @@ def _contract(view: str, text: str) -> Contract:
         own = {name: given[name] for name in ("description", "identities", "internal") if name in given}
         return dataclasses.replace(_stored_contract(given["table"]), view=view, grain=tuple(given["grain"]), **own)
     moments = MOMENTS[given["moments"]] if "moments" in given else {}
+    meanings = {name: moment.meaning for name, moment in moments.items()}
+    nullable = {name for name, moment in moments.items() if moment.nullable}
     units = {name: EVENTS.units[name] for name in given["keys"] if name == "replicate"}
     units |= {name: unit for unit, names in given.get("units", {}).items() for name in names}
-    units |= {name: MOMENT_UNITS[name] for name in moments}
+    units |= {name: moment.unit for name, moment in moments.items()}
     return Contract(
         view=view,
         description=given["description"],
         grain=tuple(given["grain"]),
-        columns={name: KEYS[name] for name in given["keys"]} | given.get("columns", {}) | dict(moments),
+        columns={name: KEYS[name] for name in given["keys"]} | given.get("columns", {}) | meanings,
         units=units,
-        nullable=frozenset(given.get("nullable", ())),
+        nullable=frozenset(nullable.union(given.get("nullable", ()))),
         identities=given.get("identities", {}),
         internal=given.get("internal", False),
         costly=given.get("costly", False),

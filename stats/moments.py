@@ -168,13 +168,13 @@ def _first_repeated(names: Sequence[str]) -> str | None:
     return None
 
 
-def declared_scalars(given: Mapping[str, Any]) -> Mapping[str, str]:
+def declared_scalars(given: Mapping[str, Any]) -> Collection[str]:
     """Return the scalar moments that must be given; if any moment of answers is given, all of those too."""
-    return SCALAR_MOMENTS | ANSWER_MOMENTS if ANSWER_MOMENTS.keys() & given.keys() else SCALAR_MOMENTS
+    return (*SCALAR_MOMENTS, *(ANSWER_MOMENTS if ANSWER_MOMENTS.keys() & given.keys() else ()))
 
 
 def standardize(
-    field: str, given: Mapping[str, Any], declared: Mapping[str, str], shape: tuple[int, ...], *, optional: bool = False
+    field: str, given: Mapping[str, Any], declared: Collection[str], shape: tuple[int, ...], *, optional: bool = False
 ) -> dict[str, Float]:
     """Return the array of every declared name as float64 of one shape; if ``optional``, all may be missing.
 

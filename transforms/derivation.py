@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kvdrift.schema.moments import NEVER
 from kvdrift.schema.rows import Flags, Ints, Reals, run_begins
 from kvdrift.schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, STEPS, TRAJECTORIES
-from kvdrift.transforms.event_columns import NEVER, SortedEvents, check_columns, check_kinds, table_of, with_nulls
+from kvdrift.transforms.event_columns import SortedEvents, check_columns, check_kinds, table_of, with_nulls
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import NEVER
 from kvdrift.schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 from kvdrift.schema.tables import EVENTS, GROUP_KEY
 
 _LATER = {"action_revision": 0, "unit": -1}  # columns that older events lack, with what stands for null
-
-NEVER = np.int32(2**31 - 1)  # stands for a null position: later than every t
 
 
 def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:

@@ -1,4 +1,4 @@
-"""Trajectories and steps of whole units -> the moments of each unit, summed over its replicates.
+"""Trajectories and steps of whole units -> the moments of ``kvdrift.schema.moments``, summed over a unit's replicates.
 
 Moments are additive, so what is pooled from units is pooled from replicates (definitions, "Pooling"). Replicates enter
 that are complete and end at the study's horizon H: their steps are arrays [replicates, H].
@@ -15,21 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import NEVER, SCALAR_MOMENTS, UNIT_SUMS, Replicates
 from kvdrift.schema.rows import Flags, Reals, Wide, run_begins
-from kvdrift.schema.tables import GROUP_KEY, TRAJECTORIES, UNIT_MOMENTS
+from kvdrift.schema.tables import GROUP_KEY, UNIT_MOMENTS
 from kvdrift.schema.windows import Windows
-from kvdrift.transforms.event_columns import NEVER, table_of
+from kvdrift.transforms.event_columns import table_of
 
 StudyWindows: TypeAlias = Mapping[tuple[str, str], Windows]
 """The windows of declared studies, by study and model."""
 
 _Sums: TypeAlias = dict[str, npt.NDArray[Any]]
 _KEY = (*GROUP_KEY, "action_revision", "unit")
-_PROFILES = (
-    *(f"position_{name}" for name in POSITION_MOMENTS), *(f"lag_{name}" for name in LAG_MOMENTS), "depth_observed",
-    "depth_capacity",
-)  # fmt: skip
 
 
 def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindows) -> pa.Table:
@@ -87,118 +83,73 @@ class _Derived:
 def _of_windows(derived: _Derived, windows: Windows, units: Wide, of_row: Wide, keys: pa.Table) -> pa.Table:
     """Sum the moments of units that have the same windows."""
     trajectories = derived.trajectories
-    enters = trajectories["complete"].to_numpy() & (trajectories["horizon"].to_numpy() == windows.horizon)
-    rows = np.flatnonzero(enters & np.isin(of_row, units))
+    rows = np.flatnonzero(_entering(trajectories, windows) & np.isin(of_row, units))
     of_unit = np.searchsorted(units, of_row[rows])  # [K] place in ``units``
-    pairs = _Replicates(derived, rows, windows)
-    sums = {name: _by_unit(values, of_unit, len(units)) for name, values in pairs.moments().items()}
+    own = trajectories.select(_OF_TRAJECTORY).take(pa.array(rows))
+    pairs = _replicates(own, derived.steps, derived.first_step[rows][:, None], windows)
+    sums = {column: _by_unit(moment.of(pairs), of_unit, len(units)) for column, moment in UNIT_SUMS.items()}
     sums |= _depths(pairs, of_unit, len(units))
     columns: dict[str, Any] = {name: column.combine_chunks() for name, column in _columns(keys.take(pa.array(units)))}
     columns |= {name: np.repeat(value, len(units)) for name, value in asdict(windows).items()}
     columns["replicates"] = np.bincount(of_unit, minlength=len(units)).astype(np.int32)
-    for name in SCALAR_MOMENTS:
-        columns[f"scalar_{name}"] = pa.array(sums[name], from_pandas=True)  # NaN: an empty window
-    columns |= {name: _lists(sums[name]) for name in _PROFILES}
+    for name, total in sums.items():  # NaN: an empty window
+        columns[name] = pa.array(total, from_pandas=True) if total.ndim == 1 else _lists(total)
     return table_of(columns, UNIT_MOMENTS.schema)
 
 
-class _Replicates:
-    """K complete replicates, the trajectories ``rows`` [K], with the same windows; arrays are [K] or [K, H]."""
+def replicate_moments(trajectories: pa.Table, steps: pa.Table, windows: Windows) -> pa.Table:
+    """Compute the scalar moments of each replicate that is complete and ends at the windows' horizon.
 
-    def __init__(self, derived: _Derived, rows: Wide, windows: Windows) -> None:
-        self.windows, horizon = windows, windows.horizon
-        own = derived.trajectories.select(_OF_TRAJECTORY).take(pa.array(rows))
-        self._own = {name: column.to_numpy() for name, column in _columns(own) if not column.null_count}
-        self.tau, self.eos_x, self.eos_y = (own[name].fill_null(NEVER).to_numpy() for name in ("tau", "eos_x", "eos_y"))
-        self._longest = own["longest_agreement"].fill_null(-1).to_numpy()
-        self._returned = pc.fill_null(own["mismatch_after_agreement"], fill_value=False).to_numpy()
-        self.diverged = self.tau != NEVER
-        self.cohort = self.tau <= windows.cohort_bound
-        at = derived.first_step[rows][:, None] + np.arange(horizon)
-        step = {name: derived.steps[name].to_numpy() for name in ("delta", "f", "mismatch")}
-        self.delta, self.f = (step[name][at].astype(np.float64) for name in ("delta", "f"))
-        self.mismatch = step["mismatch"][at]
-        self.t = np.arange(1, horizon + 1, dtype=np.int32)  # [H]
+    Trajectories and steps are as ``derive_moments`` takes them.
 
-    def moments(self) -> _Sums:
-        """Return each moment of each replicate: scalars [K], profiles [K, H] and [K, T]; NaN over an empty window."""
-        positions = {"delta": self.delta, "f": self.f, "mismatch": self.mismatch}
-        positions["first_mismatch"] = self.t == self.tau[:, None]
-        lags = self._lags()
-        found = {f"position_{name}": positions[name] for name in POSITION_MOMENTS}
-        found |= {f"lag_{name}": lags[name] for name in LAG_MOMENTS}
-        return found | self._of_trajectories() | self._of_gaps() | self._of_lags(lags) | self._of_blocks()
-
-    def _of_trajectories(self) -> _Sums:
-        own, horizon, prefix = self._own, self.windows.horizon, self.windows.first_block_last
-        written = np.minimum(np.maximum(self.eos_x, self.eos_y), horizon)
-        return {
-            "mismatch": own["mismatches"] / horizon,
-            "rollout_tv": own["sum_delta"] / horizon,
-            "fixed_history_tv": own["sum_f"] / horizon,
-            "diverged": self.diverged,
-            "entry": np.where(self.diverged, self.tau, 0),
-            "exposure": own["exposure"] / horizon,
-            "occupation": own["occupation"] / horizon,
-            "cohort": self.cohort,
-            "long_agreement": self.cohort & (self._longest >= self.windows.agreement_run),
-            "mismatch_after_agreement": self.cohort & self._returned,
-            "prefix_mismatch": self.mismatch[:, :prefix].sum(axis=1) / horizon,
-            "prefix_diverged": self.tau <= prefix,
-            "prefix_eos_x": self.eos_x <= prefix,
-            "prefix_eos_y": self.eos_y <= prefix,
-            "written": written / horizon,
-            "written_exposure": np.where(self.diverged, written - self.tau, 0) / horizon,
-        }
-
-    def _of_gaps(self) -> _Sums:
-        """EOS partition, saturation, and the compensators of occupation and exposure."""
-        t, horizon, gap = self.t, self.windows.horizon, self.delta - self.f
-        first, last = (end(self.eos_x, self.eos_y)[:, None] for end in (np.minimum, np.maximum))
-        after = t > self.tau[:, None]
-        sets = (t < first, t == first, (t > first) & (t <= last), t > last)
-        found = {f"eos_gap_{r}": _sum_where(own, gap) / horizon for r, own in enumerate(sets)}
-        found["saturation"] = (self.delta > self.windows.saturation_threshold).sum(axis=1) / horizon
-        found["occupation_compensator"] = _sum_where(after, self.delta) / horizon
-        found["exposure_compensator"] = _sum_where(~after, (horizon - t) * self.delta) / horizon
-        return found
-
-    def _lags(self) -> _Sums:
-        """Profiles over j = 1..T of the cohort, [K, T]: tau + j never passes 2T <= H."""
-        bound = self.windows.cohort_bound
-        lag = np.arange(1, bound + 1)
-        inside = np.broadcast_to(self.cohort[:, None], (len(self.tau), bound))
-        at = np.where(inside, self.tau[:, None] + lag - 1, 0)
-        before_end = self.tau[:, None] + lag < np.minimum(self.eos_x, self.eos_y)[:, None]
-        return {
-            "cohort_delta": np.where(inside, np.take_along_axis(self.delta, at, axis=1), 0.0),
-            "cohort_mismatch": np.where(inside, np.take_along_axis(self.mismatch, at, axis=1), 0),
-            "cohort_pre_eos": inside & before_end,
-        }
-
-    def _of_lags(self, lags: _Sums) -> _Sums:
-        windows, found = self.windows, _Sums()
-        spans = {"early": (0, windows.early_last), "late": (windows.late_first - 1, windows.cohort_bound)}
-        for name, (begin, end) in spans.items():
-            delta, pre_eos = (lags[profile][:, begin:end] for profile in ("cohort_delta", "cohort_pre_eos"))
-            found[f"{name}_delta"] = _mean(delta)
-            found[f"{name}_pre_eos_steps"] = pre_eos.sum(axis=1)
-            found[f"{name}_pre_eos_delta"] = _sum_where(pre_eos, delta)
-        return found
-
-    def _of_blocks(self) -> _Sums:
-        profiles = {"delta": self.delta, "f": self.f, "mismatch": self.mismatch}
-        return {
-            f"block_{number}_{name}": _mean(profile[:, first - 1 : last])
-            for number, (first, last) in enumerate(self.windows.blocks, start=1)
-            for name, profile in profiles.items()
-        }
+    Returns:
+        The columns of ``GROUP_KEY``, ``replicate``, and float64 columns of the scalar moments; null over an empty
+        window.
+    """
+    derived, rows = _Derived.of(trajectories, steps), np.flatnonzero(_entering(trajectories, windows))
+    own = trajectories.take(pa.array(rows))
+    pairs = _replicates(own, derived.steps, derived.first_step[rows][:, None], windows)
+    columns = {name: own[name] for name in (*GROUP_KEY, "replicate")}
+    for name, moment in SCALAR_MOMENTS.items():
+        columns[name] = pa.array(moment.of(pairs).astype(np.float64), from_pandas=True)
+    return pa.table(columns)
 
 
-_OF_TRAJECTORY = [name for name in TRAJECTORIES.columns if name not in (*_KEY, "replicate", "horizon", "complete")]
+def _entering(trajectories: pa.Table, windows: Windows) -> Flags:
+    entering: Flags = trajectories["complete"].to_numpy() & (trajectories["horizon"].to_numpy() == windows.horizon)
+    return entering
 
 
-def _depths(pairs: _Replicates, of_unit: Wide, units: int) -> _Sums:
+def _replicates(trajectories: pa.Table, steps: pa.Table, first_step: Wide, windows: Windows) -> Replicates:
+    """Lay K trajectories and their steps out as arrays; ``first_step`` [K, 1] are the places of their first steps."""
+    at = first_step + np.arange(windows.horizon)
+    column = {name: trajectories[name] for name in _OF_TRAJECTORY}
+    tau, eos_x, eos_y = (column[name].fill_null(NEVER).to_numpy() for name in ("tau", "eos_x", "eos_y"))
+    delta, f, mismatch = (steps[name].to_numpy()[at] for name in ("delta", "f", "mismatch"))
+    sums = {name: column[name].to_numpy() for name in ("mismatches", "sum_delta", "sum_f")}
+    return Replicates(
+        windows,
+        **sums,
+        exposed=column["exposure"].to_numpy(),
+        occupied=column["occupation"].to_numpy(),
+        tau=tau,
+        eos_x=eos_x,
+        eos_y=eos_y,
+        longest_agreement=column["longest_agreement"].fill_null(-1).to_numpy(),
+        mismatch_after_agreement=pc.fill_null(column["mismatch_after_agreement"], fill_value=False).to_numpy(),
+        delta=delta.astype(np.float64),
+        f=f.astype(np.float64),
+        mismatch=mismatch,
+    )
+
+
+_OF_TRAJECTORY = (
+    "mismatches", "sum_delta", "sum_f", "exposure", "occupation", "tau", "eos_x", "eos_y", "longest_agreement",
+    "mismatch_after_agreement",
+)  # fmt: skip
+
+
+def _depths(pairs: Replicates, of_unit: Wide, units: int) -> _Sums:
     """Sum H Z_L and H W_L (definitions, "What a finite branch window leaves open") of each unit, [units, H].
 
     Both are running sums over one profile of lags: W_L counts the lags j >= L that a branch still has room for.
@@ -211,18 +162,6 @@ def _depths(pairs: _Replicates, of_unit: Wide, units: int) -> _Sums:
     there, open_ = (np.bincount(own, minlength=units * horizon).reshape(units, horizon) for own in (at[mismatched], at))
     beyond = open_[:, ::-1].cumsum(axis=1)[:, ::-1] - open_
     return {"depth_observed": there.cumsum(axis=1), "depth_capacity": beyond}
-
-
-def _sum_where(flags: Flags, values: Reals) -> Reals:
-    total: Reals = np.where(flags, values, 0.0).sum(axis=1)
-    return total
-
-
-def _mean(values: npt.NDArray[Any]) -> Reals:
-    """The mean over the last axis; NaN over an empty window."""
-    length = values.shape[1]
-    mean: Reals = values.sum(axis=1) / length if length else np.full(len(values), np.nan)
-    return mean
 
 
 def _by_unit(values: npt.NDArray[Any], of_unit: Wide, units: int) -> Reals:

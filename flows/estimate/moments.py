@@ -1,4 +1,4 @@
-"""The arrangement of a view's rows as arrays over documents and actions, in sorted order."""
+"""Rows of documents and actions as arrays in sorted order: moments of documents and of single replicates."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from kvdrift.sql.catalog import Views
 from kvdrift.sql.quoting import literal
 from kvdrift.stats.efficiency import MEASURED, BranchingMoments
 from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
+from kvdrift.transforms.moments import replicate_moments as of_replicates
 
 _POSITION_SUMS = {f"position_{name}": name for name in POSITION_MOMENTS}  # moments by column of ``profiles``
 _LAG_SUMS = {f"lag_{name}": name for name in LAG_MOMENTS}
@@ -29,6 +30,20 @@ _PLACE = ["doc", "action", "replicates"]
 def measured(table: pa.Table) -> pa.Table:
     """Return the rows without those of the full-retention control."""
     return table.filter(pc.not_equal(table["action"], CONTROL_ACTION))
+
+
+def trajectory_moments(views: Views, windows: Windows, study: str, model: str, split: str) -> pa.Table:
+    """Compute the scalar moments of every replicate of a split from its steps, controls left out.
+
+    Returns:
+        Columns study, model, doc, action, replicate, stratum, cluster, and one for each scalar moment.
+    """
+    keys = {"study": study, "model": model}
+    documents = views.rows("documents", ["doc", "stratum", "cluster"], **keys, split=split)
+    trajectories = measured(views.rows("trajectories", **keys, doc=documents["doc"].to_pylist()))
+    own = {name: trajectories[name].unique().to_pylist() for name in ("doc", "action")}
+    steps = views.rows("steps", ["unit", "replicate", "delta", "f", "mismatch"], **keys, **own)
+    return of_replicates(trajectories, steps, windows).join(documents, "doc", join_type="inner")
 
 
 class DocumentIndex:
@@ -135,13 +150,13 @@ def document_moments(
 
 def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
     """Read the scalar moments of every replicate of a split, controls left out."""
-    table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
+    windows = study_windows(views, study, model)
+    table = trajectory_moments(views, windows, study, model, split)
     if not table.num_rows:
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
     index = DocumentIndex(table)
     count = int(table["replicate"].to_numpy().max()) + 1
     scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count)
-    windows = study_windows(views, study, model)
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
 
 
@@ -164,11 +179,10 @@ def answer_moments(
 
 def replicate_answers(views: Views, study: str, model: str, split: str, windows: Windows) -> ReplicateMoments | None:
     """Read the scalar moments of every scored replicate of a split, controls left out; None if there is none."""
-    keys = {"study": study, "model": model, "split": split}
-    table = measured(views.rows("trajectory_answers", **keys))
+    table = measured(views.rows("trajectory_answers", study=study, model=model, split=split))
     if not table.num_rows:
         return None
-    whole = measured(views.rows("trajectory_moments", **keys)).join(
+    whole = trajectory_moments(views, windows, study, model, split).join(
         table.select(["doc", "action", "replicate"]), ["doc", "action", "replicate"], join_type="left semi"
     )
     index = DocumentIndex(table)

@@ -333,64 +333,6 @@ def eos_gap(path: Path, eos_set: int) -> float:
     return math.fsum(path.delta(t) - path.f(t) for t in positions) / path.horizon
 
 
-def scalar_moments(path: Path, windows: WindowRanges) -> dict[str, float | None]:
-    h = path.horizon
-    member = in_cohort(path, windows)
-    early, late = windows.early, windows.late
-
-    def window_mean(lags: range) -> float | None:
-        return cohort_sum(path, windows, lags, path.delta, pre_eos=False) / len(lags) if len(lags) else None
-
-    moments: dict[str, float | None] = {
-        "mismatch": path.sum(path.mismatch) / h,
-        "rollout_tv": path.sum(path.delta) / h,
-        "fixed_history_tv": path.sum(path.f) / h,
-        "diverged": diverged(path),
-        "entry": float(path.tau or 0),
-        "exposure": exposure(path),
-        "occupation": occupation(path),
-        "saturation": sum(1 for t in path.at if path.delta(t) > windows.threshold) / h,
-        "cohort": float(member),
-        "early_delta": window_mean(early),
-        "late_delta": window_mean(late),
-        "early_pre_eos_steps": cohort_sum(path, windows, early, lambda _: 1.0, pre_eos=True),
-        "early_pre_eos_delta": cohort_sum(path, windows, early, path.delta, pre_eos=True),
-        "late_pre_eos_steps": cohort_sum(path, windows, late, lambda _: 1.0, pre_eos=True),
-        "late_pre_eos_delta": cohort_sum(path, windows, late, path.delta, pre_eos=True),
-        "long_agreement": float(member and (path.longest_agreement or 0) >= windows.run),
-        "mismatch_after_agreement": float(member and bool(path.mismatch_after_agreement)),
-    }
-    for eos_set in range(4):
-        moments[f"eos_gap_{eos_set}"] = eos_gap(path, eos_set)
-    for number, block in enumerate(windows.blocks, start=1):
-        moments[f"block_{number}_delta"] = mean_over(block, path.delta)
-        moments[f"block_{number}_f"] = mean_over(block, path.f)
-        moments[f"block_{number}_mismatch"] = mean_over(block, path.mismatch)
-    observed_positions = windows.blocks[0]
-    moments["prefix_mismatch"] = sum(path.mismatch(t) for t in observed_positions) / h
-    moments["prefix_diverged"] = float(any(path.mismatch(t) for t in observed_positions))
-    for side in ("x", "y"):
-        moments[f"prefix_eos_{side}"] = float(any(path.at[t][f"{side}_eos"] for t in observed_positions))
-    entered = h if path.tau is None else path.tau
-    moments["occupation_compensator"] = math.fsum(path.delta(t) for t in range(entered + 1, h + 1)) / h
-    moments["exposure_compensator"] = math.fsum((h - t) * path.delta(t) for t in range(1, entered + 1)) / h
-    ended = min(path.last_eos, h)
-    moments["written"] = ended / h
-    moments["written_exposure"] = 0.0 if path.tau is None else (ended - path.tau) / h
-    return moments
-
-
-def pooled_scalars(pool: Pool, windows: WindowRanges) -> dict[str, float | None]:
-    cache = {id(path): scalar_moments(path, windows) for path in pool.paths}
-    found: dict[str, float | None] = {}
-    for name in next(iter(cache.values())):
-        if any(moments[name] is None for moments in cache.values()):
-            found[name] = None
-        else:
-            found[name] = pool.mean(lambda path, name=name: cache[id(path)][name] or 0.0)
-    return found
-
-
 def observed(path: Path, depth: int) -> float:
     """Z_L of a plain coupled replicate."""
     tau, h = path.tau, path.horizon

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fixtures.awkward_logs import Row
-from oracles.coupled_paths import Analysis, Path, WindowRanges, capacity, in_cohort, observed, scalar_moments
-from oracles.view_definitions import document_keys, windows
+from oracles.coupled_paths import Analysis, Path, WindowRanges, capacity, in_cohort, observed
+from oracles.view_definitions import document_keys, scalar_moments, windows
 
 
 def unit_moments(analysis: Analysis) -> list[Row]:
