@@ -102,7 +102,7 @@ def decidable_quantities() -> dict[str, Quantity]:
     contrasts = {name: one for name, one in PAIR_QUANTITIES.items() if one.kind == "contrast"}
     return {
         name: one for name, one in {**DIFFERENCES, **contrasts}.items()
-        if one.axis is None and one.higher is not Higher.NEITHER
+        if one.axis is None and not one.profile and one.higher is not Higher.NEITHER
     }  # fmt: skip
 
 
@@ -115,6 +115,8 @@ def decidable_quantity(name: str) -> Quantity:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, known)}")
     if (axis := PAIR_QUANTITIES[name].axis) is not None:
         why = f"it has a value at each {axis}, and a decision is on a single number"
+    elif PAIR_QUANTITIES[name].profile:
+        why = "it is read from the moments at every position, and a decision from means of whole pairs"
     else:
         why = "neither higher nor lower values are better"
     raise InputError(f"'{name}' cannot be decided on: {why}; kvdrift list quantities names those that can")

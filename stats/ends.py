@@ -65,8 +65,8 @@ def document_intervals(
     Expanded percentiles are used if the standard error of the estimate, or of more than 1% of the draws, vanishes, if
     so many t* are undefined that they could move an end, and over fewer than five clusters. They are also used for
     unbounded numbers, which are ratios whose denominator can be 0: such ratios have no variance, so a linearized
-    standard error is meaningless. An interval is at least as wide as alike documents leave open. Ends are cut to the
-    range.
+    standard error is meaningless. Quantities that are not smooth have none. An interval is at least as wide as alike
+    documents leave open. Ends are cut to the range.
 
     Args:
         given: the numbers and their draws.

@@ -2,8 +2,8 @@
 
 A function takes pooled moments whose arrays have any leading axes (draws, strata, actions) and, for profile moments,
 the position or lag as last axis; it returns the same leading axes, with a last axis for a quantity that has an
-``axis``. Values are fractions, entry times are tokens. Undefined values are NaN (null in results). Functions use only
-smooth arithmetic and exact comparisons with 0, so complex moments go through them too
+``axis``. Values are fractions, entry times are tokens. Undefined values are NaN (null in results). Functions of smooth
+quantities use only smooth arithmetic and exact comparisons with 0, so complex moments go through them too
 (``kvdrift.stats.linearization.gradients`` differentiates them that way). The quantities themselves are in
 ``kvdrift.stats.quantities``.
 """
@@ -195,6 +195,8 @@ class Quantity:
     difference_of: str | None = None
     # the denominator of a ratio of moments, as a function of them; None for every other quantity
     per: Callable[[Pooled], Array] | None = None
+    # whether it has derivatives by its moments; others have no standard errors, but intervals of expanded percentiles
+    smooth: bool = True
 
     def x(self, windows: Windows) -> tuple[int | None, ...]:
         """Return the values of ``x`` in order: positions, lags, blocks or EOS sets; (None,) for a scalar."""
@@ -233,6 +235,7 @@ def action_quantity(
     name: str, function: Callable[[Pooled], Array], label: str, meaning: str, view: str | None,
     higher: Higher = Higher.NEITHER, scale: Scale = Scale.PERCENT, *, column: str = "", axis: Axis | None = None,
     profile: tuple[str, ...] = (), values: Range | None = None, per: str | Callable[[Pooled], Array] = "",
+    smooth: bool = True,
 ) -> Quantity:  # fmt: skip
     """Make a quantity of an action; the arguments are the attributes of ``Quantity``.
 
@@ -242,7 +245,7 @@ def action_quantity(
     denominator = moment(per) if isinstance(per, str) and per else per or None
     return Quantity(
         name, "action", function, label, meaning, scale, values or scale.implied_range, view, column or name, axis,
-        profile, higher, per=denominator,
+        profile, higher, per=denominator, smooth=smooth,
     )  # fmt: skip
 
 
@@ -274,5 +277,5 @@ def difference_of(quantity: Quantity) -> Quantity:
     between, meaning = quantity.range.of_difference, f"difference: {quantity.meaning}"
     return Quantity(
         full, "contrast", difference, f"Δ {quantity.label}", meaning, scale, between, None, full, quantity.axis,
-        quantity.profile, quantity.higher, quantity.name,
+        quantity.profile, quantity.higher, quantity.name, smooth=quantity.smooth,
     )  # fmt: skip

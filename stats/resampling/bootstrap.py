@@ -19,7 +19,7 @@ from kvdrift.stats.linearization.standard_errors import StandardErrors
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.pooling import Pooling, evaluate
 from kvdrift.stats.quantities import QUANTITIES, quantity_named
-from kvdrift.stats.registry import Pooled, Quantity
+from kvdrift.stats.registry import Pooled, Quantity, Range
 from kvdrift.stats.resampling.intervals import Estimates, Request, summarize
 
 BLOCK = 256  # draws per matrix product; it decides the last bits of results, so it is no tuning knob
@@ -65,6 +65,8 @@ def resample(
         for quantity in chosen:
             name = quantity.name
             value = evaluate(quantity, pooled[name])
+            if not quantity.smooth and quantity.range is Range.POSITION:  # a position beyond H: not reached in the draw
+                value = np.where(np.isnan(value), moments.windows.horizon, value)
             if name not in values:  # filled in place, since concatenating blocks would hold everything twice
                 values[name] = np.empty((draws, *value.shape[1:]))
                 if studentize:
@@ -80,13 +82,16 @@ class _Studentizing:
 
     def __init__(self, pooling: Pooling, quantities: Sequence[Quantity]) -> None:
         blocks = ClusterBlocks(pooling)
-        self._errors = {one.name: StandardErrors(blocks, one) for one in quantities}
+        self._errors = {one.name: StandardErrors(blocks, one) for one in quantities if one.smooth}
         self._estimates = pooling.evaluate(quantities, np.ones((1, len(pooling.moments.documents))))
         self._horizon = pooling.moments.windows.horizon
 
     def __call__(
         self, quantity: Quantity, value: Float, pooled: Sequence[Pooled], counts: Float, inside: slice, out: Float
     ) -> None:
+        if not quantity.smooth:
+            out[:] = np.nan
+            return
         errors = self._errors[quantity.name](pooled, counts)[inside]
         np.copyto(errors, np.nan, where=errors <= quantity.range.between(self._horizon).resolution)
         np.subtract(value[inside], self._estimates[quantity.name], out=out)
@@ -138,12 +143,20 @@ def observed(
 def observed_errors(
     moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
 ) -> dict[str, Float]:
-    """Compute standard errors of the estimates (definitions, "Intervals"): name -> float64 [rows, subjects, X]."""
+    """Compute standard errors of the estimates (definitions, "Intervals"): name -> float64 [rows, subjects, X].
+
+    They are 0 for quantities that are not smooth, which have none.
+    """
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]
     pooling, counts = Pooling.of(moments, pairs), np.ones((1, len(moments.documents)))
     pooled, blocks = pooling.pool(chosen, counts), ClusterBlocks(pooling)
-    return {one.name: StandardErrors(blocks, one)(pooled[one.name], counts)[0] for one in chosen}
+    return {
+        one.name: StandardErrors(blocks, one)(pooled[one.name], counts)[0]
+        if one.smooth
+        else np.zeros(evaluate(one, pooled[one.name]).shape[1:])
+        for one in chosen
+    }
 
 
 def resampled(

@@ -12,6 +12,7 @@ from oracles.exact_comparison import Array, Law, law_of_values
 
 from kvdrift.generator.finite.paths import PairPaths, pair_paths
 from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.schema.moments import NEVER, SCALAR_MOMENTS, Replicates
 from kvdrift.schema.windows import Windows
 
 Functionals = dict[str, Array]  # [paths] each
@@ -19,7 +20,24 @@ Functionals = dict[str, Array]  # [paths] each
 
 def functionals(paths: PairPaths, windows: Windows) -> Functionals:
     """Return all moments of every path; one over an empty window, which is null in the views, is left out."""
-    return {**_whole(paths, windows), **_clocks(paths, windows), **_cohort(paths, windows), **_depths(paths)}
+    own = {**_whole(paths, windows), **_clocks(paths, windows), **_cohort(paths, windows), **_depths(paths)}
+    return _declared(paths, windows, own) | own
+
+
+def _declared(paths: PairPaths, windows: Windows, own: Functionals) -> Functionals:
+    """Return moments without a formulation here, by their declarations, which ``view_definitions`` holds against loops."""
+    names = [name for name, moment in SCALAR_MOMENTS.items() if name not in own and not moment.nullable]
+    if not names:
+        return {}
+    ends = [np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, NEVER) for ended in (paths.x_ended, paths.y_ended)]
+    longest, recurs = _agreements(paths)
+    h, tau, delta, f = windows.horizon, paths.entry, stored(paths.delta), stored(paths.f)
+    replicates = Replicates(
+        windows, paths.mismatch.sum(axis=1), delta.sum(axis=1), f.sum(axis=1), np.maximum(h - tau, 0),
+        np.maximum(paths.mismatch.sum(axis=1) - 1, 0), np.where(tau > h, NEVER, tau), *ends, longest, recurs, delta, f,
+        paths.mismatch,
+    )  # fmt: skip
+    return {name: SCALAR_MOMENTS[name].of(replicates).astype(np.float64) for name in names}
 
 
 def _whole(paths: PairPaths, windows: Windows) -> Functionals:

@@ -236,7 +236,18 @@ def test_what_is_saved_is_said(reduced: tuple[int, int], variance: str, line: st
 def test_quantities_of_tokens_alone_are_reduced(paths: list[PairPaths]) -> None:
     windows = Windows.of(8)
     moments = replicates_of(paths, windows, 4, seed=2).document_means()
-    assert {name for name, quantity in QUANTITIES.items() if is_reduced(quantity, moments)} == TOKENS
+    reduced = {name for name, quantity in QUANTITIES.items() if is_reduced(quantity, moments)}
+    assert reduced >= TOKENS
+    assert not reduced & {
+        "rollout_tv",
+        "fixed_history_tv",
+        "saturation",
+        "early",
+        "late",
+        "eos_gap",
+        "entry_cdf",
+        "eos_share",
+    }
 
 
 def test_documents_keep_their_places(paths: list[PairPaths]) -> None:
