@@ -36,6 +36,7 @@ from kvdrift.schema.errors import DamagedStoreError, InputError
 from kvdrift.schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
 from kvdrift.sql.catalog import Views, open_views
 from kvdrift.sql.catalog_file import catalog_fault, write_catalog
+from kvdrift.sql.contracts import contract
 from kvdrift.sql.promises import breaches, computed_views
 from kvdrift.transforms.segments import commit, derive_segment, pending
 from kvdrift.verification.files import Verified
@@ -847,6 +848,7 @@ def test_broken_promises_are_named_with_an_example() -> None:
     row |= {"trajectories": 9, "mismatch": 0.5, "rollout_tv": 0.5, "fixed_history_tv": 0.1, "occurrence": 0.1}
     row |= {"exposure": 0.5, "occupation": 0.4, "mismatch_rate": 0.8, "divergence_probability": 1.0, "mean_entry": 2.0}
     row |= {"written": 1.0, "mismatch_written": 0.5, "exposure_written": 0.5}
+    row = dict.fromkeys(contract("decomposition").columns, 0.0) | row
     wrong = row | {"action": "b", "mismatch": 0.625}
     null = row | {"action": "c", "rollout_tv": None}
     connection = duckdb.connect()
