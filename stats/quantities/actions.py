@@ -89,6 +89,9 @@ _ALL = (
     action_quantity("mismatch_rate", mismatch_rate, "C", "mismatch rate while exposed", _PARTS, WORSE, per="exposure"),
     action_quantity("divergence_probability", moment("diverged"), "P(τ\u00a0≤\u00a0H)", "continuations that diverge",
                     _PARTS, WORSE),
+    # M(1{tau > H}), which is 1 - P(tau <= H) exactly
+    action_quantity("never_diverge", lambda m: 1.0 - m["diverged"], "P(τ\u00a0>\u00a0H)",
+                    "continuations that never diverge", _PARTS, BETTER),
     # M(tau 1{tau <= H}) / M(1{tau <= H}), in tokens
     ratio_quantity("mean_entry", "entry", "diverged", "mean τ", "mean entry, given divergence", _PARTS, BETTER,
                    Scale.TOKENS),

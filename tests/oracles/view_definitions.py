@@ -343,6 +343,7 @@ def decomposition(analysis: Analysis) -> list[Row]:
             "rollout_tv": pool.mean(lambda path: path.sum(path.delta) / path.horizon),
             "fixed_history_tv": pool.mean(lambda path: path.sum(path.f) / path.horizon),
             "divergence_probability": pool.mean(diverged),
+            "never_diverge": pool.mean(lambda path: float(path.tau is None)),
             "mean_entry": pool.ratio(lambda path: float(path.tau or 0), diverged),
         }
         for keys, pool, _ in analysis.pools()

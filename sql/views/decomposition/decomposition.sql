@@ -6,6 +6,7 @@ select
     occupation,
     coalesce(occupation / nullif(exposure, 0), 0) as mismatch_rate,
     diverged as divergence_probability,
+    1 - diverged as never_diverge,
     entry / nullif(diverged, 0) as mean_entry,
     written,
     mismatch / written as mismatch_written,
