@@ -20,6 +20,7 @@ from kvdrift.stats.registry import (
 )
 
 WORSE, BETTER = Higher.WORSE, Higher.BETTER
+HALF_ROUNDING = 1e-9  # a CDF that is half but for rounding has reached half
 _PARTS, _BRANCH, _CLOCK = "decomposition", "branch_windows", "generation_clock"  # views
 
 
@@ -32,6 +33,23 @@ def mismatch_rate(m: Pooled) -> Array:
 def _survival(m: Pooled) -> Array:
     probability: Array = (1.0 - m["diverged"])[..., None] + m.since("first_mismatch")
     return probability
+
+
+def median_entry(m: Pooled) -> Array:
+    """The 50% point of the entry CDF F(t) = P(tau <= t), pooled over documents as all moments are, in tokens.
+
+    Linear convention, that of medians of grouped data: the share of pairs with tau = t counts as spread evenly over
+    t - 1/2..t + 1/2, so that pairs that all diverge at t have the median t. With t the first position at which F
+    reaches 1/2, the median is t + 1/2 - (F(t) - 1/2) / P(tau = t), and at most H. Undefined, "not reached", if fewer
+    than half of the pairs diverge.
+    """
+    cdf, share = m.until("first_mismatch"), m.profile("first_mismatch")
+    reached = cdf >= 0.5 - HALF_ROUNDING
+    first = reached.argmax(axis=-1)[..., None]
+    above, own = (np.take_along_axis(values, first, axis=-1)[..., 0] for values in (cdf, share))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        median = np.minimum(first[..., 0] + 1.5 - (above - 0.5) / own, m.windows.horizon)
+    return np.where(reached.any(axis=-1), median, np.nan)
 
 
 def _at_positions(name: str, label: str, meaning: str, column: str) -> Quantity:
@@ -95,6 +113,9 @@ _ALL = (
     # M(tau 1{tau <= H}) / M(1{tau <= H}), in tokens
     ratio_quantity("mean_entry", "entry", "diverged", "mean τ", "mean entry, given divergence", _PARTS, BETTER,
                    Scale.TOKENS),
+    action_quantity("median_entry", median_entry, "median τ",
+                    "median entry of all pairs; not reached if fewer than half diverge", "entry_median", BETTER,
+                    Scale.TOKENS, profile=("first_mismatch",), smooth=False),
     # Positions up to the later EOS e' (definitions, "Written and padded positions"), after which no token differs
     # M(min(H, e')) / H
     action_quantity("written", moment("written"), "written", "positions before both texts have ended", _PARTS),

@@ -350,6 +350,23 @@ def decomposition(analysis: Analysis) -> list[Row]:
     ]
 
 
+def entry_median(analysis: Analysis) -> list[Row]:
+    """The least x at which half of the mass has come, found by bisection; a pair's mass comes within 1/2 of its tau."""
+    rows = []
+    for keys, pool, windows in analysis.pools():
+
+        def come(x: float, pool: Pool = pool) -> float:
+            return pool.mean(lambda path: 0.0 if path.tau is None else min(max(x - path.tau + 0.5, 0.0), 1.0))
+
+        low, high = 0.0, windows.horizon + 0.5
+        reached = come(high) >= 0.5 - 1e-12
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (low, middle) if come(middle) >= 0.5 - 1e-12 else (middle, high)
+        rows.append({**keys, "median_entry": min(high, windows.horizon) if reached else None})
+    return rows
+
+
 def contrasts(analysis: Analysis) -> list[Row]:
     rows = []
     for keys, pool, baseline, _ in analysis.pairs():
@@ -801,7 +818,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
         for function in (
             published, superseded, superseded_plans, superseded_documents, superseded_analyses, revisions, results, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
             stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
-            entry, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
+            entry, entry_median, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
             branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,
             identified_interval, action_ordering, looks, sequence, estimates, calibration, plan,
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments, ReplicateMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import ALL_QUANTITIES, QUANTITIES, quantity_named
+from kvdrift.stats.quantities.actions import median_entry
 from kvdrift.stats.registry import Pooled
-from kvdrift.stats.resampling.bootstrap import observed
+from kvdrift.stats.resampling.bootstrap import estimate, observed
 
 H = 16
 W = Windows.of(H)  # T = 8, early lags 1..2, late lags 7..8
@@ -164,6 +166,40 @@ def test_hazard_is_undefined_once_everything_has_diverged() -> None:
     assert hazard[5] == pytest.approx(1.0)
     assert np.isnan(hazard[6:]).all()
     assert hazard[1:3] == pytest.approx([0.1, 0.2 / 0.9])
+
+
+def test_the_median_entry() -> None:
+    """Against the standard library's median of grouped data, over an odd number of pairs."""
+    random = np.random.default_rng(8)
+    for _ in range(50):
+        tau = random.integers(1, H + 3, size=11)  # beyond H: the pair never diverges
+        first = np.array([np.mean(tau == t) for t in range(1, H + 1)])
+        found = float(median_entry(Pooled({}, {"first_mismatch": first}, W)))
+        if np.mean(tau <= H) < 0.5:
+            assert np.isnan(found)
+        else:
+            assert found == pytest.approx(min(statistics.median_grouped(tau.tolist(), interval=1), H))
+    for given, expected in (([5] * 4, 5.0), ([3, 99], 3.5), ([H, 99], H), ([1, 1, 1, 99], 1.1666666666666667)):
+        first = np.array([np.mean(np.array(given) == t) for t in range(1, H + 1)])
+        assert float(median_entry(Pooled({}, {"first_mismatch": first}, W))) == pytest.approx(expected)
+
+
+def test_the_interval_of_a_median_that_some_draws_do_not_reach() -> None:
+    """Of 20 documents 10 diverge at 4, 2 at 9, and 8 never: in some resamples fewer than half diverge."""
+    tau = np.array([4] * 10 + [99] * 8 + [9] * 2)
+    first = (tau[:, None, None] == np.arange(1, H + 1)).astype(float)
+    names = [f"d{number}" for number in range(20)]
+    zeros = {name: np.zeros((20, 1)) for name in SCALAR_MOMENTS}
+    positions = {name: np.zeros((20, 1, H)) for name in POSITION_MOMENTS} | {"first_mismatch": first}
+    lags = {name: np.zeros((20, 1, W.cohort_bound)) for name in LAG_MOMENTS}
+    given = DocumentMoments(names, ["s"] * 20, names, ("x",), W, zeros, positions, lags)
+    row = estimate(given, draws=500, seed=1, quantities=["median_entry"]).row(Endpoint("median_entry", "x"))
+    assert (row["estimate"], row["interval"]) == (4.5, "expanded")
+    assert 3.9 < row["low"] < 4.5
+    assert row["high"] == H
+    never = replace(given, positions=positions | {"first_mismatch": np.zeros_like(first)})
+    row = estimate(never, draws=500, seed=1, quantities=["median_entry"]).row(Endpoint("median_entry", "x"))
+    assert (row["estimate"], row["low"], row["high"]) == (None, None, None)
 
 
 def test_empty_windows_are_undefined() -> None:
