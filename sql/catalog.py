@@ -8,7 +8,7 @@ same in every client.
 
 from __future__ import annotations
 
-import re
+
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,7 +21,6 @@ from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError, nearest
 from kvdrift.schema.location import is_local
 from kvdrift.schema.tables import TABLES
-from kvdrift.sql.carried_tables import keep_views
 from kvdrift.sql.contracts import Contract, contract, contracts
 from kvdrift.sql.empty_views import create_views
 from kvdrift.sql.quoting import literal, quoted
@@ -201,6 +200,20 @@ def open_views(
         connection.close()
         raise
     return Views(connection, pinned, kept, store)
+
+
+def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
+    """Compute views, and replace each view by a table of its rows. The tables have no comments.
+
+    The rows are sorted by the view's grain, so that sums over documents have the same last bit in every run.
+    """
+    for name in view_texts():
+        if name in views:
+            promised = contract(name)
+            order = ", ".join(map(quoted, promised.grain))
+            connection.execute(f"create table {promised.schema}.kept as from {promised.relation} order by {order}")
+            connection.execute(f"drop view {promised.relation}")
+            connection.execute(f"alter table {promised.schema}.kept rename to {quoted(name)}")
 
 
 def describe_views() -> tuple[Contract, ...]:

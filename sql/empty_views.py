@@ -1,18 +1,21 @@
 """Create all views over empty stored tables; ``kvdrift.sql.catalog`` then replaces the tables by a store's files.
 
 DuckDB takes most of a second to resolve all views and set their columns' comments. So the views are created once, in a
-small database that is kept on disk (``kvdrift.sql.kept_builds``). DuckDB copies that database into each connection
-without resolving the views again.
+small database that is kept in the user's cache folder (measured: it saves .7 s of each command that opens views).
+DuckDB copies that database into each connection without resolving the views again.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 import duckdb
 import pyarrow as pa
@@ -20,9 +23,10 @@ import pyarrow as pa
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.tables import TABLES
 from kvdrift.sql.contracts import comments, contract, contracts
-from kvdrift.sql.kept_builds import kept_build
 from kvdrift.sql.quoting import file_pattern, literal, quoted
 from kvdrift.sql.view_texts import qualified_texts
+
+_KEPT: Final = 16  # files of the newest versions in the cache folder
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
@@ -50,7 +54,43 @@ def _empty_database() -> bytes:
     tables = {name: str(table.schema.remove_metadata()) for name, table in TABLES.items()}
     ours = [(resources.files("kvdrift.sql") / name).read_text("utf-8") for name in ("empty_views.py", "published.csv")]
     made_from = json.dumps([duckdb.__version__, pa.__version__, [*texts.items()], meanings, tables, ours])
-    return kept_build("views", made_from.encode(), functools.partial(_made_database, texts))
+    return kept_build(made_from.encode(), functools.partial(_made_database, texts))
+
+
+def kept_build(made_from: bytes, build: Callable[[], bytes]) -> bytes:
+    """Return the result of ``build``, from the user's cache folder if an earlier call kept it there.
+
+    The file's name has a digest of ``made_from``, which determines the result. The file begins with a SHA-256 of the
+    result, so that a truncated file is noticed. If no file can be written, nothing is kept.
+    """
+    file = cache_folder() / f"views-{hashlib.sha256(made_from).hexdigest()[:32]}"
+    try:
+        stored = file.read_bytes()
+    except OSError:
+        stored = b""
+    content = stored[32:]
+    if content and hashlib.sha256(content).digest() == stored[:32]:
+        return content
+    content = build()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as aside:
+            Path(aside, "content").write_bytes(hashlib.sha256(content).digest() + content)
+            Path(aside, "content").replace(file)
+        others = sorted(set(file.parent.glob("views-*")) - {file}, key=lambda other: other.stat().st_mtime)
+        for old in others[: 1 - _KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        pass
+    return content
+
+
+def cache_folder() -> Path:
+    """Return the cache folder, which may not exist; if no home folder is known, a path where no file can be made."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "kvdrift")
+    except RuntimeError:  # no home folder is known
+        return Path(os.devnull)
 
 
 def _made_database(texts: Mapping[str, str]) -> bytes:

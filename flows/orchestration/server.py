@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvdrift.schema.errors import OperationError, first_line
-from kvdrift.sql.kept_builds import cache_folder
+from kvdrift.sql.empty_views import cache_folder
 
 if TYPE_CHECKING:
     import uvicorn

@@ -208,7 +208,7 @@ def test_a_catalogue_moved_alone_answers_what_it_carries(store: Store, tmp_path:
 def test_very_many_documents_and_their_means_stay_in_the_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.sql.carried_tables.MOST_DOCUMENTS", 0)
+    monkeypatch.setattr("kvdrift.sql.catalog_file.MOST_DOCUMENTS", 0)
     with open_views(store) as views:
         there = views.rows("decomposition")
     written = write_catalog(store)
