@@ -41,7 +41,7 @@ from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from kvdrift.sql.contracts import contract
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.quantities import QUANTITIES
-from kvdrift.stats.reduction.control_variates import CONTROLS, REDUCED
+from kvdrift.stats.reduction import CONTROLS, REDUCED
 from kvdrift.stats.resampling.intervals import Estimates, Request
 from kvdrift.transforms.pipeline import run_derivation
 

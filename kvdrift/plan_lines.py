@@ -9,7 +9,7 @@ from kvdrift.flows.plan.frozen_plan import FrozenPlan
 from kvdrift.report.printing.numbers import duration, fixed, level
 from kvdrift.schema.frozen_text import with_measured
 from kvdrift.stats.quantities import PAIR_QUANTITIES
-from kvdrift.stats.reduction.saving import saving
+from kvdrift.stats.reduction import saving
 from kvdrift.stats.registry import Scale
 
 _HEADS = ("endpoint", "action", "on development", "expected half-width", "level")

@@ -8,7 +8,7 @@ same in every client.
 
 from __future__ import annotations
 
-
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType

@@ -25,15 +25,16 @@ from scipy.special import ndtr, ndtri
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import COMPENSATORS
 from kvdrift.schema.study import POOLED
-from kvdrift.stats.alike import MOST_UNLIKE, Alike, alike_documents, reach_of
+from kvdrift.stats.alike import alike_documents
 from kvdrift.stats.endpoints import Endpoint, Family
-from kvdrift.stats.linearization.gradients import STEP
+from kvdrift.stats.ends import MOST_UNLIKE, Alike, reach_of
 from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import quantity_named
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
-from kvdrift.stats.reduction.control_variates import is_reduced
+from kvdrift.stats.reduction import is_reduced
 from kvdrift.stats.registry import Array, Between, Pooled
+from kvdrift.stats.standard_errors import STEP
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.ends import PERCENTILE, STUDENTIZED, document_intervals, percentile_intervals
-from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
 from kvdrift.stats.moments import DocumentMoments, Float, Text
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import quantity_named

@@ -1,20 +1,23 @@
-"""The ends of intervals, from an estimate, its standard error and its draws (definitions, "Intervals")."""
+"""The ends of intervals, from an estimate, its standard error and its draws (definitions, "Intervals").
+
+An interval is at least as wide as alike documents leave open. Every resample of documents with one value has that
+value, so a bootstrap knows nothing of documents that the sample lacks. But the sample bounds the share of such
+documents: if j of n clusters are unlike the others, the share is at most the Clopper-Pearson bound. A mean then lies
+between the value of the alike documents and the value with that share of unlike documents.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit, ndtr, ndtri, stdtrit
+from scipy.special import betaincinv, expit, logit, ndtr, ndtri, stdtrit
 
 from kvdrift.stats.moments import Float
 from kvdrift.stats.registry import Between
-
-if TYPE_CHECKING:
-    from kvdrift.stats.alike import Alike
 
 STUDENTIZED: Final = "studentized"
 SKEWED: Final = "skewed"
@@ -233,3 +236,95 @@ def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
     # Interpolated from the nearer end, so that equal neighbours give exactly their common value.
     inner: Float = np.where(fraction < 0.5, left + (right - left) * fraction, right - (right - left) * (1 - fraction))
     return inner
+
+
+MOST_UNLIKE = 4
+"""Clusters that may differ from all others; where more do, resamples show how much documents vary."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """The likeness of the documents behind some numbers; arrays of one shape."""
+
+    value: Float  # the number over the alike documents alone; NaN if no documents are alike
+    spread: Float  # the standard error of ``value``; 0 if the alike documents are equal
+    unlike: Float  # j, how many clusters have unlike documents; above ``MOST_UNLIKE`` the rule does not apply
+    clusters: Float  # n, the effective clusters, by the weights of their documents
+    farthest: Float  # the largest distance of an unlike document from the others of its stratum
+    # whether a ratio's denominator may be 0, so that the number may be anything in its range
+    unbounded: NDArray[np.bool_]
+
+    def of(self, where: tuple[Any, ...]) -> Alike:
+        """Return some of the numbers, chosen by an index of arrays."""
+        return Alike(
+            self.value[where], self.spread[where], self.unlike[where], self.clusters[where], self.farthest[where],
+            self.unbounded[where],
+        )  # fmt: skip
+
+    @property
+    def turned(self) -> Alike:
+        """Return the likeness for the negated numbers."""
+        return replace(self, value=-self.value)
+
+    def ends(self, levels: Float, between: Between) -> tuple[Float, Float]:
+        """Return the interval by the rule, for levels in the numbers' shape; NaN if the rule does not apply."""
+        if not between.bounded:
+            return np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
+        low, high = _ends(self, levels, between)
+        says = (self.unlike <= MOST_UNLIKE) & ~np.isnan(low)
+        low = np.where(self.unbounded, between.low, np.where(says, low, np.nan))
+        high = np.where(self.unbounded, between.high, np.where(says, high, np.nan))
+        return low, high
+
+
+def _ends(alike: Alike, levels: Float, between: Between) -> tuple[Float, Float]:
+    """Return the interval for any number of unlike clusters."""
+    share = most_unlike(alike.unlike, alike.clusters, levels)
+    seen = alike.unlike > 0
+    lowest = np.where(seen, np.maximum(alike.value - alike.farthest, between.low), between.low)
+    highest = np.where(seen, np.minimum(alike.value + alike.farthest, between.high), between.high)
+    with np.errstate(invalid="ignore"):
+        student = -stdtrit(np.maximum(alike.clusters - 1, 1), (1 - levels) / 2)
+        noise = np.where(alike.spread > 0, student * alike.spread, 0.0)
+        low = alike.value - share * (alike.value - lowest) - noise
+        high = alike.value + share * (highest - alike.value) + noise
+    return np.maximum(low, between.low), np.minimum(high, between.high)
+
+
+def most_unlike(unlike: Float, clusters: Float, levels: Float) -> Float:
+    """Return pi: the Clopper-Pearson upper bound, at (1 + level) / 2, of a share seen in ``unlike`` of n clusters."""
+    rest = clusters - unlike
+    with np.errstate(invalid="ignore"):
+        share = betaincinv(unlike + 1.0, np.where(rest > 0, rest, np.nan), (1 + levels) / 2)
+    found: Float = np.where(rest > 0, share, 1.0)
+    return found
+
+
+def _grown(alike: Alike, factor: float) -> Alike:
+    return replace(alike, unlike=alike.unlike * factor, clusters=alike.clusters * factor)
+
+
+def reach_of(alike: Alike, level: float, between: Between, factor: float) -> float:
+    """Return the distance to an interval's farther end with ``factor`` times as many documents of the same likeness."""
+    low, high = _ends(_grown(alike, factor), np.array([level]), between)
+    return float(max(high[0] - alike.value[0], alike.value[0] - low[0]))
+
+
+def settling_factor(alike: Alike, level: float, between: Between, allowed: float) -> float | None:
+    """Return how many times as many documents would settle an open question, with the same share unlike.
+
+    It is settled if the upper end of the number's interval is below ``allowed``; None if even a thousand times as many
+    would not do. The arrays of ``alike`` have one element.
+    """
+    levels = np.array([level])
+
+    def settles(factor: float) -> bool:
+        return bool(_ends(_grown(alike, factor), levels, between)[1][0] < allowed)
+
+    low, high = 1.0, 1000.0
+    if not settles(high):
+        return None
+    while high - low > 0.01 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if settles(middle) else (middle, high)
+    return high

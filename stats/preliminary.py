@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-from kvdrift.stats.alike import Alike
-from kvdrift.stats.ends import STUDENTIZED, Studentized, at_distances, at_least
-from kvdrift.stats.linearization.cluster_blocks import effective
+from kvdrift.stats.clusters import effective
+from kvdrift.stats.ends import STUDENTIZED, Alike, Studentized, at_distances, at_least
 from kvdrift.stats.registry import Between
 
 LEVEL = 0.95

@@ -4,7 +4,7 @@ A function takes pooled moments whose arrays have any leading axes (draws, strat
 the position or lag as last axis; it returns the same leading axes, with a last axis for a quantity that has an
 ``axis``. Values are fractions, entry times are tokens. Undefined values are NaN (null in results). Functions of smooth
 quantities use only smooth arithmetic and exact comparisons with 0, so complex moments go through them too
-(``kvdrift.stats.linearization.gradients`` differentiates them that way). The quantities themselves are in
+(``kvdrift.stats.standard_errors`` differentiates them that way). The quantities themselves are in
 ``kvdrift.stats.quantities``.
 """
 

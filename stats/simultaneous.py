@@ -17,8 +17,8 @@ from scipy.special import stdtrit
 
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.ends import at_least, distance_quantiles, document_intervals
-from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named

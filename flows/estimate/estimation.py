@@ -39,7 +39,7 @@ from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.quantities import PAIR_QUANTITIES, SIMULTANEOUS_GAP, SIMULTANEOUS_OF
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
 from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
+from kvdrift.stats.reduction import NO_COEFFICIENTS, is_reduced, reduced_documents
 from kvdrift.stats.resampling.bootstrap import estimate, groups
 from kvdrift.stats.resampling.intervals import Estimates, Request
 from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members

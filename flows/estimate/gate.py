@@ -29,9 +29,9 @@ from kvdrift.schema.frozen_text import wanted_documents
 from kvdrift.schema.study import CONTROL_ACTION, NUMERICS, POOLED
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import Views, open_views
-from kvdrift.stats.alike import MOST_UNLIKE, Alike, alike_documents, settling_factor
+from kvdrift.stats.alike import alike_documents
 from kvdrift.stats.endpoints import Decision, Endpoint, decidable_quantity, decide
-from kvdrift.stats.ends import ALIKE, STUDENTIZED
+from kvdrift.stats.ends import ALIKE, MOST_UNLIKE, STUDENTIZED, Alike, settling_factor
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP

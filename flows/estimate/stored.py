@@ -47,11 +47,10 @@ from kvdrift.stats.calibration import Calibration, calibrate
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
-from kvdrift.stats.reduction.coefficients import fit_coefficients
-from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS
+from kvdrift.stats.reduction import NO_COEFFICIENTS, fit_coefficients
+from kvdrift.stats.repeated import repeated_intervals
 from kvdrift.stats.resampling.intervals import EXPLORATORY, planned_status
-from kvdrift.stats.sequential.repeated import repeated_intervals
-from kvdrift.stats.sequential.resolution import EQUIVALENCE
+from kvdrift.stats.sequential import EQUIVALENCE
 
 REPEATED = "repeated"
 

@@ -20,7 +20,7 @@ from kvdrift.schema.frozen_text import frozen_sha256
 from kvdrift.schema.study import Study
 from kvdrift.schema.tables import SWRB
 from kvdrift.stats.endpoints import Endpoint, Family
-from kvdrift.stats.sequential.resolution import Resolution
+from kvdrift.stats.sequential import Resolution
 
 PRIMARY_FAMILY = "primary"
 

@@ -37,10 +37,8 @@ from kvdrift.stats.endpoints import Endpoint, Family
 from kvdrift.stats.ends import STUDENTIZED
 from kvdrift.stats.moments import ReplicateMoments
 from kvdrift.stats.quantities import PAIR_QUANTITIES
-from kvdrift.stats.reduction.coefficients import reduced_replicates
-from kvdrift.stats.reduction.saving import PLAIN_VARIANCE, REDUCED_VARIANCE
-from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH
-from kvdrift.stats.sequential.spending import critical_constants
+from kvdrift.stats.reduction import PLAIN_VARIANCE, REDUCED_VARIANCE, reduced_replicates
+from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, critical_constants
 
 Bounds = tuple[int, int]
 

@@ -33,7 +33,7 @@ from kvdrift.schema.study import FINITE_STATE, POOLED, Study
 from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
 from kvdrift.sql.catalog_file import refresh_catalog
 from kvdrift.stats.ends import STUDENTIZED
-from kvdrift.stats.reduction.saving import saving
+from kvdrift.stats.reduction import saving
 
 
 def prepare(run: StudyRun, *, compared: bool = False) -> None:

@@ -22,9 +22,8 @@ from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.stats.ends import STUDENTIZED
 from kvdrift.stats.quantities import ALL_QUANTITIES
 from kvdrift.stats.registry import Scale
-from kvdrift.stats.sequential.repeated import STUDENT
-from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
-from kvdrift.stats.sequential.unbiased import LookSaid, median_unbiased
+from kvdrift.stats.repeated import STUDENT
+from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, LookSaid, Resolution, median_unbiased
 
 _BY_ERRORS = (STUDENT, STUDENTIZED)  # kinds of intervals that reach some standard errors to each side
 _ACROSS = 3  # panels in a row

@@ -18,7 +18,7 @@ from kvdrift.report.sections.section import Section
 from kvdrift.schema.frozen_text import with_measured
 from kvdrift.stats.quantities import ALL_QUANTITIES
 from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
-from kvdrift.stats.reduction.saving import saving
+from kvdrift.stats.reduction import saving
 from kvdrift.stats.registry import Quantity, Scale
 from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
 

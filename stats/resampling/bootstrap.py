@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvdrift.stats.clusters import ClusterDraws
+from kvdrift.stats.clusters import ClusterBlocks, ClusterDraws
 from kvdrift.stats.ends import STUDENTIZED, Studentized
-from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
-from kvdrift.stats.linearization.standard_errors import StandardErrors
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.pooling import Pooling, evaluate
 from kvdrift.stats.quantities import QUANTITIES, quantity_named
 from kvdrift.stats.registry import Pooled, Quantity, Range
 from kvdrift.stats.resampling.intervals import Estimates, Request, summarize
+from kvdrift.stats.standard_errors import StandardErrors
 
 BLOCK = 256  # draws per matrix product; it decides the last bits of results, so it is no tuning knob
 _GROUP_BYTES = 400 * 2**20  # bytes of the draws of one group of quantities that `estimate` holds at once

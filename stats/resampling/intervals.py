@@ -14,10 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvdrift.schema.errors import InputError, nearest
-from kvdrift.stats.alike import Alike, alike_documents
+from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.endpoints import Endpoint, Family
-from kvdrift.stats.ends import PERCENTILE, STUDENTIZED, Studentized, at_least, document_intervals, percentile_intervals
-from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
+from kvdrift.stats.ends import (
+    PERCENTILE,
+    STUDENTIZED,
+    Alike,
+    Studentized,
+    at_least,
+    document_intervals,
+    percentile_intervals,
+)
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import quantity_named

@@ -36,8 +36,7 @@ from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import ACTIONS, DOCUMENTS
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from kvdrift.stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
-from kvdrift.stats.reduction.coefficients import fit_coefficients
-from kvdrift.stats.reduction.control_variates import CONTROLS, REDUCED, is_reduced, reduced_documents
+from kvdrift.stats.reduction import CONTROLS, REDUCED, fit_coefficients, is_reduced, reduced_documents
 from kvdrift.stats.resampling import bootstrap
 from kvdrift.stats.resampling.bootstrap import estimate
 from kvdrift.stats.resampling.intervals import COLUMNS, Estimates, Request

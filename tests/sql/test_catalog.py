@@ -231,14 +231,15 @@ def test_views_and_catalogue_draw_no_progress_on_the_output(store: Store) -> Non
     """DuckDB would, in a process without a main file, which it takes for a person's."""
     script = f"""
 from kvdrift.log.store import Store
-from sql import catalog, catalog_file
+from kvdrift.sql import catalog, catalog_file
 
 def show(connection, *_, **__):
     print(connection.execute("select current_setting('enable_progress_bar')").fetchall())
+    return ()
 
 with catalog.open_views(Store({store.location!r})) as views:
     show(views.connection)
-catalog_file.fill_catalog = show
+catalog_file.refuse_unlike_units = show
 catalog_file.write_catalog(Store({store.location!r}))
 """
     command = [sys.executable, "-c", script]

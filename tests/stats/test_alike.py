@@ -12,8 +12,8 @@ import scipy.stats
 
 from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
-from kvdrift.stats.alike import Alike, most_unlike, settling_factor
 from kvdrift.stats.endpoints import Decision, decide
+from kvdrift.stats.ends import Alike, most_unlike, settling_factor
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.registry import Between, Higher
 from kvdrift.stats.resampling.bootstrap import estimate

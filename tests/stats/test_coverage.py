@@ -40,10 +40,10 @@ from kvdrift.flows.estimate.moments import document_moments
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.alike import alike_documents
 from kvdrift.stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals
-from kvdrift.stats.linearization.gradients import constant_gradient, features_read
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.resampling.bootstrap import BLOCK, groups, observed, observed_errors, resample
+from kvdrift.stats.standard_errors import constant_gradient, features_read
 
 DRAWS = 4 * BLOCK
 

@@ -13,18 +13,16 @@ from oracles.plain_intervals import Document, effective_clusters, interval
 
 from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
-from kvdrift.stats.clusters import ClusterDraws
+from kvdrift.stats.clusters import ClusterBlocks, ClusterDraws
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.ends import expanded_intervals
-from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
-from kvdrift.stats.linearization.gradients import constant_gradient, features_read
-from kvdrift.stats.linearization.standard_errors import StandardErrors
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import ALL_QUANTITIES, QUANTITIES
 from kvdrift.stats.registry import Range, Scale
 from kvdrift.stats.resampling.bootstrap import estimate, observed, observed_errors, resample
 from kvdrift.stats.resampling.intervals import Request
+from kvdrift.stats.standard_errors import StandardErrors, constant_gradient, features_read
 
 H = 8
 WINDOWS = Windows.of(H)

@@ -20,16 +20,19 @@ from kvdrift.stats.allocation import Allocation, allocate
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments, ReplicateMoments
 from kvdrift.stats.quantities import QUANTITIES
-from kvdrift.stats.reduction.coefficients import FEWEST_CLUSTERS, PENALTIES, fit_coefficients, reduced_replicates
-from kvdrift.stats.reduction.control_variates import (
+from kvdrift.stats.reduction import (
     CONTROLS,
+    FEWEST_CLUSTERS,
+    PENALTIES,
     REDUCED,
     control_variates,
+    fit_coefficients,
     is_reduced,
     reduced_documents,
+    reduced_replicates,
     reduced_scalars,
+    saving,
 )
-from kvdrift.stats.reduction.saving import saving
 
 Array = NDArray[np.float64]
 SYSTEMS = [(2, 6, (), "near"), (2, 6, (0,), "far"), (3, 4, (2,), "sparse"), (2, 1, (), "far")]

@@ -14,10 +14,9 @@ from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.repeated import RepeatedInterval, draws_of, repeated_intervals
 from kvdrift.stats.resampling.bootstrap import observed_errors, resample
-from kvdrift.stats.sequential.repeated import RepeatedInterval, draws_of, repeated_intervals
-from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
-from kvdrift.stats.sequential.spending import critical_constants
+from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution, critical_constants
 
 MISMATCH = Endpoint("mismatch", "one")
 

@@ -22,8 +22,8 @@ from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments
-from kvdrift.stats.sequential.repeated import draws_of, repeated_intervals
-from kvdrift.stats.sequential.spending import critical_constants
+from kvdrift.stats.repeated import draws_of, repeated_intervals
+from kvdrift.stats.sequential import critical_constants
 
 Float = NDArray[np.float64]
 Law = Callable[[np.random.Generator, tuple[int, ...]], Float]

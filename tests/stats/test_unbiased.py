@@ -11,9 +11,15 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import multivariate_normal, norm, t
 
-from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
-from kvdrift.stats.sequential.spending import critical_constants
-from kvdrift.stats.sequential.unbiased import LookSaid, median_unbiased
+from kvdrift.stats.sequential import (
+    EQUIVALENCE,
+    HALF_WIDTH,
+    SIGN,
+    LookSaid,
+    Resolution,
+    critical_constants,
+    median_unbiased,
+)
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 CONSTANTS = critical_constants(SHARES, 0.05)

@@ -15,7 +15,8 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.coders import BytesCoder
+from apache_beam.coders import BytesCoder, Coder
+from apache_beam.coders.typecoders import registry
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows, TimestampedValue
@@ -26,7 +27,7 @@ from kvdrift.ingestion.event_rows import filled
 from kvdrift.schema.rows import run_bounds
 from kvdrift.schema.tables import STEPS, TRAJECTORIES
 from kvdrift.transforms.derivation import derive_trajectories
-from kvdrift.transforms.streams import assembly, coders
+from kvdrift.transforms.streams import assembly
 from kvdrift.transforms.streams.packed import (
     ROW,
     Horizons,
@@ -40,11 +41,40 @@ from kvdrift.transforms.streams.packed import (
     unpacked,
 )
 
-coders.register()
-
 BATCH_ROWS = 1 << 17  # of events that are cut, or derived, together
 SHARDS = 64  # groups of replicates that ``grouped`` makes
 DAY = 86_400.0
+
+
+class TableCoder(Coder):
+    """Encodes a table as an Arrow IPC stream; a pickled slice would carry the whole table."""
+
+    def encode(self, table: pa.Table) -> bytes:
+        """Return the table's rows as an IPC stream, without other rows of the same buffers."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write(table)
+        return bytes(sink.getvalue())
+
+    def decode(self, encoded: bytes) -> pa.Table:
+        """Return the table of an IPC stream."""
+        return pa.ipc.open_stream(encoded).read_all()
+
+    def is_deterministic(self) -> bool:
+        """Return False: equal tables may be encoded differently, since dictionaries may be in any order."""
+        return False
+
+
+class BatchCoder(TableCoder):
+    """Encodes a record batch as an Arrow IPC stream."""
+
+    def decode(self, encoded: bytes) -> pa.RecordBatch:
+        """Return the record batch of an IPC stream."""
+        return next(iter(pa.ipc.open_stream(encoded)))
+
+
+registry.register_coder(pa.Table, TableCoder)
+registry.register_coder(pa.RecordBatch, BatchCoder)
 
 
 @dataclass(frozen=True)

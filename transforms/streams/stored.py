@@ -39,10 +39,7 @@ from kvdrift.transforms.segments import (
     read_events,
     segments_of,
 )
-from kvdrift.transforms.streams.coders import register
 from kvdrift.transforms.streams.replicates import DeadLetter, DerivedReplicates, WholeReplicates
-
-register()
 
 _UNTIL_STOPPED: Final = (1 << 62) - 1
 _NAMES: Final = (*GROUP_KEY, "replicate")

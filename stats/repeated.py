@@ -17,10 +17,18 @@ from typing import Final
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from kvdrift.stats.alike import Alike, alike_documents
+from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.endpoints import Endpoint
-from kvdrift.stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
-from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
+from kvdrift.stats.ends import (
+    ALIKE,
+    STUDENTIZED,
+    Alike,
+    Studentized,
+    distance_quantiles,
+    document_intervals,
+    expanded_tails,
+)
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import quantity_named

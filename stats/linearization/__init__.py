@@ -1,1 +1,0 @@
-"""Quantities linearized in pooled moments: derivatives, and the standard errors that follow from them."""

@@ -1,1 +1,0 @@
-"""Estimates with less variance, by control variates (definitions, "Martingale control variates")."""
