@@ -156,13 +156,6 @@ def analyzed_trajectories(analysis: Analysis) -> list[Row]:
 PATH = ("study", "model", "doc", "action", "replicate")
 
 
-def trajectory_moments(analysis: Analysis) -> list[Row]:
-    return [
-        {**document_keys(path), "replicate": path.replicate, **scalar_moments(path, analysis.window(path))}
-        for path in analysis.paths
-    ]
-
-
 def scalar_moments(path: Path, windows: WindowRanges) -> dict[str, float | None]:
     h = path.horizon
     member = in_cohort(path, windows)
@@ -816,7 +809,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         function.__name__: function
         for function in (
-            published, superseded, superseded_plans, superseded_documents, superseded_analyses, revisions, results, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
+            published, superseded, superseded_plans, superseded_documents, superseded_analyses, revisions, results, trajectories, steps, windows, controls, analyzed_trajectories, moments,
             stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
             entry, entry_median, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
             branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,

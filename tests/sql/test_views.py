@@ -207,7 +207,7 @@ def test_staging_views_are_the_stored_tables(table: str) -> None:
 
 
 def test_moment_views_carry_every_declared_moment() -> None:
-    for view in ("trajectory_moments", "moments", "stratum_moments", "paired_moments"):
+    for view in ("moments", "stratum_moments", "paired_moments"):
         assert set(SCALAR_MOMENTS) <= set(contracts()[view].columns)
     assert set(POSITION_MOMENTS) <= set(contracts()["position_moments"].columns)
     assert set(LAG_MOMENTS) <= set(contracts()["lag_moments"].columns)

@@ -1,4 +1,4 @@
-"""Moments of units against loops over their replicates."""
+"""Moments of units and of replicates against loops over positions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from fixtures.awkward_logs import LOGS, awkward_log, number_events
 from oracles.coupled_paths import Analysis
 from oracles.unit_moment_definitions import summed
-from oracles.view_definitions import steps, trajectories
+from oracles.view_definitions import scalar_moments, steps, trajectories
+from oracles.view_definitions import windows as windows_of
 
 from kvdrift.schema.tables import STEPS, TRAJECTORIES, UNIT_MOMENTS
 from kvdrift.schema.windows import Windows
-from kvdrift.transforms.moments import derive_moments
+from kvdrift.transforms.moments import derive_moments, replicate_moments
 
+REPLICATE = ("doc", "action", "replicate")
 TOLERANCE = 1e-12  # sums in another order
 
 
@@ -34,6 +37,30 @@ def test_moments_are_sums_over_the_replicates_of_a_unit(name: str) -> None:
         assert set(found[unit]) == set(wanted)
         wrong = {key: (found[unit][key], value) for key, value in wanted.items() if not same(found[unit][key], value)}
         assert not wrong, (name, unit)
+
+
+@pytest.mark.parametrize("name", ["several studies", "long agreements", "horizon 1"])
+def test_moments_of_single_replicates(name: str) -> None:
+    analysis = Analysis(number_events(awkward_log(name)))
+    derived = derived_of(analysis)
+    for (study, model), found in analysis.windows.items():
+        rows = derived[0].filter(pc.and_(pc.equal(derived[0]["study"], study), pc.equal(derived[0]["model"], model)))
+        steps = derived[1].filter(pc.and_(pc.equal(derived[1]["study"], study), pc.equal(derived[1]["model"], model)))
+        (windows,) = (
+            Windows.from_row(row) for row in windows_of(analysis) if (row["study"], row["model"]) == (study, model)
+        )
+        table = {
+            tuple(row[key] for key in REPLICATE): row for row in replicate_moments(rows, steps, windows).to_pylist()
+        }
+        paths = [
+            path for path in analysis.paths if (path.study, path.model) == (study, model) and path.unit is not None
+        ]
+        assert set(table) >= {tuple(getattr(path, key) for key in REPLICATE) for path in paths}
+        for path in paths:
+            row = table[tuple(getattr(path, key) for key in REPLICATE)]
+            wanted = scalar_moments(path, found)
+            wrong = {key: (row[key], value) for key, value in wanted.items() if not same(row[key], value)}
+            assert not wrong, (name, path.doc)
 
 
 def test_units_whose_replicates_do_not_enter_have_zeros() -> None:
