@@ -193,8 +193,9 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
         tasks.report(run, _page_beside(run, runs))
     for laws in _several_laws(runs):
         tasks.compare(*laws)
-    for run in runs if page is not None else []:
-        page.publish(run.store, run.study.name, run.study.model.id, run.page)
+    if page is not None:
+        for run in runs:
+            page.publish(run.store, run.study.name, run.study.model.id, run.page)
     return Outcome(runs[0].location, _pages(runs), 0, did_something=True)
 
 
