@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,6 @@ from kvdrift.schema.errors import KvdriftError, printable
 
 if TYPE_CHECKING:
     from kvdrift.console import Listener
-    from kvdrift.schema.study import Study
 
 
 def run(
@@ -86,19 +84,18 @@ def run(
     """
     with _listener(log_json, at_once=dry_run) as console:
         console.doing(f"loading what {study.name} needs")  # importing these libraries takes seconds
-        from kvdrift.flows.cluster.address import named_service, named_workers
+        from kvdrift.flows.cluster.address import default_location, named_service, named_workers
+        from kvdrift.schema.location import absolute
         from kvdrift.schema.study import load_studies
 
         studies = load_studies(study)
+        location = absolute(store if store is not None else default_location(studies))
         address = named_service(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
         workers = named_workers(studies, cluster, gpus, served=address is not None)
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a dry run downloads nothing
         from kvdrift.dry_run.description import describe_studies
-        from kvdrift.flows.cluster.address import default_location
-        from kvdrift.schema.location import absolute
 
-        location = absolute(store if store is not None else default_location(studies))
         on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
         served = address is not None or cluster is not None
         with _listener(log_json, at_once=True) as console:
@@ -113,11 +110,11 @@ def run(
             from kvdrift.flows.run.study import run_file
 
             outcome = run_file(
-                studies, store, address, console, limit, redo or [], plan_only=plan_only, replan=replan,
+                studies, location, address, console, limit, redo or [], plan_only=plan_only, replan=replan,
                 cluster=workers, compacts=not no_compact,
             )  # fmt: skip
     except KeyboardInterrupt:
-        _say_what_is_kept(studies, store, log_json=log_json)
+        _say_what_is_kept(location, log_json=log_json)
         raise
     if plan_only and not outcome.documents_left:
         from kvdrift.flows.plan.frozen_plan import require_plan
@@ -147,17 +144,14 @@ def _listener(log_json: bool, *, at_once: bool = False) -> Listener:
     return LogLines() if log_json else ConsoleProgress(at_once=at_once)
 
 
-def _say_what_is_kept(studies: Sequence[Study], location: str | None, *, log_json: bool) -> None:
+def _say_what_is_kept(location: str, *, log_json: bool) -> None:
     """Print on standard error what the store of an interrupted run holds; print nothing if no store was begun."""
     from kvdrift.console import write_line
-    from kvdrift.flows.cluster.address import default_location
     from kvdrift.log.store import Store
-    from kvdrift.schema.location import absolute
 
-    store = absolute(location if location is not None else default_location(studies))
     with suppress(KvdriftError):  # there is no store yet
-        units = Store.open(store).row_count("units")
-        kept = f"kept in {store}: {units:,} {'unit' if units == 1 else 'units'}"
+        units = Store.open(location).row_count("units")
+        kept = f"kept in {location}: {units:,} {'unit' if units == 1 else 'units'}"
         if log_json:
             write_line("warning", kept)
         else:
