@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from kvdrift.flows.material import Material
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, require_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
 from kvdrift.flows.plan.left import LooksTaken, lacking, wanted_units
 from kvdrift.generator.generation import PendingUnit, StudyLaw, Work
 from kvdrift.log.store import Store
@@ -32,11 +32,6 @@ def pending_development(
     branched = material.measured_actions if planned.estimator != PLAIN else ()
     documents = material.of_split("development")
     return pending_work(store, material, documents, planned.development_replicates, branched, redone, units)
-
-
-def pending_evaluation(store: Store, material: Material) -> Work:
-    """Return the units that the frozen plan asks for and the store lacks, as ``pending_work`` finds them."""
-    return pending_of_plan(store, material, require_plan(store, material.study))
 
 
 def pending_of_plan(

@@ -12,7 +12,7 @@ from kvdrift.flows.estimate.estimation import Runner, one_by_one
 from kvdrift.flows.estimate.moments import replicate_answers, replicate_moments
 from kvdrift.flows.estimate.scores import record_tokens, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored, take_look
-from kvdrift.flows.generate.pending import of_all_laws, pending_development, pending_evaluation
+from kvdrift.flows.generate.pending import of_all_laws, pending_development, pending_of_plan
 from kvdrift.flows.generate.stored_material import record_identities, record_material, record_prompts
 from kvdrift.flows.generate.storing import generate
 from kvdrift.flows.pages.reports import report_is_current, write_report
@@ -30,7 +30,7 @@ from kvdrift.log.checked_files import WEEK
 from kvdrift.log.store import Store
 from kvdrift.schema.frozen_text import with_measured
 from kvdrift.schema.study import FINITE_STATE, POOLED, Study
-from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
+from kvdrift.sql.catalog import MOMENT_VIEWS, open_views
 from kvdrift.sql.catalog_file import refresh_catalog
 from kvdrift.stats.ends import STUDENTIZED
 from kvdrift.stats.reduction import saving
@@ -105,7 +105,8 @@ def plan(run: StudyRun) -> str:
         units = views.rows("units", study=study, model=model)
         development = replicate_moments(views, study, model, "development")
         answers = replicate_answers(views, study, model, "development", development.windows)
-        efficiency = branching_efficiency(views, study, model, "development")
+        rows = views.rows("swrb_efficiency", study=study, model=model, split="development", stratum=POOLED)
+    efficiency = dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
     names = [document.doc for document in run.material.of_split("development")]
     units = units.filter(pc.is_in(units["doc"], value_set=pa.array(names)))
     evaluated = evaluated_size(run.store, run.material)
@@ -126,7 +127,9 @@ def evaluate(*runs: StudyRun) -> int:
 
     The runs, each with its plan, are those of several laws of one model, or one.
     """
-    return _generate(runs, [pending_evaluation(run.store, run.material) for run in runs], "evaluation documents")
+    plans = [require_plan(run.store, run.study) for run in runs]
+    lacking = [pending_of_plan(run.store, run.material, plan) for run, plan in zip(runs, plans, strict=True)]
+    return _generate(runs, lacking, "evaluation documents")
 
 
 def check(run: StudyRun) -> None:
@@ -192,12 +195,6 @@ def is_planned(run: StudyRun) -> bool:
 def is_finished(run: StudyRun) -> bool:
     """Tell whether nothing of the study is left to do: units, derivation, estimates and report are complete."""
     return forecast(run).finished
-
-
-def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:
-    """Return the efficiency in seconds of residual branching by action, pooled; None if it is undefined."""
-    rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
-    return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
 
 
 def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> str:

@@ -275,7 +275,7 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> N
     ]
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
     store.append_units(units_of(source))
-    with pytest.raises(InputError, match=r"16 units are not derived: kvdrift derive"):
+    with pytest.raises(InputError, match=r"^16 units .*: kvdrift derive"):
         analyze_stored(store, STUDY, MODEL)
     run_derivation(store.location)
     before = store.version("results")
@@ -343,7 +343,7 @@ def test_nothing_to_estimate_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     analyze(store.location)
     assert "holds no study yet" in capsys.readouterr().err
     store.append_rows("documents", pa.Table.from_pylist(document_rows(SIZES), schema=DOCUMENTS.schema))
-    with pytest.raises(InputError, match="no complete measured trajectories, nothing to estimate"):
+    with pytest.raises(InputError, match="no complete measured trajectories"):
         analyze_stored(store, STUDY, MODEL)
 
 

@@ -157,7 +157,8 @@ def test_another_plan_is_refused_with_the_command_that_accepts_it(
     run = study_run(laws, "store", change)
     before = run.store.versions()
     told = refused(check_agrees, run, error=PlanError)
-    assert told.endswith(f": {line}; restore them, or kvdrift run STUDY.toml --replan plans anew")
+    assert f": {line}; " in told
+    assert "kvdrift run STUDY.toml --replan" in told
     refused(stages.prepare, run, error=PlanError)
     assert run.store.versions() == before
     assert check_agrees(replace(run, replan=True)) == []
@@ -166,9 +167,8 @@ def test_another_plan_is_refused_with_the_command_that_accepts_it(
 def test_windows_cannot_be_planned_anew(laws: Path) -> None:
     run = study_run(laws, "store", ("[plan]", "[windows]\nagreement_run = 2\n\n[plan]"), replan=True)
     told = refused(check_agrees, run, error=PlanError)
-    assert told.endswith(
-        "windows.agreement_run: frozen 16, asked 2; restore them, or give the changed study a new name"
-    )
+    assert "windows.agreement_run: frozen 16, asked 2; " in told
+    assert "--replan" not in told
 
 
 def test_a_study_planned_anew_is_estimated_anew_from_the_same_events(laws: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_study_planned_anew_is_estimated_anew_from_the_same_events(laws: Path)
     finish(run)
     plan = plan_of(run)
     assert (plan.revision, plan.seen, plan.replicates, plan.documents_per_stratum) == (1, True, 3, 3)
-    assert plan.content["reason"].endswith("; evaluation documents have up to K = 3 and N = 3 already")
+    assert plan.content["reason"].endswith(" K = 3 and N = 3 already")
     assert run.store.version("events") == events
     assert statuses(run) == {("seen", plan.sha256)}
     with open_views(run.store) as views:
@@ -230,7 +230,7 @@ def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(law
     again = study_run(laws, "auto", AUTO, MORE, replan=True)
     told = describe_studies([run.study], run.location, replan=True)
     lines = [line for line in told if not line.startswith("plan.draws")]
-    assert "to be made again, so the evaluation below is the largest that the plan may choose" in lines[1]
+    assert "to be made again" in lines[1]
     assert lines[3].startswith("  evaluation: at most 5 documents, 6 units besides 9 that are stored")
     stages.plan(again)
     assert plan_of(again).documents_per_stratum == 5

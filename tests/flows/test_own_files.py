@@ -75,13 +75,12 @@ def test_control_tokens_in_texts_are_named(tmp_path: Path) -> None:
     run = run_of(study, tmp_path / "store")
     first, *_ = (document for split in SPLITS for document in run.material.of_split(split))
     (line,) = [line for line in remarks([run]) if "control token" in line]
-    assert line.startswith("the texts of 4 documents have 4 control tokens of the tokenizer (<eos>), ")
-    assert f", 1 in '{first.doc}', which act as such" in line
+    assert all(part in line for part in ("4 documents", "4 control tokens", "(<eos>)", f"1 in '{first.doc}'"))
 
 
 @pytest.mark.parametrize(("keys", "message"), [
     ("{ tools = true }", "model.chat_template_kwargs: kvdrift sets 'tools' itself"),
-    ("{ enable_thinking = false }", "model.chat_template_kwargs: the model's chat template does not read 'enable_thinking'"),
+    ("{ enable_thinking = false }", "'enable_thinking'"),
 ])  # fmt: skip
 def test_variables_of_chat_templates_are_checked(tmp_path: Path, keys: str, message: str) -> None:
     study = write_own_study(tmp_path, prompts(40), ('id = "model"', f'id = "model"\nchat_template_kwargs = {keys}'))
@@ -92,17 +91,14 @@ def test_rows_are_only_left_out_of_their_own_file(tmp_path: Path) -> None:
     other = '\n[[documents]]\nsource = "jsonl"\npath = "{}"\nlength = 80\nstratum = "names"\ndevelopment = 2\nevaluation = 2\n\n[[act'
     both = write_own_study(tmp_path, of_strata(80), ("\n[[act", other.format("prompts.jsonl")))
     (line,) = left_out(load_study(both).documents)
-    assert line.endswith(
-        "10 of 80 rows are left out, of strata that no [[documents]] section of the file has: 'dates' (10)"
-    )
+    assert ": 10 of 80 rows " in line
+    assert line.endswith(": 'dates' (10)")
     elsewhere = write_own_study(tmp_path, of_strata(80), ("\n[[act", other.format("more.jsonl")))
     (tmp_path / "more.jsonl").write_text(json.dumps(prompts(1)[0] | {"stratum": "x"}))
     first, second = left_out(load_study(elsewhere).documents)
     assert first.endswith("'names' (20), 'dates' (10)")
-    assert second == (
-        f"{tmp_path / 'more.jsonl'}: 1 of 1 rows is left out, of strata that no [[documents]] section of the file has: "
-        "'x' (1)"
-    )
+    assert second.startswith(f"{tmp_path / 'more.jsonl'}: 1 of 1 rows ")
+    assert second.endswith(": 'x' (1)")
     rows = [row | {"stratum": f"s{number % 7}"} for number, row in enumerate(prompts(70))]
     (line,) = left_out(load_study(write_own_study(tmp_path, rows)).documents)
     assert line.endswith("'s0' (10), 's1' (10), 's2' (10), 's3' (10), 's4' (10) and 2 more")
@@ -112,10 +108,7 @@ def test_rows_without_a_stratum_fit_sections_that_share_a_file_by_parts(tmp_path
     """Each such row is a document, and a document is in one stratum."""
     other = '\n[[documents]]\nsource = "jsonl"\npath = "prompts.jsonl"\nlength = 80\nstratum = "names"\ndevelopment = 2\nevaluation = 2\n{}\n[[act'
     line = refused(said, write_own_study(tmp_path, prompts(80), ("\n[[act", other.format(""))))
-    assert line == (
-        "document 'p0' is in two strata, 'words' and 'names', and can be in one: give their [[documents]] sections "
-        'part = "1/2" and part = "2/2", or name a stratum in each row of the file'
-    )
+    assert all(part in line for part in ("document 'p0'", "'words'", "'names'", 'part = "1/2"', 'part = "2/2"'))
     parts = ('stratum = "words"', 'stratum = "words"\npart = "1/2"'), ("\n[[act", other.format('part = "2/2"\n'))
     assert said(write_own_study(tmp_path, prompts(80), *parts)) == []
 
@@ -132,7 +125,7 @@ def test_tasks_whose_benchmark_scores_by_a_rule_that_is_not_here_are_said(tmp_pa
         tmp_path, [], ('source = "jsonl"\npath = "prompts.jsonl"\nlength = 80', f'{keys}\npath = "{tmp_path}"')
     )
     (line,) = said(study)
-    assert line.startswith("documents 'words': answers of qampari are not scored")
+    assert line.startswith("documents 'words': answers of qampari ")
     assert [one.scoring for one in run_of(load_study(study), tmp_path / "store").material.of_split("evaluation")] == [
         ""
     ] * 2
@@ -142,10 +135,7 @@ def test_equal_prompts_of_several_clusters_are_said(tmp_path: Path) -> None:
     """Intervals take their documents for independent."""
     rows = prompts(40)
     (line,) = said(write_own_study(tmp_path, [row | {"prompt": rows[0]["prompt"]} for row in rows]))
-    assert line == (
-        "4 documents share 1 prompt, such as 'p0' and 'p2', and intervals take them for independent; give those of one "
-        "prompt one cluster, or leave out all but one"
-    )
+    assert line.startswith("4 documents share 1 prompt, such as 'p0' and 'p2', ")
 
 
 @pytest.mark.parametrize(
@@ -153,8 +143,8 @@ def test_equal_prompts_of_several_clusters_are_said(tmp_path: Path) -> None:
     [
         (2, None),
         ([2, 255], None),
-        (300, "EOS token 300 of its configuration is not in its vocabulary (vocab_size), and nothing ends there"),
-        ([300, 2, -1], "EOS tokens 300, -1 of its configuration are not in its vocabulary (vocab_size), and nothing ends there"),
+        (300, "EOS token 300 "),
+        ([300, 2, -1], "EOS tokens 300, -1 "),
     ],
 )  # fmt: skip
 def test_eos_tokens_that_never_come_are_said(tmp_path: Path, eos: int | list[int], says: str | None) -> None:
@@ -162,7 +152,9 @@ def test_eos_tokens_that_never_come_are_said(tmp_path: Path, eos: int | list[int
     for name in ("generation_config.json", "config.json"):
         file = tmp_path / "model" / name
         file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": eos}))
-    assert said(study) == ([] if says is None else [f"model.id = 'model': {says}"])
+    lines = said(study)
+    assert len(lines) == (says is not None)
+    assert all(line.startswith(f"model.id = 'model': {says}") for line in lines)
 
 
 def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
@@ -172,15 +164,13 @@ def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
     rows = prompts(10)
     one = [row | {"cluster": development[0] if at < 3 else evaluation[at]} for at, row in enumerate(rows)]
     line = refused(said, write_own_study(tmp_path, one))
-    assert line == (
-        f"documents 'words': all 2 development documents are of cluster '{development[0]}', and a plan needs two "
-        "clusters; ask for more documents"
-    )
+    assert line.startswith("documents 'words': all 2 development documents ")
+    assert f"'{development[0]}'" in line
     other = [row | {"cluster": development[at] if at < 3 else evaluation[0]} for at, row in enumerate(rows)]
-    line = "stratum 'words': a plan takes {}, which gives no interval"
-    assert said(write_own_study(tmp_path, other)) == [line.format("2 evaluation documents of one cluster")]
-    single = write_own_study(tmp_path, prompts(40), ("documents = 2\n", "documents = 1\n"))
-    assert said(single) == [line.format("one evaluation document")]
+    single = [*prompts(40)], ("documents = 2\n", "documents = 1\n")
+    for study, taken in (([other], "2 evaluation documents"), (single, "one evaluation document")):
+        (line,) = said(write_own_study(tmp_path, *study))
+        assert line.startswith(f"stratum 'words': a plan takes {taken}")
 
 
 @pytest.mark.parametrize(
@@ -189,12 +179,12 @@ def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
         (
             "documents = 2\n",
             "documents_at_least = 20\n",
-            "plan.documents_at_least = 20: a stratum has only 2 evaluation documents, so that N is 2",
+            "plan.documents_at_least = 20: ",
         ),
         (
             "draws = 200",
             "draws = 200\nalpha = 0.001",
-            "plan.draws = 200: fewer than one draw lies beyond an end of a primary interval, which may be too narrow; 10",
+            "plan.draws = 200: ",
         ),
     ],
 )
@@ -205,18 +195,18 @@ def test_bounds_of_a_plan_that_nothing_reaches_are_said(tmp_path: Path, old: str
 @pytest.mark.parametrize(
     ("primary", "line"),
     [
-        ('"mismatch", "mismatch"', "plan.primary: 'mismatch' is given 2 times; name each quantity once"),
-        ('"lost"', "plan.primary: 'lost' is of documents with answers, and no development document has any"),
+        ('"mismatch", "mismatch"', "plan.primary: 'mismatch' is given 2 times"),
+        ('"lost"', "plan.primary: 'lost' "),
     ],
 )
 def test_what_no_plan_can_be_made_of_is_refused_at_once(tmp_path: Path, primary: str, line: str) -> None:
-    assert refused(said, write_own_study(tmp_path, prompts(40), ('"mismatch"', primary))) == line
+    assert refused(said, write_own_study(tmp_path, prompts(40), ('"mismatch"', primary))).startswith(line)
 
 
 def test_a_prompt_of_no_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row | {"prompt": "\u2028"} for row in prompts(40)]
     line = mistake(capsys, "run", write_own_study(tmp_path, rows), "--dry-run")
-    assert line.endswith(": the tokenizer makes no token of its prompt\n")
+    assert "tokenizer makes no token" in line
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,8 +216,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys: pytest.
     content["model"]["vocab"] = {word: token + 150 for word, token in content["model"]["vocab"].items()}
     path.write_text(json.dumps(content))
     line = mistake(capsys, "run", study, "--dry-run")
-    assert "the tokenizer makes token " in line
-    assert line.endswith("beyond the model's 256 tokens (vocab_size); the folder's tokenizer is another model's\n")
+    assert "256 tokens (vocab_size)" in line
 
 
 def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> None:
@@ -239,11 +228,10 @@ def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> 
         return said(write_study(tmp_path, (one, new), longer))
 
     (line,) = said_of('name = "snapkv-half"\nselector = "snapkv"\nkeep = 500')
-    assert line == (
-        "action 'snapkv-half': keep = 500 is the whole cache of 5 of 10 documents (needle), so nothing can differ there"
-    )
+    assert line.startswith("action 'snapkv-half': keep = 500 ")
+    assert "5 of 10 documents (needle)" in line
     (line,) = said_of('name = "snapkv-half"\npolicy = "sliding"\nkeep = 5000')
-    assert "5000 is the whole cache of 10 of 10 documents (needle, tracking), so nothing" in line
+    assert "10 of 10 documents (needle, tracking)" in line
     for kept in ('selector = "snapkv"\nkeep = "1/1"', 'selector = "snapkv"\nkeep = 5000\ncodec = "int8"'):
         assert said_of(f'name = "snapkv-half"\n{kept}') == []
 
@@ -253,7 +241,7 @@ def test_one_position_is_refused_where_nothing_can_differ_at_it(
 ) -> None:
     """Systems draw their first token by laws that differ: their study of one position goes to its page."""
     line = mistake(capsys, "run", write_study(tmp_path, ("horizon = 12", "horizon = 1")), "--dry-run")
-    assert "study.horizon = 1: the first token is drawn before anything is left out of a cache" in line
+    assert "study.horizon = 1: " in line
     study = load_study(write_finite_study(tmp_path, ("horizon = 4", "horizon = 1")))
     run = run_of(study, tmp_path / "store")
     finish(run)
@@ -275,7 +263,6 @@ def test_weights_that_are_no_numbers_are_a_failure(tmp_path: Path, temperature: 
     run = run_of(study, tmp_path / "store")
     stages.prepare(run)
     line = refused(stages.develop, run, error=OperationError)
-    assert line.startswith(
-        "document 'p0', action 'recent-half': delta is no number at position 1: the model's logits are"
-    )
+    assert line.startswith("document 'p0', action 'recent-half': delta ")
+    assert "at position 1" in line
     assert run.store.row_count("events") == 0

@@ -163,7 +163,9 @@ def test_without_a_tokenizer_one_line_says_so(store: Store, monkeypatch: pytest.
     monkeypatch.setattr(scores, "text_decoder", lambda *_, **__: None)
     heard = Heard()
     assert score_stored(store, STUDY, MODEL, progress=heard) == 0
-    assert heard.lines == ["answers are not scored: the tokenizer of 'kvdrift/tiny' cannot be loaded here"]
+    (line,) = heard.lines
+    assert line.startswith("answers are not scored: ")
+    assert "'kvdrift/tiny'" in line
 
 
 def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store) -> None:

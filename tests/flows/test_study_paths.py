@@ -71,11 +71,10 @@ def test_a_models_folder_begins_at_the_study_file_and_its_name_stays(
     assert model_location(unnamed.model) == str(tmp_path / "models" / "random")
     monkeypatch.chdir(tmp_path)
     beside = load_study(write_study(tmp_path / "studies", (change, 'id = "models/random"')))
-    assert refused(model_location, beside.model) == (
-        f"model.id = 'models/random': paths begin at the study file's folder, {tmp_path}/studies, and only the working "
-        "folder has this one; write '../models/random', or move the study file here to go on with a store that knows "
-        "the model by this name"
-    )
+    line = refused(model_location, beside.model)
+    assert line.startswith("model.id = 'models/random': ")
+    assert f"{tmp_path}/studies" in line
+    assert "write '../models/random'" in line
 
 
 @pytest.mark.parametrize("name", [EMBEDDED_ID, "org/model", "/abs/model", "~/model"])

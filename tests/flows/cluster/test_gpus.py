@@ -80,7 +80,7 @@ def test_workers_of_this_machine_have_no_gpu_unless_they_are_started_with_one(tm
     study = load_study(write_study(tmp_path, CUDA))
     with (
         Cluster(ClusterAddress.parse("local:1"), lambda _: None) as cluster,
-        pytest.raises(InputError, match=r"^cluster local:1: .* no worker declares one; --gpus all starts a worker for"),
+        pytest.raises(InputError, match=r"^cluster local:1: .*; --gpus all "),
     ):
         ClusterGenerator(cluster).check([(study, GpuKinds.of_units([]))])
 
@@ -88,9 +88,9 @@ def test_workers_of_this_machine_have_no_gpu_unless_they_are_started_with_one(tm
 def test_who_has_which_gpu() -> None:
     found = [("worker tcp://a:1 on x", "H100"), ("worker tcp://a:2 on y", "H100"), ("worker tcp://a:3 on y", "A10")]
     assert who_has_which(found, 0) == "A10: 1 worker on y; H100: 2 workers on x, y"
-    assert who_has_which([("worker tcp://a:1 on x", None)], 3) == (
-        "no GPU that torch finds: 1 worker on x; workers that declare no GPU, and get no documents: 3"
-    )
+    none, others = who_has_which([("worker tcp://a:1 on x", None)], 3).split("; ")
+    assert none.endswith(": 1 worker on x")
+    assert others.endswith(": 3")
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -98,11 +98,11 @@ def test_who_has_which_gpu() -> None:
     ("model", "options", "line"),
     [
         ("cuda", ("3",), "--gpus 3: this machine has 2; write all"),
-        ("cuda", ("0,1",), "--gpus '0,1': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run"),
-        ("cuda", ("all", "--cluster", "local:2"), "--gpus and --cluster: each chooses who generates; give one of them"),
-        ("cuda", ("all", "--endpoint", "grpc://a:1"), "--gpus and --endpoint: each chooses who generates; give one"),
-        ("cpu", ("all",), "--gpus all: model.device = 'cpu': write cuda, which is each worker's own GPU"),
-        ("cuda:1", ("all",), "--gpus all: model.device = 'cuda:1': write cuda, which is each worker's own GPU"),
+        ("cuda", ("0,1",), "--gpus '0,1': "),
+        ("cuda", ("all", "--cluster", "local:2"), "--gpus and --cluster: "),
+        ("cuda", ("all", "--endpoint", "grpc://a:1"), "--gpus and --endpoint: "),
+        ("cpu", ("all",), "--gpus all: model.device = 'cpu': write cuda"),
+        ("cuda:1", ("all",), "--gpus all: model.device = 'cuda:1': write cuda"),
     ],
 )
 def test_what_is_refused(
@@ -115,11 +115,9 @@ def test_what_is_refused(
 @pytest.mark.usefixtures("two_gpus")
 def test_a_study_that_runs_on_no_single_gpu_is_refused(tmp_path: Path) -> None:
     spread = load_study(write_study(tmp_path, (TINY, f'{TINY}\ndevice_map = "auto"')))
-    with pytest.raises(
-        InputError, match=r"^--gpus all: model.device_map = 'auto' spreads one model over all GPUs; run"
-    ):
+    with pytest.raises(InputError, match=r"^--gpus all: model.device_map = 'auto' "):
         ClusterAddress.of_gpus("all", [spread])
-    with pytest.raises(InputError, match=r"^--gpus 2: model.kind = 'finite-state' uses no GPU; run it without --gpus"):
+    with pytest.raises(InputError, match=r"^--gpus 2: model.kind = 'finite-state' "):
         ClusterAddress.of_gpus("2", [load_study(write_finite_study(tmp_path))])
 
 
@@ -128,7 +126,7 @@ def test_a_machine_without_a_gpu(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     line = mistake(capsys, "run", write_study(tmp_path, CUDA), "--gpus", "all")
-    assert line == ("kvdrift: --gpus all: torch finds no GPU on this machine; nvidia-smi lists those that there are\n")
+    assert line.startswith("kvdrift: --gpus all: torch finds no GPU")
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -89,27 +89,25 @@ def test_a_worker_with_something_else_is_refused(
     waiting: StudyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = facts(waiting.location)
-    assert refused(waiting, facts=replace(here, source="0")).startswith(
-        "runs another version of kvdrift; install there what is installed here, and start it again"
-    )
-    assert refused(waiting, facts=replace(here, store="0")).startswith(f"has another store at {waiting.location}; put")
+    assert refused(waiting, facts=replace(here, source="0")).startswith("runs another version")
+    assert refused(waiting, facts=replace(here, store="0")).startswith(f"has another store at {waiting.location}")
     nowhere = str(tmp_path / "nowhere")
-    assert refused(waiting, location=nowhere).startswith(f"does not see the store ({nowhere}")
+    assert refused(waiting, location=nowhere).startswith("does not see the store")
     assert re.match(
-        r"does not see the store \(nothing://there.*\); start the worker with the credentials that are set here",
+        r"does not see .* \(nothing://there.*\); .* AWS_",
         refused(waiting, location="nothing://there"),
     )
     with monkeypatch.context() as here_too:
         here_too.setattr(worker, "gpu_here", lambda _: "NVIDIA X")
         assert re.match(
-            r"computes on NVIDIA X, worker tcp://first:1 on NVIDIA Y; events of unlike GPUs can differ: use one kind, or",
+            r"computes on NVIDIA X, worker tcp://first:1 on NVIDIA Y; ",
             refused(waiting, gpus=GpuKinds.at("worker tcp://first:1", "NVIDIA Y")),
         )
     known = known_of(waiting)
     for column in ("weights_sha256", "selector_sha256"):
         other = {key: replace(identity, **{column: "0" * 64}) for key, identity in known.items()}
         assert re.match(
-            rf"{column} of action '\w+' is [0-9a-f]{{12}} there, and 000000000000 in the store; give the worker the files",
+            rf"{column} of action '\w+' is [0-9a-f]{{12}} there, and 0{{12}} ",
             refused(waiting, known=other),
         )
 
@@ -120,9 +118,7 @@ def test_another_dask_is_one_line() -> None:
     found: dict[str, Any] = {"client": same, "scheduler": same, "workers": {"tcp://a:1": same, "tcp://b:1": same}}
     assert other_versions(found) is None
     found["workers"]["tcp://b:1"] = other
-    assert other_versions(found) == (
-        "worker tcp://b:1 has distributed 2026.7.1, not 2026.8.0; if the work fails, install there what is installed here"
-    )
+    assert str(other_versions(found)).startswith("worker tcp://b:1 has distributed 2026.7.1, not 2026.8.0; ")
     assert str(other_versions(found | {"scheduler": other})).startswith("the scheduler has distributed 2026.7.1, not ")
 
 
@@ -228,7 +224,7 @@ def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytes
     failure = worker.generate_group(*assigned(waiting))
     assert isinstance(failure, worker.Failure)
     assert failure.worker == "tcp://there:1"
-    line = r"worker tcp://there:1 on .*: generation failed: MemoryError: MemoryError"
+    line = r"worker tcp://there:1 on .*: MemoryError: MemoryError"
     assert re.fullmatch(line, str(failure.error))
 
 
@@ -249,17 +245,15 @@ def test_a_worker_ends_where_its_gpu_computes_nothing_more(
     monkeypatch.setattr("os._exit", ends)
     failure = worker.generate_group(*assigned(waiting))
     assert isinstance(failure, worker.Failure)
-    assert str(failure.error).endswith("generation failed: RuntimeError: CUDA error: invalid argument")
+    assert str(failure.error).endswith(f"RuntimeError: {said}")
     said = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(SystemExit):
         worker.generate_group(*assigned(waiting))
-    line = f"kvdrift: worker tcp://there:1 on .*: the GPU computes nothing more: {said}; this worker ends\n"
+    line = f"kvdrift: worker tcp://there:1 on .*: the GPU .*: {said}; .*\n"
     assert re.fullmatch(line, capsys.readouterr().err)
 
 
 def test_units_that_do_not_show_here_are_an_error(waiting: StudyRun) -> None:
     work = pending_development(waiting.store, waiting.material)
-    with pytest.raises(
-        OperationError, match=r"8 units that workers have stored do not show here, the first of document"
-    ):
+    with pytest.raises(OperationError, match=r": 8 units .* of document"):
         check_stored(waiting.store, waiting.study, work)
