@@ -181,7 +181,7 @@ def test_a_plan_chooses_by_the_reduced_variance_and_says_what_that_saves(
             name: sizes[variance][name] for name in ("replicates", "documents_per_stratum")
         }
         assert [row["variance_ratio"] for row in plan["reduction"]] == pytest.approx([0.25] * 3)
-        frozen_plan = FrozenPlan("small", "kvdrift/tiny", "0" * 64, datetime.now(UTC), plan)
+        frozen_plan = FrozenPlan("small", "kvdrift/tiny", "0" * 64, datetime.now(UTC), plan | {"seen": False})
         (line,) = [one for one in plan_lines(frozen_plan) if one.split()[0] == "saves"]
         assert f"{sizes['reduced']['replicates']} replicates instead of {sizes['plain']['replicates']}" in line
         assert ("with variance" in line) == (variance == "plain")

@@ -343,7 +343,7 @@ def stored_log(location: Path, splits: tuple[str, ...]) -> Store:
 
 def frozen(**changes: Any) -> FrozenPlan:
     content = {"baseline": "half", "alpha": 0.05, "seed": 3, "draws": 400, "actions": ["half", "512"]}
-    content |= {"calibration": {"margin": 0.02}} | changes
+    content |= {"calibration": {"margin": 0.02}, "interval": "percentile"} | changes
     return FrozenPlan("s", "m", "f" * 64, dt.datetime(2026, 1, 2, tzinfo=dt.UTC), content)
 
 
