@@ -232,21 +232,8 @@ class Edit:
 
 
 FRAGMENTS = [
-    b"[",
-    b"{",
-    b'"',
-    b",",
-    b"\n",
-    b"0",
-    b"-1",
-    b"1e999",
-    b"NaN",
-    b"null",
-    b"\x00",
-    b"\xff",
-    b"9" * 5_000,
-    b"/0",
-]
+    b"[", b"{", b'"', b",", b"\n", b"0", b"-1", b"1e999", b"NaN", b"null", b"\x00", b"\xff", b"9" * 5_000, b"/0",
+]  # fmt: skip
 EDITS = st.lists(
     st.builds(
         Edit,
