@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -24,7 +24,6 @@ from kvdrift.log.units.kept_sets import COMPARED, check_alike
 from kvdrift.log.units.revisions import current_actions
 from kvdrift.schema.document import SPLITS
 from kvdrift.schema.errors import PlanError
-from kvdrift.schema.sampling import SamplingLaw
 from kvdrift.schema.study import FINITE_STATE, HTTP, Study
 from kvdrift.schema.tables import ACTIONS
 
@@ -94,8 +93,6 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
     present, before = (json.loads(text) for text in (study.settings, row["settings"]))
     present["documents"] = _in_order_of(before["documents"], present["documents"])
     asked, stored = _leaves(present), _leaves(before)
-    law = _leaves({"study": asdict(study.law)}), _leaves({"study": asdict(SamplingLaw.of(row))})
-    asked, stored = asked | law[0], stored | law[1]  # settings contain only values other than the defaults
     names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
     if study.several_models and not any(row["model"] == study.model.id for row in rows):
         names = [name for name in names if not name.startswith("model.")]

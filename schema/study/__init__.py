@@ -17,11 +17,10 @@ from kvdrift.schema.study.documents import DocumentsSection
 from kvdrift.schema.study.model import EXACT_TYPES, FINITE_STATE, HTTP, LLAMA_CPP, TRANSFORMER, ModelSection
 from kvdrift.schema.study.plan import FIXED, PlanSection
 from kvdrift.schema.study.reading import load_studies
-from kvdrift.schema.study.section import values_of
 from kvdrift.schema.study.whole import POOLED, Study
 
 __all__ = [
     "CONTROL_ACTION", "CONTROL_REPLICATES", "EXACT_TYPES", "EXTERNAL", "FINITE_STATE", "FIXED", "FLOOR_ACTION",
     "HTTP", "KERNEL_FLOOR_ACTION", "LLAMA_CPP", "NUMERICS", "POOLED", "TRANSFORMER", "ActionSection",
-    "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies", "values_of",
+    "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies",
 ]  # fmt: skip

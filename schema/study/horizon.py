@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import Field
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import SamplingLaw, Temperature, TopK, TopP
 from kvdrift.schema.study.section import MOST_LISTED, Name, Section, Tokens, meaning
-
-LAW_KEYS: Final = ("temperature", "top_p", "top_k", "eos")
-"""Keys added by later versions; settings and hashes include such a key only if it is not at its default."""
 
 
 class StudySection(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,10 +63,3 @@ def meaning(
         examples=None if example is None else [example],
         json_schema_extra=extra or None,
     )
-
-
-def values_of(section: Section, later: Collection[str]) -> dict[str, Any]:
-    """Return a section's values without the keys in ``later`` that are at their default, to keep older hashes."""
-    defaults = {name: type(section).model_fields[name].default for name in later}
-    values = section.model_dump()
-    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}

@@ -14,24 +14,17 @@ from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.sampling import SamplingLaw
 from kvdrift.schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, ActionSection
 from kvdrift.schema.study.documents import DocumentsSection
-from kvdrift.schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
+from kvdrift.schema.study.horizon import StudySection, WindowsSection
 from kvdrift.schema.study.mistakes import missing
 from kvdrift.schema.study.model import FINITE_STATE, ModelSection
 from kvdrift.schema.study.plan import PlanSection
-from kvdrift.schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Section, meaning, values_of
+from kvdrift.schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Section, meaning
 from kvdrift.schema.windows import Windows
 
 POOLED = "pooled"
 
-_LATER_KEYS = (
-    "kind", "family", "alphabet", "tables", "device_map", "logits_dtype", "engine", "settings", "tokenizer",
-    "chat_template_kwargs",
-)  # fmt: skip
-_PLACES = (
-    "mixed_gpus",
-    "url",
-    "requests",
-)  # keys of the model that decide no event: a permission, and the addresses and limits of servers
+# Keys of the model that decide no event: a permission, and the addresses and limits of servers.
+_PLACES = {"mixed_gpus", "url", "requests"}
 
 
 class Study(Section):
@@ -209,13 +202,10 @@ class Study(Section):
 
         Actions are left out, so that a study can add actions later.
         """
-        # Not in the settings, since each unit records its GPU or its server's report.
-        model = {name: value for name, value in values_of(self.model, _LATER_KEYS).items() if name not in _PLACES}
-        study = values_of(self.study, LAW_KEYS)
-        del study["store_prompts"]  # no event depends on it
         deciding = {
-            "study": study,
-            "model": model,
+            "study": self.study.model_dump(exclude={"store_prompts"}),  # no event depends on it
+            # Each unit records its GPU or its server's report.
+            "model": self.model.model_dump(exclude=_PLACES),
             # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
             "documents": [
                 part.model_dump(exclude={"development", "evaluation", "path", "exclude"}) for part in self.documents
