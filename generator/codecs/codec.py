@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
 
 from kvdrift.generator.attention.holding import StoredBytes
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.schema.errors import OperationError
+from kvdrift.schema.errors import InputError, OperationError
 
 
 class Codec(ABC):
@@ -63,3 +66,25 @@ class Codec(ABC):
             if not bool(read.isfinite().all()):
                 raise OperationError(f"{where} with a number that is not finite")
         return PrefixLayer(back.key.to(layer.key.dtype), back.value.to(layer.value.dtype))
+
+
+@dataclass(frozen=True)
+class GroupedCodec(Codec):
+    """A codec whose scales belong to groups of numbers; the last ``residual`` entries stay exact."""
+
+    group: int = 32
+    residual: int = 128
+
+    def __post_init__(self) -> None:
+        for name, bound in (("group", 1), ("residual", 0)):
+            if (value := getattr(self, name)) < bound:
+                raise InputError(f"{name} = {value}: should be at least {bound}")
+
+    def before_window(self, entries: int) -> int:
+        """How many of m entries lie before the window."""
+        return max(entries - self.residual, 0)
+
+
+def beside_exact(coded: Tensor, numbers: Tensor) -> Tensor:
+    """Join coded entries with the exact entries after them, [KV heads, m, size]."""
+    return torch.cat([coded, numbers[:, coded.shape[1] :]], dim=1)

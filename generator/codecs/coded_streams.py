@@ -78,7 +78,7 @@ class CodedStreams(CacheRule):
     def __init__(
         self, coding: EntryCoding, window: int, together: int, layers: Sequence[CodedLayer], horizon: int
     ) -> None:
-        self._coding, self._window, self._together, self._layers = coding, window, together, layers
+        self.coding, self._window, self._together, self._layers = coding, window, together, layers
         # If no entry of H - 1 fed tokens is ever coded, a stream's earlier states are cuts of its present state.
         self.cuts_back = horizon - 2 <= window
         self._length = 0  # the L for which the prompt's entries are coded
@@ -96,7 +96,7 @@ class CodedStreams(CacheRule):
             )
             for one in self._layers
         ]  # fmt: skip
-        return CodedStreams(self._coding, 0, begun + 1, layers, horizon=0)
+        return CodedStreams(self.coding, 0, begun + 1, layers, horizon=0)
 
     def before_step(
         self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
@@ -142,7 +142,7 @@ class CodedStreams(CacheRule):
             )
             inside = self._together - one.begun
             begun = torch.cat([first, key[:, :, :inside]], 2)
-            (read,), _ = self._coding.read_back(begun[None], begun[None, :, :, :0], [entries.layer])
+            (read,), _ = self.coding.read_back(begun[None], begun[None, :, :, :0], [entries.layer])
             key, value = torch.cat([read, key[:, :, inside:]], 2), torch.cat([its_values, value], 2)
         joint = attend_part(query, key, value, entries.scaling, softcap=entries.terms.softcap)
         if shared:
@@ -183,7 +183,7 @@ class CodedStreams(CacheRule):
 
     def _read_back(self, own: Sequence[Sequence[Tensor]], layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         keys, values = (torch.stack(list(numbers)) for numbers in own)
-        return self._coding.read_back(keys, values, layers)
+        return self.coding.read_back(keys, values, layers)
 
 
 def _taken(numbers: Tensor, slots: Tensor) -> Tensor:

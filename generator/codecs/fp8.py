@@ -37,6 +37,15 @@ class FP8(Codec):
 
 
 def _read_back(numbers: Tensor) -> Tensor:
-    scale = float16_above(numbers.abs().amax(dim=(1, 2), keepdim=True) / _LARGEST)  # [KV heads, 1, 1]
+    return at_scale(numbers, scale_of(numbers.abs().amax(dim=(1, 2), keepdim=True)))  # a scale for each KV head
+
+
+def scale_of(largest: Tensor) -> Tensor:
+    """Return the scales of groups with these largest magnitudes, float32."""
+    return float16_above(largest / _LARGEST)
+
+
+def at_scale(numbers: Tensor, scale: Tensor) -> Tensor:
+    """Return float32 numbers, each rounded to e4m3 at a scale; larger numbers saturate."""
     scaled = (numbers / scale.where(scale > 0, 1)).clamp(-_LARGEST, _LARGEST)
     return scaled.to(torch.float8_e4m3fn).float() * scale

@@ -18,17 +18,13 @@ from torch import Tensor
 from kvdrift.generator.attention.cache_rules import CacheRule
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.codecs.affine import float16_above
-from kvdrift.generator.codecs.codec import Codec
+from kvdrift.generator.codecs.codec import Codec, GroupedCodec
 from kvdrift.generator.codecs.coded_streams import CodedLayer, CodedStreams, EntryCoding
-from kvdrift.generator.codecs.fp8 import FP8
-from kvdrift.generator.codecs.grouped import GroupedCodec
+from kvdrift.generator.codecs.fp8 import FP8, at_scale, scale_of
 from kvdrift.generator.codecs.identity import Identity
 from kvdrift.generator.codecs.kivi import KIVI
 from kvdrift.generator.codecs.rotated import RotatedInt4
 from kvdrift.schema.errors import InputError
-
-_LARGEST = 448.0  # of e4m3
 
 
 @dataclass(frozen=True)
@@ -126,10 +122,9 @@ class _AtPromptScales(EntryCoding):
 def _scale(numbers: Tensor, positions: Tensor) -> Tensor:
     """The scale of entries at ``positions`` [KV heads, m] of [KV heads, n, size], as ``FP8`` has it."""
     largest = numbers.abs().amax(2).gather(1, positions.long()).amax(1)
-    return float16_above(largest.float() / _LARGEST)[:, None, None]
+    return scale_of(largest.float())[:, None, None]
 
 
 def _at_scales(numbers: Tensor, scales: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
     scale = torch.stack([scales[layer] for layer in layers])[:, None]  # [layers, 1, KV heads, 1, 1]
-    scaled = (numbers.float() / scale.where(scale > 0, 1)).clamp(-_LARGEST, _LARGEST)
-    return (scaled.to(torch.float8_e4m3fn).float() * scale).to(numbers.dtype)
+    return at_scale(numbers.float(), scale).to(numbers.dtype)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from kvdrift.generator.attention.holding import StoredBytes
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
-from kvdrift.generator.codecs.grouped import GroupedCodec, beside_exact
+from kvdrift.generator.codecs.codec import GroupedCodec, beside_exact
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvdrift.generator.attention.holding import StoredBytes
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.codecs.affine import GROUP_BYTES, entries_back, packed_bytes
-from kvdrift.generator.codecs.grouped import GroupedCodec, beside_exact
+from kvdrift.generator.codecs.codec import GroupedCodec, beside_exact
 from kvdrift.schema.errors import InputError
 
 _BITS = 4

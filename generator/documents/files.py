@@ -13,7 +13,7 @@ from typing import Any
 
 from kvdrift.schema.errors import InputError, reading
 
-_CHUNK = 1 << 20  # characters
+CHUNK = 1 << 20  # characters
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
 def _array_entries(path: Path) -> Iterator[tuple[int, Any]]:
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8-sig") as file:
-        text, position, number = file.read(_CHUNK), 0, 1
+        text, position, number = file.read(CHUNK), 0, 1
         position = _skip(text, 0, " \t\r\n")
         if text[position : position + 1] != "[":
             raise InputError(f"{path}: expected an array of JSON objects")
@@ -148,7 +148,7 @@ def _array_entries(path: Path) -> Iterator[tuple[int, Any]]:
                     value, end = decoder.raw_decode(text, position)
                 except json.JSONDecodeError as error:
                     # Cut off by the chunk's end, or broken; reading as much again keeps the work linear.
-                    more = file.read(max(_CHUNK, len(text) - position))
+                    more = file.read(max(CHUNK, len(text) - position))
                     if not more:
                         raise ValueError(error.msg) from None
                     text, position = text[position:] + more, 0

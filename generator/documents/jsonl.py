@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvdrift.generator.documents.answers import score_text
-from kvdrift.generator.documents.conversations import USER, Conversation, TemplateRefusalError
+from kvdrift.generator.documents.conversations import (
+    ASSISTANT,
+    SYSTEM,
+    TOOL,
+    USER,
+    Conversation,
+    TemplateRefusalError,
+)
 from kvdrift.generator.documents.files import SourceRow, find_file, read_rows
-from kvdrift.generator.documents.messages import read_conversation
 from kvdrift.generator.documents.prompts import PromptText, Tokenizer
 from kvdrift.generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
 from kvdrift.schema.document import SCORINGS, SPLITS, Document
@@ -18,6 +26,8 @@ from kvdrift.schema.study import DocumentsSection
 
 TASK = "prompt"
 _NAMED = 5  # strata in a line
+_ROLES = (SYSTEM, USER, ASSISTANT, TOOL)
+_ANSWERED = (USER, TOOL)
 
 
 class JsonlSource(DocumentSource):
@@ -154,7 +164,7 @@ def _prompt(row: SourceRow, section: DocumentsSection) -> PromptText | Conversat
             raise row.error(
                 "field 'messages': needs the chat template, and the study file says chat_template = false; leave it out"
             )
-        return read_conversation(row)
+        return _conversation(row)
     if row.has("tools"):
         raise row.error("field 'tools': belongs to 'messages'; a prompt is text alone")
     if not (text := row.text("prompt")):
@@ -188,3 +198,38 @@ def _scoring(row: SourceRow) -> str | None:
 
 def _file(section: DocumentsSection) -> Path:
     return find_file([Path(section.path or "").expanduser()], "JSON Lines with id and prompt or messages")
+
+
+def _conversation(row: SourceRow) -> Conversation:
+    """Return the row's conversation; an error names the message and its field.
+
+    Fields without a value are left out, and others that are not checked here reach the template as they are.
+    """
+    messages = row.rows("messages")
+    if not messages:
+        raise row.error("field 'messages': the list is empty")
+    for message in messages:
+        _check_message(message)
+    if (last := messages[-1].text("role")) not in _ANSWERED:
+        raise messages[-1].error(
+            f"field 'role': the model answers the last message, which is the {last}'s and must be of "
+            f"{' or '.join(_ANSWERED)}; leave it out{', or give its text as answers' if last == ASSISTANT else ''}"
+        )
+    for name in ("messages", "tools"):
+        row.encodable(name, json.dumps(row.fields.get(name), ensure_ascii=False))
+    tools = [tool.fields for tool in row.rows("tools")] if row.has("tools") else None
+    return Conversation([_present(message.fields) for message in messages], tools)
+
+
+def _check_message(message: SourceRow) -> None:
+    if (role := message.text("role")) not in _ROLES:
+        raise message.error(f"field 'role': '{role}' must be {', '.join(_ROLES[:-1])} or {_ROLES[-1]}")
+    calls = role == ASSISTANT and message.has("tool_calls")
+    if calls:
+        message.rows("tool_calls")
+    if not calls or message.has("content"):
+        message.text("content")
+
+
+def _present(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value is not None}

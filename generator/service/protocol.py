@@ -27,14 +27,7 @@ from kvdrift.schema.tables import SCHEMA_VERSION
 if TYPE_CHECKING:
     from kvdrift.generator.generation import PendingUnit  # which imports torch; a client needs none
 
-# 2: revisions of actions
-# 3: identities of units
-# 4: the dtype of logits
-# 5: codecs of actions, the law that tokens are drawn by
-# 6: units of several laws in one request
-# 7: what is kept of prompts, by position
-# 8: the tokens that end a text
-PROTOCOL = 8
+PROTOCOL = 1
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 LENGTH_HEADER = "kvdrift-request-bytes"

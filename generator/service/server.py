@@ -3,13 +3,16 @@
 Flight answers requests in its own threads, and the model belongs to the thread that calls ``GenerationService.run``.
 Requests pass from Flight's threads to that thread in a queue, and each request's results come back in a queue of its
 own.
+
+Importing a module runs its code. Names of the package and entry points need no permission, since whoever installed the
+distribution chose them. Other modules must be named on the service's command line.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -18,29 +21,38 @@ import pyarrow as pa
 from pyarrow import flight
 
 from kvdrift.generator.actions import build_action
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.codecs.generated import GeneratedEntries
 from kvdrift.generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
-from kvdrift.generator.identity import parts_sha256
+from kvdrift.generator.generation.events import versions_on
+from kvdrift.generator.identity import NUMERICS_VERSION, parts_sha256, source_of
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.custom.loading import load_module
+from kvdrift.generator.selectors.kvpress import PREFIX
+from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
 from kvdrift.generator.service.credentials import token_certificate
 from kvdrift.generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
+    PROTOCOL,
     GenerationRequest,
     Identity,
     KeptMessage,
+    PendingMessage,
     RequestState,
     StreamMetadata,
     plain_record,
 )
-from kvdrift.generator.service.served import check_modules
 from kvdrift.generator.transformer.decoder import is_device_lost
 from kvdrift.generator.transformer.model import LoadedModel
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, OperationError, first_line
-from kvdrift.schema.tables import EVENTS
+from kvdrift.schema.tables import EVENTS, SCHEMA_VERSION
 
 _BATCH_ROWS = 2**16
+_OPTION = "--allow-module"
 
 
 class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
@@ -232,3 +244,47 @@ def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         state=RequestState.GENERATING, unit=plain_record(unit.record), kept=[KeptMessage.of(one) for one in unit.kept]
     )
     yield batches[-1], said.encoded()
+
+
+def load_modules(names: Iterable[str]) -> frozenset[str]:
+    """Import the modules of ``--allow-module``, so that errors show before the service begins."""
+    allowed = frozenset(names)
+    for name in sorted(allowed):
+        where = f"{_OPTION} '{name}'"
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise InputError(f"{where}: is no module's name; write my_selectors for the module of my_selectors:MyClass")
+        load_module(name, None, where)
+    return allowed
+
+
+def check_modules(pending: Collection[PendingMessage], allowed: Collection[str]) -> None:
+    """Refuse a request that names a module which is not allowed."""
+    for number, item in enumerate(pending):
+        parts = {
+            "selector": item.action.selector, "codec": item.action.codec_name, "policy": item.action.policy_name,
+        }  # fmt: skip
+        for key, name in parts.items():
+            module, colon, _ = (name or "").partition(":")
+            if colon and module + colon != PREFIX and module not in allowed:
+                raise InputError(
+                    f"pending.{number}.action.{key}: the service may not import module '{module}'; who trusts the "
+                    f"module starts the service with {_OPTION} {module}"
+                )
+
+
+def identity_of(model: LoadedModel, revision: str | None) -> Identity:
+    """Return the identity of a model that was loaded at ``revision``.
+
+    The source of every selector, codec and policy is read now, since a service continues with the loaded code even if
+    the files change.
+    """
+    if model.files.weights_sha256 is None:
+        raise InputError(f"model.id = '{model.id}': the files of its weights are not found again")
+    for kind in (*SELECTORS.values(), *CODECS.values(), *POLICIES.values(), GeneratedEntries):
+        source_of(kind)
+    return Identity(
+        protocol=PROTOCOL, schema_version=SCHEMA_VERSION, numerics=NUMERICS_VERSION, model=model.id,
+        device=model.device, dtype=model.dtype, revision=revision, positions=model.positions,
+        weights=model.files.weights_sha256, eos_tokens=list(model.eos_tokens),
+        vocabulary=model.shape.vocabulary, versions=versions_on(model.device),
+    )  # fmt: skip

@@ -45,8 +45,7 @@ def list_(
 
 def _selectors() -> list[tuple[str, str]]:
     from kvdrift.generator.selectors import SELECTOR_KIND
-    from kvdrift.generator.selectors.kvpress import PREFIX, KVPress
-    from kvdrift.generator.selectors.kvpress_presses import PRESSES
+    from kvdrift.generator.selectors.kvpress import PREFIX, PRESSES, KVPress
 
     rows = _of_kind(SELECTOR_KIND)
     return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]

@@ -67,8 +67,7 @@ def serve(
     if tls_cert is not None and tls_key is not None:
         certificate = (read_pem("--tls-cert", tls_cert), read_pem("--tls-key", tls_key))
     from kvdrift.generator.service.client import TLS_SCHEME
-    from kvdrift.generator.service.served import identity_of, load_modules
-    from kvdrift.generator.service.server import GenerationService
+    from kvdrift.generator.service.server import GenerationService, identity_of, load_modules
     from kvdrift.generator.transformer.fused.layers import slower
     from kvdrift.generator.transformer.loading import load_model
 

@@ -36,8 +36,7 @@ from kvdrift.generator.selectors import SELECTORS
 from kvdrift.generator.selectors.selector import ScoringSelector
 from kvdrift.generator.service.client import ServiceAddress
 from kvdrift.generator.service.remote import RemoteGenerator
-from kvdrift.generator.service.served import identity_of
-from kvdrift.generator.service.server import GenerationService
+from kvdrift.generator.service.server import GenerationService, identity_of
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model import LoadedModel
 from kvdrift.generator.transformer.prompts.eviction import evict

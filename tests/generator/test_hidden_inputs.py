@@ -19,9 +19,9 @@ from kvdrift.generator.checks.kinds import trial_of
 from kvdrift.generator.checks.source_notes import source_notes
 from kvdrift.generator.checks.trial import Trial, decide_elsewhere, same_after_others, same_elsewhere
 from kvdrift.generator.codecs import CODECS
-from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.codecs.hqq import HQQ
 from kvdrift.generator.selectors import SELECTORS
-from kvdrift.generator.selectors.kvpress_presses import PRESSES
+from kvdrift.generator.selectors.kvpress import PRESSES
 from kvdrift.generator.selectors.policies import POLICIES
 
 SCORE = "return layer.key[..., self.coordinate].float() * self.sign"
@@ -39,7 +39,7 @@ SELECTORS_HERE = {
 CODEC_STEP = "self.step).round() * self.step for part"
 SUBJECTS = [*SELECTORS_HERE, "codec", "policy"]
 BESIDE = ("file beside", "helper")  # lie beside the class in any interpreter, as the source says
-OF_LIBRARIES = [name for name, one in CODECS.items() if issubclass(one, QuantizedCacheCodec)]
+OF_LIBRARIES = [name for name, one in CODECS.items() if issubclass(one, HQQ)]
 PACKAGE = {
     "selector": [*SELECTORS],
     "codec": [name for name in CODECS if name not in OF_LIBRARIES],

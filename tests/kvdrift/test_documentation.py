@@ -25,7 +25,7 @@ from kvdrift.generator.actions import CODEC_KIND, build_action, build_actions
 from kvdrift.generator.checks.codecs import CodecTrial
 from kvdrift.generator.checks.policies import PolicyTrial
 from kvdrift.generator.codecs import CODECS, Codec
-from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.codecs.hqq import HQQ
 from kvdrift.generator.documents.registry import stratum_documents
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTOR_KIND, SELECTORS
@@ -128,7 +128,7 @@ def test_actions_with_a_library_can_be_made() -> None:
 
 
 def needs_library(section: ActionSection) -> bool:
-    return issubclass(CODECS.get(str(section.codec_name), Codec), QuantizedCacheCodec)
+    return issubclass(CODECS.get(str(section.codec_name), Codec), HQQ)
 
 
 def test_the_pages_on_policies_do_as_they_say(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ from kvdrift.generator.selectors import Selector
 from kvdrift.generator.selectors.custom.parts import is_custom
 from kvdrift.generator.selectors.policies.policy import Policy
 from kvdrift.generator.selectors.policies.scores import ScoringPolicy
+from kvdrift.generator.selectors.policies.watched import RuleAround
 from kvdrift.schema.errors import KvdriftError, OperationError, failure_of
 
 
@@ -88,56 +89,40 @@ class _Bounded(ScoringPolicy):
         raise OperationError(f"policy {own.__name__}: {what} ({file})")
 
 
-class GuardedRule(CacheRule):
+class GuardedRule(RuleAround):
     """The rule of a custom policy with m = ``budget``, whose results are checked; without m, their number is not."""
 
     def __init__(self, policy: Policy, rule: CacheRule, budget: int | None) -> None:
-        self._policy, self._rule, self._budget = policy, rule, budget
-        self.scores, self.cuts_back = rule.scores, rule.cuts_back
+        super().__init__(rule)
+        self._policy, self._budget = policy, budget
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Return a context in which an exception becomes one line about the policy."""
+        return _failing_as_policy(self._policy)
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
         """Guard the rule over other entries, without a budget: whole steps are tried where nothing is dropped yet."""
-        with _failing_as_policy(self._policy):
-            return GuardedRule(self._policy, self._rule.over(entries, kv_heads), None)
+        return GuardedRule(self._policy, super().over(entries, kv_heads), None)
 
     def first_scores(self, layer: int) -> Tensor:
-        """The rule's first scores, checked."""
-        with _failing_as_policy(self._policy):
-            scores = self._rule.first_scores(layer)
+        """Return the rule's first scores, checked."""
+        scores = super().first_scores(layer)
+        with self.calling():
             self._check(scores, scores.shape, 0)
-            return scores
-
-    def before_step(
-        self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
-        length: int,
-    ) -> None:  # fmt: skip
-        """Call the rule."""
-        with _failing_as_policy(self._policy):
-            self._rule.before_step(prompt, suffixes, slots, length)
-
-    def passes(self, length: int) -> bool:
-        """Ask the rule."""
-        with _failing_as_policy(self._policy):
-            return self._rule.passes(length)
-
-    def replaces(self, length: int) -> bool:
-        """Ask the rule."""
-        with _failing_as_policy(self._policy):
-            return self._rule.replaces(length)
+        return scores
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
         """The rule's answer if its shape is right, else None."""
-        with _failing_as_policy(self._policy):
-            found = self._rule.left(entries, scores)
+        found = super().left(entries, scores)
         expected = (*entries.query.shape[:2], entries.prompt_key.shape[1])
         return found if isinstance(found, Tensor) and found.shape == expected else None
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
         """Attend by the rule, and check that shapes are right and numbers finite."""
         length = entries.suffix_key.shape[2]
-        with _failing_as_policy(self._policy):
-            found, after = self._rule.attend(entries, scores)
-            if self._rule.replaces(length):
+        with self.calling():
+            found, after = self.rule.attend(entries, scores)
+            if self.rule.replaces(length):
                 query = entries.query
                 sound = found is not None and found.shape == query.shape and found.dtype == query.dtype
                 if not sound or found is None or not bool(found.isfinite().all()):

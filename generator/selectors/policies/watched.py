@@ -1,8 +1,9 @@
-"""Count which prompt entries the streams of a policy still have after some steps."""
+"""Rules around other rules; one counts which prompt entries streams still have after some steps."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -31,7 +32,52 @@ def watched_steps(horizon: int) -> list[int]:
     return sorted({-(-last * part // MOST_STEPS) for part in range(1, MOST_STEPS + 1)} - {0})
 
 
-class WatchedRule(CacheRule):
+class RuleAround(CacheRule):
+    """Another rule, whose methods are called inside the context of ``calling``."""
+
+    def __init__(self, rule: CacheRule) -> None:
+        self.rule = rule
+        self.scores, self.cuts_back = rule.scores, rule.cuts_back
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Return the context of every call; by default an empty one."""
+        return nullcontext()
+
+    def over(self, entries: int, kv_heads: int) -> CacheRule:
+        """Return the other rule over other entries."""
+        with self.calling():
+            return self.rule.over(entries, kv_heads)
+
+    def first_scores(self, layer: int) -> Tensor:
+        """Return the rule's first scores."""
+        with self.calling():
+            return self.rule.first_scores(layer)
+
+    def before_step(
+        self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
+        length: int,
+    ) -> None:  # fmt: skip
+        """Call the rule."""
+        with self.calling():
+            self.rule.before_step(prompt, suffixes, slots, length)
+
+    def passes(self, length: int) -> bool:
+        """Ask the rule."""
+        with self.calling():
+            return self.rule.passes(length)
+
+    def replaces(self, length: int) -> bool:
+        """Ask the rule."""
+        with self.calling():
+            return self.rule.replaces(length)
+
+    def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
+        """Ask the rule."""
+        with self.calling():
+            return self.rule.left(entries, scores)
+
+
+class WatchedRule(RuleAround):
     """Another rule, whose streams' remaining entries are counted after some steps.
 
     Attributes:
@@ -40,32 +86,9 @@ class WatchedRule(CacheRule):
     """
 
     def __init__(self, rule: CacheRule, steps: Collection[int]) -> None:
-        self.rule, self._steps = rule, frozenset(steps)
-        self.scores, self.cuts_back = rule.scores, rule.cuts_back
+        super().__init__(rule)
+        self._steps = frozenset(steps)
         self.left_after: dict[int, Left] = {}
-
-    def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """The rule over other entries, without counting."""
-        return self.rule.over(entries, kv_heads)
-
-    def first_scores(self, layer: int) -> Tensor:
-        """The rule's first scores."""
-        return self.rule.first_scores(layer)
-
-    def before_step(
-        self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
-        length: int,
-    ) -> None:  # fmt: skip
-        """Call the rule."""
-        self.rule.before_step(prompt, suffixes, slots, length)
-
-    def passes(self, length: int) -> bool:
-        """Ask the rule."""
-        return self.rule.passes(length)
-
-    def replaces(self, length: int) -> bool:
-        """Ask the rule."""
-        return self.rule.replaces(length)
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
         """Attend by the rule, and count after some steps."""

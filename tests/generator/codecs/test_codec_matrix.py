@@ -16,12 +16,11 @@ from kvdrift.generator.checks.codecs import CodecTrial
 from kvdrift.generator.checks.kinds import trial_of
 from kvdrift.generator.checks.trial import Check
 from kvdrift.generator.codecs import CODECS, Codec
-from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.codecs.hqq import HQQ
 from kvdrift.generator.selectors import default_parameters
 
 NAMES = [
-    pytest.param(name, marks=[pytest.mark.quantizers] if issubclass(kind, QuantizedCacheCodec) else [])
-    for name, kind in CODECS.items()
+    pytest.param(name, marks=[pytest.mark.quantizers] if issubclass(kind, HQQ) else []) for name, kind in CODECS.items()
 ]
 BY_NAME = {check.name: check for check in CodecTrial.checks}
 

@@ -25,8 +25,8 @@ from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, 
 from kvdrift.generator.codecs import CODECS, Codec
 from kvdrift.generator.codecs.fp8 import FP8
 from kvdrift.generator.codecs.generated import GeneratedEntries
+from kvdrift.generator.codecs.hqq import HQQ
 from kvdrift.generator.codecs.kivi import KIVI
-from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.identity import parts_sha256
@@ -114,7 +114,7 @@ def stream_of(name: str | None, selector: str | None = None) -> CodedStream:
 
 
 def test_every_codec_but_the_control_has_a_case() -> None:
-    coding = {name for name, kind in CODECS.items() if not issubclass(kind, QuantizedCacheCodec)}  # these refuse it
+    coding = {name for name, kind in CODECS.items() if not issubclass(kind, HQQ)}  # these refuse it
     assert {codec_of(name) for name in CASES} == coding - {"identity"}
 
 
@@ -266,7 +266,7 @@ def test_large_numbers_are_cut_at_the_scale_of_the_prompt() -> None:
     layer = Prompt(random_model("llama"), document().tokens, 1).layers[0]
     codec, kept = CODECS["fp8"](), torch.arange(0, LENGTH, 2).expand(2, -1)
     own = PrefixLayer(layer.key[:, ::2], layer.value[:, ::2])
-    coding: Any = GeneratedEntries(codec).rule([layer], [kept], [codec.hold(own)], HORIZON)._coding  # type: ignore[attr-defined]
+    coding: Any = GeneratedEntries(codec).rule([layer], [kept], [codec.hold(own)], HORIZON).coding  # type: ignore[attr-defined]
     key, value = coding.read_back(own.key[None, None], own.value[None, None], [0])
     assert torch.equal(key[0, 0], codec.hold(own).key)
     assert torch.equal(value[0, 0], codec.hold(own).value)

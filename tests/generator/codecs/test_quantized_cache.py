@@ -21,14 +21,13 @@ from transformers import LlamaConfig
 from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.attention.holding import DTYPES
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.codecs import CODECS, quantized_cache
+from kvdrift.generator.codecs import CODECS, hqq
 from kvdrift.generator.codecs.hqq import HQQ
-from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
 from kvdrift.generator.identity import parts_sha256
 from kvdrift.schema.study import ActionSection
 
 needs_quantizers = pytest.mark.quantizers
-NAMES = [name for name, kind in CODECS.items() if issubclass(kind, QuantizedCacheCodec)]
+NAMES = [name for name, kind in CODECS.items() if issubclass(kind, HQQ)]
 
 
 def action(name: str, **parameters: Any) -> Action:
@@ -66,7 +65,7 @@ def test_without_the_library_the_line_says_how_to_install_it(name: str, monkeypa
     def missing(library: str) -> str:
         raise PackageNotFoundError(library)
 
-    monkeypatch.setattr(quantized_cache, "version", missing)
+    monkeypatch.setattr(hqq, "version", missing)
     assert refused(action, name) == (
         f"action 'mine': {CODECS[name].__name__} needs hqq, which is not installed or too old; "
         "install it by: pip install -e '.[quantizers]'"
@@ -198,7 +197,7 @@ def test_the_librarys_version_is_in_the_identity(monkeypatch: pytest.MonkeyPatch
     mine = action("hqq-int4")
     assert mine.codec_parameters == {"hqq": version("hqq"), "group": 64, "axis_key": 0, "axis_value": 0}
     before = parts_sha256(mine.parts)
-    monkeypatch.setattr(quantized_cache, "version", lambda _: "99")
+    monkeypatch.setattr(hqq, "version", lambda _: "99")
     assert parts_sha256(mine.parts) != before
 
 

@@ -537,7 +537,7 @@ def test_a_long_array_is_read_entry_by_entry(tmp_path: Path, monkeypatch: pytest
     entries = [{"number": number, "text": 'ä]}{[,"' * (number % 7)} for number in range(300)]
     path = tmp_path / "array.json"
     path.write_text(json.dumps(entries, ensure_ascii=False, indent=1), encoding="utf-8")
-    monkeypatch.setattr(files, "_CHUNK", 50)
+    monkeypatch.setattr(files, "CHUNK", 50)
     assert [row.fields for _, row in files.read_rows(path)] == entries
     assert [number for number, _ in files.read_rows(path, {3, 299})] == [3, 299]
     path.write_text(path.read_text(encoding="utf-8")[:-100], encoding="utf-8")

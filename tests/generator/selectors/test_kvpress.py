@@ -25,10 +25,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Dyna
 from kvdrift.generator.actions import build_action
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
-from kvdrift.generator.selectors import build_selector, kvpress_presses
+from kvdrift.generator.selectors import build_selector, kvpress
 from kvdrift.generator.selectors.h2o import AccumulatedAttention
-from kvdrift.generator.selectors.kvpress import AttentionInputs
-from kvdrift.generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, load_kvpress
+from kvdrift.generator.selectors.kvpress import PRESSES, REFUSED_PRESSES, AttentionInputs, load_kvpress
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
@@ -73,13 +72,13 @@ def test_without_kvpress_the_error_says_how_to_install_it(missing: str, monkeypa
     def version(_: str) -> str:
         if missing == "kvpress":
             raise PackageNotFoundError(missing)
-        return kvpress_presses.VERSION
+        return kvpress.VERSION
 
     def import_module(_: str) -> None:
         raise ModuleNotFoundError(name=missing)
 
-    monkeypatch.setattr(kvpress_presses, "version", version)
-    monkeypatch.setattr(kvpress_presses.importlib, "import_module", import_module)
+    monkeypatch.setattr(kvpress, "version", version)
+    monkeypatch.setattr(kvpress.importlib, "import_module", import_module)
     assert refused(action, "kvpress:SnapKVPress") == (
         "action 'mine': selectors kvpress:NAME need kvpress 0.5.5, "
         f"and '{missing}' is not installed; install both by: make kvpress"
@@ -87,7 +86,7 @@ def test_without_kvpress_the_error_says_how_to_install_it(missing: str, monkeypa
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kvpress_presses, "version", lambda _: "0.6.0")
+    monkeypatch.setattr(kvpress, "version", lambda _: "0.6.0")
     with pytest.raises(InputError, match=r"kvpress 0\.6\.0 is installed; .* need kvpress 0\.5\.5"):
         action("kvpress:SnapKVPress")
 
@@ -320,7 +319,7 @@ def test_options_reach_the_press_and_the_one_inside() -> None:
     assert row["parameters"] == (
         '{"chunk_length": 7, "kvpress": "0.5.5", "press": {"SnapKVPress": {"kernel_size": 5, "window_size": 16}}}'
     )
-    press = chosen.selector._build(0.25)
+    press = chosen.selector.build(0.25)
     assert (press.chunk_length, press.press.window_size, press.press.compression_ratio) == (7, 16, 0.25)
     assert action("kvpress:SnapKVPress", window_size=16).selector.window == 16
     assert action("kvpress:StreamingLLMPress", n_sink=0).selector.sinks == 0
@@ -357,7 +356,7 @@ def test_what_a_press_cannot_do_is_said_in_one_line() -> None:
 def test_altered_entries_are_no_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refused KeyRerotationPress, let in, has keys that are not the prompt's."""
     monkeypatch.delitem(REFUSED_PRESSES, "KeyRerotationPress")
-    monkeypatch.setitem(PRESSES, "KeyRerotationPress", kvpress_presses.Press(press="KnormPress"))
+    monkeypatch.setitem(PRESSES, "KeyRerotationPress", kvpress.Press(press="KnormPress"))
     with pytest.raises(OperationError, match="KeyRerotationPress returned an entry that is not one of the prompt's"):
         evict(prompt_of("llama", 401), build_selector("kvpress:KeyRerotationPress", {}), 200)
 
@@ -404,7 +403,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kvdrift.generator.attention.interface import IMPLEMENTATION, _attend
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.selectors import build_selector
-from kvdrift.generator.selectors.kvpress_presses import PRESSES
+from kvdrift.generator.selectors.kvpress import PRESSES
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 
 tokens = random_document("x", 300).tokens

@@ -17,7 +17,7 @@ from fixtures.refusals import refused
 from kvdrift.generator.checks.selectors import SelectorTrial
 from kvdrift.generator.checks.trial import Check
 from kvdrift.generator.selectors import SELECTORS, Selector
-from kvdrift.generator.selectors.kvpress_presses import PRESSES
+from kvdrift.generator.selectors.kvpress import PRESSES
 
 NAMES = [*SELECTORS, *(pytest.param(f"kvpress:{press}", marks=pytest.mark.kvpress) for press in PRESSES)]
 BY_NAME = {check.name: check for check in SelectorTrial.checks}

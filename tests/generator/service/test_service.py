@@ -95,8 +95,10 @@ class Server:
     def endpoint(self) -> ServiceAddress:
         return ServiceAddress(self.location, self.token, self.root)
 
-    def client(self) -> flight.FlightClient:
-        shown = self.token and token_certificate(self.token)
+    def client(self, token: str | None = "") -> flight.FlightClient:
+        """Return a connection with the certificate of a token, by default the server's; None shows none."""
+        token = self.token if token == "" else token
+        shown = token and token_certificate(token)
         keys = {"cert_chain": shown.certificate, "private_key": shown.key} if shown else {}
         return flight.FlightClient(self.location, tls_root_certs=self.root, **keys)
 
@@ -316,7 +318,7 @@ class TestRefusals:
         ("part", "change", "line"),
         [
             ("", {"protocol": 0}, "protocol: asked for 0"),
-            ("", {"schema_version": 1}, "schema_version: asked for 1"),
+            ("", {"schema_version": 0}, "schema_version: asked for 0"),
             ("", {"model": "other/model"}, "model: asked for 'other/model', but 'kvdrift/tiny' is served"),
             ("", {"weights": "0"}, "weights: asked for '0'"),
             ("", {"numerics": 0}, "numerics: asked for 0"),
@@ -434,7 +436,7 @@ class TestRefusals:
             (TOKEN[:-1], "is the token the same there"),
         ):
             address = ServiceAddress(servers.secured.location, token, servers.secured.root, timeout=20)
-            with address._connection() as client, pytest.raises(FLIGHT_ERRORS):
+            with servers.secured.client(token) as client, pytest.raises(FLIGHT_ERRORS):
                 list(client.do_get(flight.Ticket(b"x" * 50_000_000), presenting(token)))
             with pytest.raises(EndpointLost, match=hint):
                 address.identity()
@@ -625,7 +627,7 @@ class TestOneEndpoint:
         [
             ({"protocol": 0}, r"another version of kvdrift \(protocol 0, not \d+\)"),
             ({"numerics": 0}, r"another version of kvdrift \(numerics 0, not \d+\)"),
-            ({"schema_version": 1}, "another version of kvdrift"),
+            ({"schema_version": 0}, "another version of kvdrift"),
             ({"model": "kvdrift/tny"}, r"serves 'kvdrift/tny'; model.id: did you mean 'kvdrift/tiny'\?"),
             ({"dtype": "float16"}, "serves dtype = 'float16', the study asks for 'float32'"),
             ({"revision": "main"}, "serves revision = 'main', the study asks for none"),
