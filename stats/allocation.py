@@ -182,7 +182,7 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
     """
     strata = tuple(str(name) for name in np.unique(development.strata))
     endpoint.check(development.actions, strata, development.windows)
-    influence, value = _influence(development, endpoint)
+    influence, value = influences(development, endpoint)
     names = strata if endpoint.stratum == POOLED else (endpoint.stratum,)
     rows = [(name, np.flatnonzero(development.strata == name)) for name in names]
     # Strata without a document of the endpoint do not count, as in the estimate itself.
@@ -210,7 +210,7 @@ def _alike(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple
     return found if says else None, max(count, 1.0), between
 
 
-def _influence(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float, float]:
+def influences(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float, float]:
     """Return each replicate's influence on the endpoint, float64 [D, K] (NaN if absent), and the endpoint's value."""
     moments = development.document_means()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]

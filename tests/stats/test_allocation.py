@@ -15,7 +15,7 @@ import scipy.stats
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
-from kvdrift.stats.allocation import Allocation, _components, _influence, allocate, linearize
+from kvdrift.stats.allocation import Allocation, allocate, influences, linearize
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import ReplicateMoments
 from kvdrift.stats.quantities import QUANTITIES
@@ -68,7 +68,7 @@ def test_influence_is_the_derivative_in_document_weights(name: str, development:
     x = quantity.x(W)[-1]
     endpoint = Endpoint(name, "b", "a" if quantity.kind == "contrast" else None, "pooled", x)
     subject = 0 if quantity.kind == "contrast" else 1
-    influence, value = _influence(development, endpoint)
+    influence, value = influences(development, endpoint)
 
     def at(push: float, document: int) -> float:
         # Moments of a document moved away from the pooled ones by a factor: a linear path through the estimate.
@@ -107,6 +107,16 @@ def test_components_of_a_balanced_design_are_anovas(development: ReplicateMoment
         assert variance.weight == 0.5
 
 
+def components_of(values: np.ndarray) -> tuple[float, float]:
+    """The variances of a moment with values [documents, replicates], NaN without a replicate, in one stratum."""
+    names = np.arange(len(values)).astype(str)
+    scalars = {name: np.where(np.isnan(values), np.nan, 0.0)[:, None] for name in SCALAR_MOMENTS}
+    scalars["saturation"] = values[:, None]
+    development = ReplicateMoments(names, ["s"] * len(values), names, ("a",), W, scalars)
+    (variance,) = linearize(development, Endpoint("saturation", "a")).variances
+    return variance.between_documents, variance.between_replicates
+
+
 def test_components_are_unbiased_with_unequal_replicates() -> None:
     """Means over 200 studies of 60 documents, half with 2 replicates and half with 12; 5 standard errors of the mean.
 
@@ -116,11 +126,10 @@ def test_components_are_unbiased_with_unequal_replicates() -> None:
     random = np.random.default_rng(4)
     sigma_b, sigma_w = 0.2, 0.4
     lost = np.arange(12) >= np.repeat([2, 12], 30)[:, None]
-    names = np.arange(60).astype(str)
     parts = []
     for _ in range(200):
         values = sigma_b * random.normal(size=(60, 1)) + sigma_w * random.normal(size=(60, 12))
-        parts.append(_components(np.where(lost, np.nan, values), names, "here"))
+        parts.append(components_of(np.where(lost, np.nan, values)))
     error = 5 * np.std(parts, axis=0) / math.sqrt(200)
     assert error[0] < 0.01
     between, within = np.mean(parts, axis=0)
@@ -130,7 +139,7 @@ def test_components_are_unbiased_with_unequal_replicates() -> None:
 
 def test_the_between_component_is_floored_at_zero() -> None:
     alternating = np.tile([[0.0, 1.0]], (6, 1))  # document means all equal: less variance than replicates alone explain
-    assert _components(alternating, np.arange(6).astype(str), "here") == (0.0, 0.5)
+    assert components_of(alternating) == (0.0, 0.5)
 
 
 def test_clusters_carry_their_design_effect(development: ReplicateMoments) -> None:

@@ -23,7 +23,7 @@ from kvdrift.stats.clusters import ClusterDraws
 from kvdrift.stats.endpoints import Endpoint, Family
 from kvdrift.stats.ends import percentile_intervals
 from kvdrift.stats.moments import DocumentMoments
-from kvdrift.stats.pooling import _product
+from kvdrift.stats.pooling import pooled_means
 from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.resampling.bootstrap import BLOCK, estimate, groups, observed, resample
 from kvdrift.stats.resampling.intervals import COLUMNS, Request, planned_status
@@ -113,11 +113,14 @@ def test_quantities_share_their_draws_however_they_are_grouped(study: DocumentMo
 @pytest.mark.parametrize(
     "shape", [(256, 1, 1), (256, 48, 384), (256, 300, 65), (256, 900, 70), (1, 9, 200), (100, 48, 3)]
 )
-def test_tiled_product_is_the_product(shape: tuple[int, int, int]) -> None:
+def test_means_of_many_weightings_are_products(shape: tuple[int, int, int]) -> None:
+    """Whatever the tiles that the products are cut into."""
     random = np.random.default_rng(0)
     weights = random.integers(0, 5, size=shape[:2]).astype(float)
+    weights[:, 0] += 1  # no weighting is empty
     values = random.random(shape[1:])
-    np.testing.assert_allclose(_product(weights, values), weights @ values, rtol=1e-13)
+    means = pooled_means(values[:, None], np.ones((shape[1], 1), dtype=bool), [np.arange(shape[1])], weights)
+    np.testing.assert_allclose(means[:, 0, 0], weights @ values / weights.sum(axis=1, keepdims=True), rtol=1e-13)
 
 
 def test_document_order_does_not_matter(study: DocumentMoments) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pyarrow.compute as pc
 import pytest
 from apache_beam.testing import test_stream
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import Timestamp
 from fixtures.beam_results import HORIZON, assert_equals_batch_path, events, letters, ran, shuffled
 from fixtures.event_logs import LOG, canonical, documents_csv, make_log, stopped, stored
 from fixtures.random_units import branched_unit, unit
@@ -27,7 +25,7 @@ from kvdrift.transforms import AssembleReplicates, DeriveTrajectories, ReadEvent
 from kvdrift.transforms.derivation import derive_trajectories
 from kvdrift.transforms.streams import assembly
 from kvdrift.transforms.streams.packed import ROW, cut, events_of, table_of, unpacked
-from kvdrift.transforms.streams.replicates import DerivedReplicates, _Assemble
+from kvdrift.transforms.streams.replicates import DerivedReplicates
 from kvdrift.transforms.streams.stored import _ReadVersions, write_derived
 
 
@@ -205,74 +203,16 @@ def test_late_twice_and_out_of_order_in_a_stream(tmp_path: Path) -> None:
     ]
 
 
-class PlainState:
-    """A runner's state of one key in plain Python, which counts its bytes."""
-
-    def __init__(self) -> None:
-        self.bag, self.value, self.expiry = list[bytes](), None, None
-
-    def bytes(self) -> int:
-        return sum(map(len, self.bag)) + len(self.value or b"")
-
-
-class Bag:
-    """The bag of a state, as Beam hands it to a DoFn."""
-
-    def __init__(self, state: PlainState) -> None:
-        self.state = state
-        self.read = lambda: self.state.bag
-
-    def add(self, data: bytes) -> None:
-        self.state.bag.append(data)
-
-    def clear(self) -> None:
-        self.state.bag = []
-
-
-class Value(Bag):
-    """The value of a state."""
-
-    def __init__(self, state: PlainState) -> None:
-        super().__init__(state)
-        self.read = lambda: self.state.value  # type: ignore[assignment]
-
-    def write(self, value: bytes) -> None:
-        self.state.value = value
-
-    def clear(self) -> None:
-        self.state.value = None
-
-
-class Timer(Bag):
-    """The timer of a state."""
-
-    def set(self, moment: float) -> None:
-        self.state.expiry = moment
-
-
-@pytest.mark.parametrize("replicates", [50, 500])
-@pytest.mark.by_default("50")
-def test_state_follows_the_open_replicates_not_the_events(replicates: int) -> None:
-    """Four replicates are open at a time; finished ones leave four bytes a position until they expire."""
-    states, largest, came = defaultdict[str, PlainState](PlainState), 0, 0
-    transform = _Assemble(HORIZON, patience=10.0)
-    whole = events(replicates)
-    for first in range(0, replicates, 4):
-        part = whole.slice(first * HORIZON, 4 * HORIZON)
-        for batch in in_batches(shuffled(part, seed=first), 7):
-            for piece in cut(batch, HORIZON):
-                state = states[piece.key]
-                out = transform.process(
-                    (piece.key, (piece.data, "")), Timestamp.of(first), Bag(state), Value(state), Timer(state)
-                )
-                came += len([*out])
-        for key in [key for key, state in states.items() if state.expiry < first]:
-            assert not [*transform.expire(key, Bag(states[key]), Value(states[key]))]
-            assert states.pop(key).bytes() == 0
-        largest = max(largest, sum(state.bytes() for state in states.values()))
-    assert came == replicates
-    open_bytes, whole_bytes = 4 * (9 + HORIZON * (ROW.itemsize + 1)), 16 * HORIZON * 4
-    assert 0 < largest <= open_bytes + whole_bytes
+def test_the_state_of_a_replicate_is_small() -> None:
+    """A byte a position and the time of the latest row while positions are missing, afterwards four bytes a position."""
+    state: bytes | None = None
+    pieces = [piece for batch in in_batches(shuffled(events(1)), 5) for piece in cut(batch, HORIZON)]
+    for number, piece in enumerate(pieces, start=1):
+        state, whole = assembly.with_positions(state, unpacked(piece.data), HORIZON, latest=number)
+        assert (len(state), whole) == (9 + HORIZON, number == len(pieces))
+        assert (assembly.latest_of(state), assembly.is_whole(state)) == (number, False)
+    (piece,) = cut(events(1), HORIZON)
+    assert len(assembly.whole_state(unpacked(piece.data))) == 1 + 4 * HORIZON
 
 
 def test_a_row_that_comes_again_is_told_from_one_that_contradicts() -> None:
