@@ -113,12 +113,7 @@ _REVISION = _int(
 )
 _UNIT = _long("unit", "unit of the row, as in units", "none", null=True)
 _ESTIMATED_FROM = (
-    _int(
-        "action_revision",
-        "revision of the action whose events the row was estimated from",
-        "none",
-        default="0",
-    ),
+    _int("action_revision", "revision of the action whose events the row was estimated from", "none", default="0"),
     _int(
         "baseline_revision",
         "revision of the baseline whose events the row was estimated from; 0 without a baseline",
@@ -134,6 +129,15 @@ _DOCUMENTS_REVISION = _int(
 )
 
 
+# Of estimates.
+_SPLIT = _text("split", "development or evaluation")
+_STRATUM = _text("stratum", "stratum, or pooled")
+_BASELINE = _text("baseline", "baseline of a contrast; null for one action's quantity", null=True)
+_QUANTITY = _text("quantity", "column name of the quantity in its view")
+_ESTIMATE = _real("estimate", "point estimate; null if undefined", "unit of the quantity", null=True)
+_EVENTS_VERSION = _long("events_version", "version of the events table behind the row", "none")
+_PLAN = _text("plan_sha256", "SHA-256 of the plan under which the row was made", null=True)
+_STATUS = _text("status", "prespecified; seen: planned after the outcomes were known; or exploratory")
 _INTERVAL = _text(
     "interval",
     "how the interval was made: studentized, skewed, alike, expanded, percentile, simultaneous, repeated (of a look)",
@@ -170,7 +174,7 @@ DOCUMENTS = _table(
     "one tokenized prompt, in one revision of its answers, scoring and cluster",
     ("study", "model", "doc", "document_revision"),
     *_GROUP[:3],
-    _text("split", "development or evaluation"),
+    _SPLIT,
     _text("stratum", "the document's stratum, by default source and length"),
     _text("cluster", "documents of one cluster are resampled together"),
     _text("task", "task of the document source", null=True),
@@ -504,7 +508,7 @@ EXACT_VALUES = _table(
     "one quantity of one finite-state system, by enumeration",
     ("study", "model", "doc", "action", "action_revision", "quantity", "x"),
     *_GROUP,
-    _text("quantity", "column name of the quantity in its view"),
+    _QUANTITY,
     _int("x", "position or depth; null for a scalar", "tokens", null=True),
     _real("value", "the exact value", "unit of the quantity"),
     _REVISION,
@@ -561,22 +565,22 @@ RESULTS = _table(
         "documents_revision",
     ),
     *_GROUP[:2],
-    _text("split", "development or evaluation"),
-    _text("stratum", "stratum, or pooled"),
+    _SPLIT,
+    _STRATUM,
     _ACTION,
-    _text("baseline", "baseline of a contrast; null for one action's quantity", null=True),
-    _text("quantity", "column name of the quantity in its view"),
+    _BASELINE,
+    _QUANTITY,
     _int("x", "position or lag in tokens, or number of a block, of a profile; null for a scalar", "none", null=True),
-    _real("estimate", "point estimate; null if undefined", "unit of the quantity", null=True),
+    _ESTIMATE,
     _real("low", "lower end of the interval", "unit of the quantity", null=True),
     _real("high", "upper end of the interval", "unit of the quantity", null=True),
     _real("level", "coverage of the interval", "probability, 0..1"),
     _int("draws", "bootstrap draws", "count"),
     _int("documents", "documents behind the estimate", "count"),
     _text("family", "prespecified family that the level is adjusted for", null=True),
-    _text("status", "prespecified; seen: planned after the outcomes were known; or exploratory"),
-    _long("events_version", "version of the events table behind the row", "none"),
-    _text("plan_sha256", "SHA-256 of the plan under which the row was made", null=True),
+    _STATUS,
+    _EVENTS_VERSION,
+    _PLAN,
     *_ESTIMATED_FROM,
     _INPUTS,
     _INTERVAL,
@@ -610,11 +614,11 @@ LOOKS = _table(
     ),
     *_GROUP[:2],
     _int("look", "number of the look, from 1", "none"),
-    _text("stratum", "stratum, or pooled"),
+    _STRATUM,
     _ACTION,
-    _text("baseline", "baseline of a contrast; null for one action's quantity", null=True),
-    _text("quantity", "column name of the quantity in its view"),
-    _real("estimate", "point estimate; null if undefined", "unit of the quantity", null=True),
+    _BASELINE,
+    _QUANTITY,
+    _ESTIMATE,
     _real("low", "lower end of the repeated interval; null if the look has none", "unit of the quantity", null=True),
     _real("high", "upper end of the repeated interval", "unit of the quantity", null=True),
     _real("level", "probability with which the intervals of all looks hold together", "probability, 0..1"),
@@ -624,13 +628,8 @@ LOOKS = _table(
     _int("documents", "documents of the look behind the estimate", "count"),
     _int("clusters", "effective clusters of documents behind the estimate, rounded down", "count"),
     _flag("resolved", "whether the interval reaches the plan's goal"),
-    _REVISION,
-    _int(
-        "baseline_revision",
-        "revision of the baseline whose events the row was estimated from; 0 without a baseline",
-        "none",
-    ),
-    _long("events_version", "version of the events table behind the row", "none"),
+    *_ESTIMATED_FROM,
+    _EVENTS_VERSION,
     _text("plan_sha256", "SHA-256 of the plan that has the look"),
     _DOCUMENTS_REVISION,
 )
@@ -668,9 +667,9 @@ CALIBRATION = _table(
     _real("mae", "pooled mean absolute error of document contrasts", "share, 0..1", null=True),
     _real("rmse", "root of the pooled squared error of document contrasts", "share, 0..1", null=True),
     _int("draws", "bootstrap draws", "count"),
-    _text("status", "prespecified; seen: planned after the outcomes were known; or exploratory"),
-    _long("events_version", "version of the events table behind the row", "none"),
-    _text("plan_sha256", "SHA-256 of the plan under which the row was made", null=True),
+    _STATUS,
+    _EVENTS_VERSION,
+    _PLAN,
     *_ESTIMATED_FROM,
     _INPUTS,
     _INTERVAL,
