@@ -77,7 +77,7 @@ def compact(folder: DeltaFolder, table: str, done: Callable[[int], None]) -> Rew
     loaded = folder.load(table)
     small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
     replaced, damaged = 0, list[str]()
-    for part in cut(_in_order(folder, loaded, small), PACK_ROWS):
+    for part in cut(by_first_rows(folder, loaded, small), PACK_ROWS):
         found = put_together(folder, table, part)
         replaced += found.replaced
         damaged += found.damaged
@@ -154,7 +154,7 @@ def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
     return ranks[coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)], len(words) + 1
 
 
-def _in_order(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
+def by_first_rows(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
     """Sort visible files by the text columns of their table's key, in the first row of each file."""
     declared = TABLES[loaded.table]
     names = [name for name in declared.key if declared.schema.field(name).type == pa.string()]

@@ -80,7 +80,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
         yield check_citations(small[table], small["plans"], versions["events"])
     if not units.readable or not all(table.readable for table in small.values()):
         refused = "not computed: there are files that cannot be read"
-    yield _check_views(store, versions, progress, refused)
+    yield check_views(store, versions, progress, refused)
     yield check_leftovers(store)
     if (pieces := check_waiting(store)).faults or pieces.notes:
         yield pieces
@@ -111,7 +111,7 @@ def scrub(store: Store, seconds: float) -> Iterator[Verified]:
         remember(store, memory, versions)
 
 
-def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Verified:
+def check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Verified:
     """Check that the contracts of all computed views hold, such as R = O + E C."""
     names = computed_views()
     counts = f"{number_of(len(names), 'view')}, {number_of(sum(map(promises, names)), 'promise')}"

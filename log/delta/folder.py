@@ -314,7 +314,7 @@ class DeltaFolder(TableVersions):
 
     def _commit(self, table: str, attempt: Callable[[Snapshot], Commit | None], *, alone: bool) -> int:
         for turn in range(ATTEMPTS):
-            with self._turn(table):
+            with self.turn(table):
                 begun = time.monotonic()
                 commit, loaded, refused = self._try(table, attempt, alone=alone)
                 took = time.monotonic() - begun
@@ -328,7 +328,7 @@ class DeltaFolder(TableVersions):
             wait_after(turn, took)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {ATTEMPTS} attempts ({refused})")
 
-    def _turn(self, table: str) -> AbstractContextManager[None]:
+    def turn(self, table: str) -> AbstractContextManager[None]:
         """Return a block in which other writers of this machine, or of a file system with locks, do not commit."""
         if self._disk is None:
             return nullcontext()

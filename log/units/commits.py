@@ -142,19 +142,19 @@ class UnitCommits:
             missing = missing_records(self._folder, self._rows, base.units, base.events)
             stored, taken = self._stored(base.units, missing, records)
             new[:] = [record for record in records if record["unit"] not in taken]
-            if other := _other_content(stored, records):
+            if other := other_content(stored, records):
                 own = [(record, _of_units(rows, [record["unit"]])) for record in other]
                 raise ContradictionError.of(own, "the store has other events")
             _check_overlaps(stored, records)
             check_alike(new, stored)
             if not new:
                 return None
-            begun = self._check_conditions(base.units, missing, new)
+            begun = self.check_conditions(base.units, missing, new)
             numbers = tuple(record["unit"] for record in new)
             if numbers not in written:
                 own = rows if len(new) == len(records) else _of_units(rows, numbers)
                 written[numbers] = self._folder.put_rows("events", own, footer_of(new))
-            return Commit([written[numbers]], [*_guards(new), *guards((group, 0) for group in begun)])
+            return Commit([written[numbers]], [*guards_of(new), *guards((group, 0) for group in begun)])
 
         self._healed = False  # until the rows are appended
         self._folder.commit("events", attempt)
@@ -176,7 +176,7 @@ class UnitCommits:
         ``records`` are the rows of ``units`` of these units; rows that the table lacks are appended.
         """
         file = self._folder.put_rows("events", events, footer_of(records))
-        self._folder.commit("events", lambda _: Commit([file], _guards(records)), alone=True)
+        self._folder.commit("events", lambda _: Commit([file], guards_of(records)), alone=True)
         self.append_rows(records)
         return len(records)
 
@@ -201,7 +201,7 @@ class UnitCommits:
             file = self._folder.put_rows("units", rows, row_group=ROW_GROUP_ROWS)
             self._rows.remember(file.path, rows)
             self._folder.made_of_file("units", file.path, rows, conditions.facts_of)
-            return Commit([file], _guards(new))
+            return Commit([file], guards_of(new))
 
         if records:
             self._folder.commit("units", attempt)
@@ -216,7 +216,7 @@ class UnitCommits:
             self._touched.begin(base)
         return base
 
-    def _check_conditions(
+    def check_conditions(
         self, units: Snapshot, missing: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
     ) -> list[str]:
         """Refuse units that differ from their study; return an id for each study whose conditions they complete.
@@ -282,7 +282,8 @@ def _hashes(rows: pa.Table) -> Hashes:
     return row_hashes(rows.columns)
 
 
-def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:
+def guards_of(records: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the transactions by which simultaneous commits of the same groups of units refuse each other."""
     return guards((group_of(record), record["first_replicate"] + record["replicates"]) for record in records)
 
 
@@ -299,7 +300,7 @@ def _of_units(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
     return rows.filter(pc.is_in(rows["unit"], pa.array(numbers, pa.int64())))
 
 
-def _other_content(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def other_content(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return those given units that are stored with other events."""
     there = {unit_number(unit): unit["events_sha256"] for unit in stored}
     return [unit for unit in given if there.get(unit["unit"], unit["events_sha256"]) != unit["events_sha256"]]

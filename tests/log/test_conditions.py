@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.stored_units import content, edit, expected, make_unit
 
+from kvdrift.log.delta.folder import DeltaFolder
 from kvdrift.log.store import CONTRADICTIONS, Store, Unit
 from kvdrift.log.units import conditions
 from kvdrift.log.units.commits import ContradictionError
@@ -121,18 +123,25 @@ def test_a_revision_may_begin_a_study_anew(stores: tuple[Store, Store]) -> None:
         first.append_units([make_unit("d1", action_revision=1)])
 
 
+def once_before_a_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], int]) -> list[int]:
+    """Have ``act`` called when a writer is between its look at the store and its commit of events; return its result."""
+    put, begun = DeltaFolder.put_rows, list[int]()
+
+    def put_late(folder: DeltaFolder, table: str, *given: Any, **more: Any) -> Any:
+        if table == "events" and not begun:
+            begun.append(0)
+            begun[0] = act()
+        return put(folder, table, *given, **more)
+
+    monkeypatch.setattr(DeltaFolder, "put_rows", put_late)
+    monkeypatch.setattr(DeltaFolder, "turn", lambda *_: nullcontext())
+    return begun
+
+
 def test_two_writers_cannot_begin_a_study_at_once(stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """The second commits while the first is between its look at the store and its commit."""
     first, second = stores
-    put, begun = first._folder.put_rows, list[int]()
-
-    def put_late(*given: Any, **more: Any) -> Any:
-        if given[0] == "events" and not begun:
-            begun.append(second.append_units([with_horizon(make_unit("d1"), 4)]))
-        return put(*given, **more)
-
-    monkeypatch.setattr(first._folder, "put_rows", put_late)
-    monkeypatch.setattr("kvdrift.log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
+    begun = once_before_a_commit(monkeypatch, lambda: second.append_units([with_horizon(make_unit("d1"), 4)]))
     with pytest.raises(UnlikeUnitsError, match="horizon"):
         first.append_units([make_unit("d0")])
     assert begun == [1]
@@ -149,15 +158,7 @@ def test_a_value_that_a_study_did_not_have_concerns_every_writer(
     with pytest.raises(UnlikeUnitsError, match=r"seed is 4 .* 3"):
         second.append_units([make_unit("d3", seed=4)])
 
-    put, begun = first._folder.put_rows, list[int]()
-
-    def put_late(*given: Any, **more: Any) -> Any:
-        if given[0] == "events" and not begun:
-            begun.append(second.append_units([make_unit("d5", weights_sha256="b")]))
-        return put(*given, **more)
-
-    monkeypatch.setattr(first._folder, "put_rows", put_late)
-    monkeypatch.setattr("kvdrift.log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
+    begun = once_before_a_commit(monkeypatch, lambda: second.append_units([make_unit("d5", weights_sha256="b")]))
     with pytest.raises(UnlikeUnitsError, match="weights_sha256 is"):
         first.append_units([make_unit("d4", weights_sha256="a")])
     assert begun == [1]

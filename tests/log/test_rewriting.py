@@ -255,15 +255,15 @@ def test_two_at_once(store: Store) -> None:
 
 
 def test_a_compaction_that_another_overtakes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, real = rows(store), compaction._in_order
+    held, real = rows(store), compaction.by_first_rows
 
     def overtaken(*files: Any) -> list[StoredFile]:
         with monkeypatch.context() as other:
-            other.setattr(compaction, "_in_order", real)
+            other.setattr(compaction, "by_first_rows", real)
             compact(Store.open(store.location))
         return real(*files)
 
-    monkeypatch.setattr(compaction, "_in_order", overtaken)
+    monkeypatch.setattr(compaction, "by_first_rows", overtaken)
     compact(store)
     assert_compacted(store)
     assert rows(store) == held

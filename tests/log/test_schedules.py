@@ -78,18 +78,18 @@ def compare_at_the_start(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(UnitCommits, "__init__", begin)
     patch.setattr(UnitCommits, "append_complete", append_compared)
-    patch.setattr(commits, "_other_content", lambda *_: [])
+    patch.setattr(commits, "other_content", lambda *_: [])
 
 
 def guard_no_group(patch: pytest.MonkeyPatch) -> None:
     """Commit units without the ids by which a later commit of the same group is noticed."""
-    patch.setattr(commits, "_guards", lambda _: [])
+    patch.setattr(commits, "guards_of", lambda _: [])
 
 
 def guard_no_study(patch: pytest.MonkeyPatch) -> None:
     """Commit the first units of a study without the id by which another beginning is noticed."""
-    check = UnitCommits._check_conditions
-    patch.setattr(UnitCommits, "_check_conditions", lambda *given: check(*given) and [])
+    check = UnitCommits.check_conditions
+    patch.setattr(UnitCommits, "check_conditions", lambda *given: check(*given) and [])
 
 
 @pytest.mark.by_default("compare_at_the_start")

@@ -30,7 +30,6 @@ from fixtures.stored_units import (
     make_unit,
 )
 
-from kvdrift.log.delta.folder import DeltaFolder
 from kvdrift.log.delta.versions import has_gap, listed
 from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.commits import UnitCommits
@@ -70,7 +69,7 @@ def test_units_come_back_as_they_were(store: Store) -> None:
     assert store.units("another").num_rows == 0
 
 
-def test_what_came_with_version_2_need_not_be_given(store: Store) -> None:
+def test_columns_with_a_default_need_not_be_given(store: Store) -> None:
     unit = make_unit()
     record = {name: value for name, value in unit.record.items() if name != "estimator"}
     store.append_units([Unit(record, unit.events.drop_columns(["kind", "weight"]))])
@@ -188,7 +187,7 @@ def test_a_log_is_loaded_once_until_it_changes(store: Store, monkeypatch: pytest
     other.append_units([make_unit("d0")])
     (first,) = store.paths("events")
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaFolder, "_open", None)
+        patch.setattr("kvdrift.log.delta.versions.OpenTables.take", None)
         assert store.paths("events") == store.paths("events", store.version("events")) == [first]
     for table in ("events", "units"):
         max(Path(store.location, table, "_delta_log").glob("*.json")).unlink()
