@@ -36,8 +36,8 @@ from kvdrift.commands.show import show
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
+from kvdrift.exit_codes import INTERRUPTED, failure_code
 from kvdrift.junit import JUnitFile
-from kvdrift.program import INTERRUPTED, failure_code
 from kvdrift.schema.errors import (
     InputError,
     KvdriftError,

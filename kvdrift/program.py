@@ -8,15 +8,11 @@ import os
 import sys
 import traceback
 
-INTERRUPTED = 130  # the shell's code for a program that SIGINT ended
+from kvdrift.exit_codes import INTERRUPTED, failure_code
+
 # With Python's own 700 the collector searches all objects of torch and Prefect, a million, every few seconds during
 # the import.
 _NEW_OBJECTS = 10_000
-
-
-def failure_code(arguments: list[str]) -> int:
-    """Return the exit code of a failure: 1, or 4 for ``gate``, whose 1 means "worse"."""
-    return 4 if arguments[:1] == ["gate"] else 1
 
 
 def program() -> None:
