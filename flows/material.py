@@ -11,9 +11,8 @@ from kvdrift.generator.actions import Action, build_actions
 from kvdrift.generator.documents.conversations import TokenizerWithVariables
 from kvdrift.generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from kvdrift.generator.documents.source import NOTHING_HELD, Candidate, HeldDocuments, document_of
-from kvdrift.generator.engines.http.tokenizer import server_tokenizer
+from kvdrift.generator.engines.registry import engine_model, load_prompt_tokenizer
 from kvdrift.generator.finite.study_systems import study_systems, system_document
-from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.generator.transformer.decoder import check_prompt
 from kvdrift.generator.transformer.files.configuration import (
     head_size,
@@ -25,9 +24,7 @@ from kvdrift.generator.transformer.files.local_folders import (
     local_configuration,
     local_folder,
     model_location,
-    tokenizer_location,
 )
-from kvdrift.generator.transformer.files.tokenizer import load_tokenizer
 from kvdrift.generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError, nearest
@@ -96,9 +93,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
 
 def _tokenizer(study: Study) -> Any:
     """Load the tokenizer of a study's prompts, with the variables that the study file has for its chat template."""
-    loaded: Any = server_tokenizer(study.model)
-    if loaded is None:
-        loaded = load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
+    loaded = load_prompt_tokenizer(study.model)
     given = study.model.chat_template_kwargs
     return loaded if given is None else TokenizerWithVariables(loaded, given)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from kvdrift.generator.attention.cache_rules import CacheRule
 from kvdrift.generator.attention.holding import StoredBytes
-from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Statistic
 from kvdrift.generator.attention.shared_prefix import PrefixLayer as CodedEntries
-from kvdrift.generator.attention.statistics import QueryChunk, Statistic
 from kvdrift.generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
 from kvdrift.generator.codecs.codec import Codec
 from kvdrift.generator.selectors.parameters import at_least

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from kvdrift.generator.actions import Action, build_actions
 from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.finite.model import FiniteModel, finite_model
 from kvdrift.generator.generation import PendingUnit, StudyLaw, Work, generate_documents, generate_together
-from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.generator.generation.model import Model
 from kvdrift.generator.identity import ActionIdentity
 from kvdrift.generator.transformer.files.text_ends import model_files, text_ends

@@ -13,10 +13,10 @@ from kvdrift.flows.material import Material
 from kvdrift.flows.plan.stored_documents import CHANGEABLE, changed
 from kvdrift.generator.actions import Action
 from kvdrift.generator.documents.records import find_records
+from kvdrift.generator.engines.registry import tokenizer_location
 from kvdrift.generator.finite.model import finite_model
 from kvdrift.generator.finite.study_systems import exact_value_rows
 from kvdrift.generator.identity import IDENTITY_COLUMNS, ActionIdentity
-from kvdrift.generator.transformer.files.local_folders import tokenizer_location
 from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.log.forgotten import forgotten_documents
 from kvdrift.log.store import Store

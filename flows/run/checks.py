@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from kvdrift.flows.material import Material
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action
-from kvdrift.generator.attention.layer_traits import LayerTraits
+from kvdrift.generator.attention.parts import LayerTraits
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.finite.model import finite_model
 from kvdrift.generator.finite.study_systems import exact_value_rows
-from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.generator.generation.events import library_versions
 from kvdrift.generator.transformer.files.fingerprints import model_identity
 from kvdrift.generator.transformer.files.local_folders import (
@@ -24,8 +24,7 @@ from kvdrift.generator.transformer.files.local_folders import (
     local_folder,
     model_location,
 )
-from kvdrift.generator.transformer.model_checks import check_model, check_placement, known_traits
-from kvdrift.generator.transformer.needs import check_layers
+from kvdrift.generator.transformer.model_checks import check_layers, check_model, check_placement, known_traits
 from kvdrift.generator.transformer.other_weights.named import check_shared, told_of, weights_location, with_own_weights
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import ControlError, InputError, OperationError

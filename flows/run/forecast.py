@@ -24,10 +24,10 @@ from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan
 from kvdrift.flows.plan.left import LooksTaken, wanted_by_stratum
 from kvdrift.flows.plan.making import NOTHING, evaluated_size, size_bounds
 from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.engines.registry import tokenizer_location
 from kvdrift.generator.generation import Work
 from kvdrift.generator.generation.events import gpu_here
 from kvdrift.generator.identity import GpuKinds
-from kvdrift.generator.transformer.files.local_folders import tokenizer_location
 from kvdrift.generator.transformer.files.tokenizer import text_decoder
 from kvdrift.log.store import Store
 from kvdrift.schema.tables import PLAIN

@@ -23,8 +23,8 @@ from kvdrift.flows.run.checks import check_controls, check_equal_bytes, floor_li
 from kvdrift.flows.run.comparison import check_agrees
 from kvdrift.flows.run.forecast import forecast
 from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.engines.registry import tokenizer_location
 from kvdrift.generator.generation import Work
-from kvdrift.generator.transformer.files.local_folders import tokenizer_location
 from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.store import Store

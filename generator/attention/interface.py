@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms
-from kvdrift.generator.attention.layer_traits import attention_modules
+from kvdrift.generator.attention.parts import PLAIN, LayerTerms, attention_modules
 from kvdrift.generator.attention.threads import adapt
 
 IMPLEMENTATION = "kvdrift"

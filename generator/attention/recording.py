@@ -1,17 +1,141 @@
-"""Causal attention over one prompt that records the data that selectors and caches need of every layer."""
+"""Causal attention over one prompt that records the data that selectors and caches need of every layer.
+
+A prompt's keys and values are kept. Its queries and hidden states are not, since they would double the memory. A
+selector that needs more than the last W queries names statistics. Each statistic is gathered once per layer, from
+consecutive chunks of queries, for all selectors that name it. Nothing else is computed or kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms, attend_causally_by
-from kvdrift.generator.attention.parts import attend_causally
-from kvdrift.generator.attention.statistics import Gathered, Gathering, Statistic
+from kvdrift.generator.attention.parts import PLAIN, LayerTerms, attend_causally, attend_causally_by, attention_modules
+from kvdrift.schema.errors import failing_as
+
+Gathered = TypeVar("Gathered")
+
+# transformers' rotary embedding: (tensor of the wanted dtype and device, positions [1, T]) -> cos, sin [1, T, size].
+Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class QueryChunk:
+    """T consecutive queries of one layer, and everything that they may attend to.
+
+    Attributes:
+        query: [heads, T, size], rotated, of positions b - T .. b - 1.
+        key: [KV heads, b, size], rotated, of all positions so far.
+        value: [KV heads, b, size], of all positions so far.
+        hidden: [T, width], what the queries were projected from.
+        cos: [T, size], by which the queries were rotated.
+        sin: [T, size], by which the queries were rotated.
+        scaling: The factor of products of queries and keys.
+        module: The layer's attention module.
+        rotary: A copy of the model's rotary embedding.
+        softcap: The soft cap of the scaled products, if the layer has one.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+    scaling: float
+    module: nn.Module
+    rotary: Rotary
+    softcap: float | None = None
+
+    @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return self.key.shape[1] - self.query.shape[1]
+
+
+class Statistic(Protocol[Gathered]):
+    """A value gathered over all queries of a layer; hashable, since equal statistics are gathered once."""
+
+    def update(self, gathered: Gathered | None, chunk: QueryChunk) -> Gathered:
+        """Return the gathered value with a chunk added; ``gathered`` is the value before, None for the first chunk."""
+
+
+@dataclass(frozen=True)
+class _LayerInput:
+    module: nn.Module
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+    rotary: Rotary
+
+
+class Gathering:
+    """The statistics of one prompt, layer by layer."""
+
+    def __init__(self, statistics: Iterable[Statistic[Any]]) -> None:
+        self._statistics = tuple(dict.fromkeys(statistics))
+        self._layers: dict[int, dict[Statistic[Any], Any]] = {}
+        self._input: _LayerInput | None = None
+        self._rotary: Any = None
+        self._types: Sequence[str] = ()  # of all layers, if the embedding gives each type angles of its own
+
+    @contextlib.contextmanager
+    def listening(self, network: Any) -> Iterator[None]:
+        """Record the inputs of the attention layers of ``network``, a causal language model, during the block."""
+        with contextlib.ExitStack() as hooks:
+            if self._statistics:
+                # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
+                self._rotary = copy.deepcopy(network.model.rotary_emb)
+                if "layer_type" in inspect.signature(self._rotary.forward).parameters:
+                    self._types = network.config.layer_types
+                for module in attention_modules(network).values():
+                    hook = module.register_forward_pre_hook(self._listen, with_kwargs=True)
+                    hooks.callback(hook.remove)
+            yield
+
+    def observe(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None
+    ) -> None:
+        """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic."""
+        if not self._statistics:
+            return
+        if self._input is None:
+            message = "statistics of a prompt are gathered while listening to its model"
+            raise RuntimeError(message)
+        seen = self._input
+        chunk = QueryChunk(
+            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, seen.module, seen.rotary, softcap
+        )
+        gathered = self._layers.setdefault(layer, {})
+        for statistic in self._statistics:
+            with failing_as("statistic", statistic):
+                gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
+
+    def of(self, layer: int) -> Mapping[Statistic[Any], Any]:
+        """Return the values gathered of a layer so far, by statistic; later chunks change them in place."""
+        return self._layers.setdefault(layer, {})
+
+    def forget(self) -> None:
+        """Drop everything gathered."""
+        for gathered in self._layers.values():
+            gathered.clear()
+        self._input = None
+
+    def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
+        cos, sin = inputs["position_embeddings"]
+        rotary: Any = self._rotary
+        if self._types:
+            number: Any = module.layer_idx
+            rotary = partial(rotary, layer_type=self._types[number])
+        self._input = _LayerInput(module, inputs["hidden_states"][0], cos[0], sin[0], rotary)
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kvdrift.generator.attention.cpu_products import OneDNNLinear, fits_onednn
-from kvdrift.generator.attention.layer_traits import attention_modules
-from kvdrift.generator.attention.parts import attend_prompt
-from kvdrift.generator.attention.streams.rows import TILE, tile_of
+from kvdrift.generator.attention.parts import attend_prompt, attention_modules
+from kvdrift.generator.attention.prompt_reads import TILE, tile_of
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.schema.progress import SILENT
 
@@ -33,7 +32,6 @@ _LAYERS = 2  # rows, likewise, of layers whose products are all oneDNN's; a sing
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
 _ROWS = (*range(2, 65, 2), 96, 128)  # with which threads are compared
-_LAWS = 64  # that are compared at once
 
 
 @dataclass(frozen=True)
@@ -54,22 +52,6 @@ class RowInvariance:
     deviation: float
     few: int = 0
     layers: int = 0
-
-
-class FilledKernels(Protocol):
-    """``StreamKernels`` with suffixes that can be filled with given contents."""
-
-    def open(self, caches: Sequence[int]) -> Tensor:
-        """Start one stream for each of ``caches``, which ascend."""
-
-    def fill(self, contents: Tensor) -> None:
-        """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size]."""
-
-    def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each stream, or to no stream, and return the laws, [streams, V]."""
-
-    def counts_to_try(self, streams: int) -> list[int]:
-        """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first."""
 
 
 @dataclass
@@ -95,40 +77,6 @@ class TriedSteps:
                 return
             self.deviation = max(self.deviation, find_deviation())
             self._tried.append(tuple(sizes))
-
-
-def step_deviation(
-    kernels: FilledKernels, suffixes: Tensor, streams: int, threads: Sequence[int | None] = (None,)
-) -> float:
-    """Compare the laws of equal streams in steps of several sizes, of at most ``streams`` streams.
-
-    The steps are computed with each of these numbers of threads; None is the present number.
-
-    The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
-    streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
-    probability; 0 if laws are equal bit for bit.
-    """
-    kernels.fill(suffixes)
-    kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
-    known: set[int] = set()
-    wanted, deviation = None, 0.0
-    for threads_now, count in itertools.product(threads, kernels.counts_to_try(streams)):
-        stream = torch.arange(count)
-        cache, kind = stream * 3 // count, stream % kinds
-        kernels.open(cache.tolist())
-        for _ in range(suffixes.shape[2]):
-            kernels.advance(none)
-        with torch_threads(threads_now):
-            laws = kernels.advance(kind)
-        same = torch.where(cache == 2, kinds + kind, kind)  # which laws should be equal
-        wanted = laws.new_zeros((2 * kinds, laws.shape[-1])) if wanted is None else wanted
-        for row, number in enumerate(same.tolist()):
-            if number not in known:
-                known.add(number)
-                wanted[number] = laws[row]
-        for own, some in zip(torch.split(laws, _LAWS), torch.split(same.to(laws.device), _LAWS), strict=True):
-            deviation = max(deviation, float((own - wanted[some]).abs().max() / own.max()))
-    return deviation
 
 
 def find_row_multiple(network: Any) -> RowInvariance:

@@ -12,15 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvdrift.generator.attention.cache_rules import CacheRule
-from kvdrift.generator.attention.fused.attention import FusedAttention, are_fused
-from kvdrift.generator.attention.fused.tables import FEWEST_ROWS, few_rows
-from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
-from kvdrift.generator.attention.parts import attend_part, join_parts
-from kvdrift.generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
-from kvdrift.generator.attention.streams.rows import rounded, tile_of
-from kvdrift.generator.attention.streams.ruled import RuledStreams
-from kvdrift.generator.attention.streams.slots import StreamSlots, copy_suffixes, suffix_buffers
+from kvdrift.generator.attention.cache_rules import CacheRule, RuledStreams
+from kvdrift.generator.attention.fused import FusedAttention, are_fused
+from kvdrift.generator.attention.parts import PLAIN, LayerTerms, attend_part, join_parts, with_sinks
+from kvdrift.generator.attention.prompt_reads import PrefixLayer, PromptReads, rounded, tile_of
+from kvdrift.generator.attention.slots import StreamSlots, copy_suffixes, suffix_buffers
+from kvdrift.generator.attention.tables import FEWEST_ROWS, few_rows
 from kvdrift.schema.errors import InputError
 
 __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs take the first from here, and their text is part of identities

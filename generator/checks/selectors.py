@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvdrift.generator.actions import Action, build_action
-from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.statistics import QueryChunk
+from kvdrift.generator.attention.recording import PromptLayer, QueryChunk
 from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model
 from kvdrift.generator.checks.trial import Check, Trial, common_checks, require, require_no_draws, same_events
 from kvdrift.generator.selectors import SELECTOR_KIND, SELECTORS, Full, Recent, Selector, build_selector

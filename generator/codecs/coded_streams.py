@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
-from kvdrift.generator.attention.layer_terms import with_sinks
-from kvdrift.generator.attention.parts import attend_part, attend_prompt, join_parts
+from kvdrift.generator.attention.parts import attend_part, attend_prompt, join_parts, with_sinks
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 
 

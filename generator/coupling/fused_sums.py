@@ -1,6 +1,6 @@
 """A Triton kernel for CUDA that sums over pairs of laws in one pass over memory.
 
-``kvdrift.generator.coupling.fused_draws`` uses it if Triton is installed and can build the kernel. Otherwise
+``kvdrift.generator.coupling.laws`` uses it if Triton is installed and can build the kernel. Otherwise
 ``kvdrift.generator.coupling.laws`` computes the sums from copies of the laws.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
-    """Launch ``kvdrift.generator.coupling.fused_draws.pair_sums``.
+    """Launch ``kvdrift.generator.coupling.laws.pair_sums``.
 
     Laws are on CUDA, with a row's values beside each other. A row of -1 is the point mass on ``absorbed_token``, -2 no
     mass at all. ``block`` is the number of tokens of a block, a power of two.

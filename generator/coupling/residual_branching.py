@@ -2,7 +2,7 @@
 
 A replicate scans a common prefix U, drawn from the overlap of both laws. At every position s the residual branch has
 the weight w_s = S e_s. The replicate chooses a position J with probability w_J / M, M being the sum of the weights, and
-continues the coupling from there to the horizon. This module knows no models, only ``StreamKernels``.
+continues the coupling from there to the horizon. This module knows no models, only ``StreamDecoder``.
 
 J is drawn while scanning: position s replaces the candidate with probability w_s over the sum of weights so far, so
 that s is the last candidate with probability w_s / M. No law is kept or computed again: the residual pair is drawn at
@@ -21,13 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvdrift.generator.coupling.fused_draws import are_fused
-from kvdrift.generator.coupling.fused_steps import FusedSteps
-from kvdrift.generator.coupling.kernels import StreamKernels
-from kvdrift.generator.coupling.laws import draw, pairs_at_once, total_variation
-from kvdrift.generator.coupling.pairs import CoupledPairs
-from kvdrift.generator.coupling.rollout import ActionReplicates
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
+from kvdrift.generator.coupling.laws import are_fused, draw, pairs_at_once, total_variation
+from kvdrift.generator.coupling.rollout import ActionReplicates, CoupledPairs
+from kvdrift.generator.coupling.steps import FusedSteps
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, StreamDecoder, distinct_streams
 
 SCAN_UNIFORMS = 4  # U_s, whether s replaces the candidate, the residual tokens of X and of Y
 PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y
@@ -49,7 +46,7 @@ class ResidualBranches:
 
 
 def branch_replicates(
-    kernels: StreamKernels, actions: Sequence[ActionReplicates], horizon: int, savings: Savings = ALL_SAVINGS
+    kernels: StreamDecoder, actions: Sequence[ActionReplicates], horizon: int, savings: Savings = ALL_SAVINGS
 ) -> list[ResidualBranches]:
     """Scan and branch every replicate of every action, and return the recorded steps of each action.
 
@@ -83,7 +80,7 @@ def branch_replicates(
 class _Scan:
     """The overlap scan of all pairs, and the residual branch that each pair has drawn; only laws leave the CPU."""
 
-    def __init__(self, kernels: StreamKernels, pair_cache: Tensor, horizon: int, savings: Savings) -> None:
+    def __init__(self, kernels: StreamDecoder, pair_cache: Tensor, horizon: int, savings: Savings) -> None:
         pairs = len(pair_cache)
         eos = kernels.eos_tokens
         self._kernels, self._pair_cache, self._savings = kernels, pair_cache, savings

@@ -1,6 +1,6 @@
-"""The coupled rollout: reference and compressed continuations of a document, position by position.
+"""The coupled rollout: reference and compressed continuations of documents, position by position.
 
-This module knows no models, only ``StreamKernels``. A pair (action, replicate) needs three laws at each position: the
+This module knows no models, only ``StreamDecoder``. A pair (action, replicate) needs three laws at each position: the
 reference's on its history X, the compressed model's on its own history Y, and the compressed model's on X. Equal laws
 are computed once:
 
@@ -10,20 +10,235 @@ are computed once:
 - After a side's EOS its law is a point mass, which needs no stream.
 
 Several documents can be decoded side by side: a position then takes one call for all of them.
+
+A step of ``CoupledPairs`` is the same whether a pair started at the prompt or at a branch
+(``kvdrift.generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to
+pairs on the CPU, from tokens alone. The rows of laws that a pair needs are known before the laws are computed, and go
+to the device with the tokens. If operations are fused, a step then waits for the device once, for its tokens and
+distances, and the next step may be under way by then (``kvdrift.generator.coupling.steps``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from kvdrift.generator.coupling.kernels import StreamKernels
-from kvdrift.generator.coupling.pairs import CoupledPairs
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.laws import ABSORBED, NOTHING, LawTable, are_fused, fused_draws
+from kvdrift.generator.coupling.steps import FusedSteps
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, StreamDecoder, distinct_streams
+
+
+@dataclass(frozen=True)
+class _LawRows:
+    """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side."""
+
+    reference: Tensor  # the law of each reference, [references]
+    p: Tensor  # the reference's law, for each pair, [pairs]
+    on_x: Tensor  # the compressed model's law on X, for each pair
+    on_y: Tensor  # the compressed model's law on Y, for each pair
+
+    @property
+    def parted(self) -> Tensor:
+        """Whether f needs a law of its own, bool [pairs]: X goes on, and Y follows another stream."""
+        return (self.on_x >= 0) & (self.on_x != self.on_y)
+
+    def compared(self) -> Tensor:
+        """The rows for ``fused_draws``, [2, references + 2 pairs]."""
+        left = [torch.full_like(self.reference, NOTHING), self.p, self.p.where(self.parted, ABSORBED)]
+        right = [self.reference, self.on_y, self.on_x.where(self.parted, ABSORBED)]
+        return torch.stack([torch.cat(left), torch.cat(right)])
+
+
+class CoupledPairs:
+    """Pairs (action, replicate) under the maximal coupling, advanced together.
+
+    A pair takes part from ``open`` on (all pairs, at the prompt) or from ``join`` on (some pairs, at a branch).
+    Everything but laws and uniforms is on the CPU; uniforms go to the laws' device once. ``steps`` has the columns of
+    ``events``, [pairs, H] each. At first they hold the values of pairs whose sides have both ended: EOS on both, delta
+    = f = 0.
+
+    Args:
+        pair_reference: The reference of each pair, int64 [pairs].
+        reference_cache: The cache of each reference, int64 [references], ascending.
+        pair_cache: The action's cache of each pair, int64 [pairs], ascending.
+        reference_owner: The cache that a reference stream's laws are counted for, int64 [references].
+        u_x: Uniforms of the references' tokens, float64 [references, H].
+        u_pair: Uniforms of acceptance and of the residual token, float64 [pairs, H, 2].
+    """
+
+    def __init__(
+        self, kernels: StreamDecoder, pair_reference: Tensor, reference_cache: Tensor, pair_cache: Tensor,
+        reference_owner: Tensor, u_x: Tensor, u_pair: Tensor, savings: Savings = ALL_SAVINGS,
+    ) -> None:  # fmt: skip
+        absent = kernels.eos_tokens[0] if kernels.eos_tokens else 0
+        self._kernels, self._savings = kernels, savings
+        self._pair_reference = pair_reference
+        self._eos_tokens = torch.tensor(kernels.eos_tokens, dtype=torch.int64)
+        self._absent = absent
+        self._x = torch.full_like(reference_owner, absent)
+        self._y = torch.full_like(pair_cache, absent)
+        self._x_done = torch.ones_like(reference_owner, dtype=torch.bool)
+        self._y_done = torch.ones_like(pair_cache, dtype=torch.bool)
+        # Streams that may be wanted: the references', then compressed ones along X, then along Y.
+        self._sizes = [len(reference_owner), len(pair_cache), len(pair_cache)]
+        self._cache = torch.cat([reference_cache, pair_cache, pair_cache])
+        # The place of their tokens among the results of ``fused_draws``.
+        references, pairs, _ = (torch.arange(size) for size in self._sizes)
+        self._drawn = torch.cat([references, pair_reference, len(references) + pairs])
+        self._owner = torch.cat([reference_owner, pair_cache, pair_cache])
+        self._label = self._labels(pair_cache)
+        self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none
+        self._open = 0  # open streams
+        shape = (len(pair_cache), u_x.shape[1])
+        self.steps: dict[str, NDArray[Any]] = {
+            **{name: np.full(shape, absent, dtype=np.int32) for name in ("x_token", "y_token")},
+            **{name: np.zeros(shape, dtype=np.float32) for name in ("delta", "f")},
+            **{name: np.ones(shape, dtype=np.bool_) for name in ("x_eos", "y_eos")},
+        }
+        self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)  # by owner; shared ones in parts
+        self.evaluations = torch.zeros_like(pair_cache)
+        # Of each position those of X, of residual tokens, of acceptance, [H, references + 2 pairs].
+        uniforms = torch.cat([u_x, u_pair[:, :, 1], u_pair[:, :, 0]]).t().contiguous()
+        self._uniforms = uniforms.to(kernels.device)
+        self._fused: FusedSteps | None = None
+        if are_fused(savings, kernels.device):
+            draw = partial(fused_draws, reference=pair_reference.to(kernels.device), absorbed_token=absent)
+            self._fused = FusedSteps(kernels, draw, self._uniforms, sum(self._sizes))
+
+    def open(self) -> None:
+        """Start every pair at the prompt and couple position 1."""
+        self._x_done.fill_(value=False)
+        self._y_done.fill_(value=False)
+        self._row.fill_(0)  # all histories are empty
+        streams, wanted = self._regroup()
+        rows = self._law_rows()
+        if self._fused is not None:
+            draws = self._split(self._fused.open(streams, self._drawn[wanted][streams.member], rows.compared()))
+        else:
+            draws = self._plain_draws(self._kernels.open(streams.cache.tolist()), rows, 0)
+        self._record(0, rows, *draws)
+
+    def join(
+        self, pairs: Tensor, column: int, tokens: tuple[Tensor, Tensor], distance: Tensor, rows: tuple[Tensor, Tensor]
+    ) -> None:
+        """Start some pairs, int64 [joining], at a branch; each pair has a reference of its own.
+
+        At ``column``, from 0, they part: ``tokens`` are x and y there, int64 [joining] each, and ``distance`` is delta
+        = f, float64 [joining]. ``rows`` are the parked streams that the reference's and the compressed histories
+        continue, int64 [joining] each.
+        """
+        references = self._pair_reference[pairs]
+        x, y = tokens
+        x_eos, y_eos = torch.isin(x, self._eos_tokens), torch.isin(y, self._eos_tokens)
+        self._x[references], self._y[pairs] = x, y
+        self._x_done[references], self._y_done[pairs] = x_eos, y_eos
+        reference, on_x, on_y = torch.split(self._row, self._sizes)
+        reference[references] = rows[0] + self._open
+        on_x[pairs] = on_y[pairs] = rows[1] + self._open
+        self._write(column, pairs.numpy(), x_token=x, y_token=y, delta=distance, f=distance, x_eos=x_eos, y_eos=y_eos)
+
+    def step(self, column: int) -> bool:
+        """Advance every pair to position ``column``, from 0.
+
+        Returns whether a stream is open; if none is, nothing was recorded.
+        """
+        streams, wanted = self._regroup()
+        self.rows_used.index_add_(0, self._owner[wanted], streams.share)
+        rows = self._law_rows()
+        if self._fused is not None:
+            found = self._fused.step(column, streams, self._drawn[wanted][streams.member], rows.compared())
+        else:
+            self._kernels.select(streams.row)
+            found = self._kernels.advance(streams.token)
+        if not self._open:
+            return False
+        self._record(column, rows, *(self._split(found) if self._fused else self._plain_draws(found, rows, column)))
+        return True
+
+    def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
+        """Record one position of some pairs: values [pairs], on the CPU, by the name of their column."""
+        for name, value in values.items():
+            self.steps[name][pairs, column] = value.numpy()
+
+    def _labels(self, pair_cache: Tensor) -> Tensor:
+        """Return a label of each stream that may be wanted; equal streams with different labels are not shared."""
+        savings = self._savings
+        reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
+        if savings.share_equal_histories:
+            # Without a common reference each pair has its own; those of one action may still be the same.
+            reference = torch.zeros_like(reference) if savings.share_reference else pair_cache
+            on_x = on_y = torch.zeros_like(on_x)
+        return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if savings.share_until_parting else 1)])
+
+    def _done(self) -> Tensor:
+        """Return for each stream that may be wanted whether its side has ended."""
+        return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
+
+    def _regroup(self) -> tuple[DistinctStreams, Tensor]:
+        """Return the streams of the next position, and which of all streams that may be wanted are wanted.
+
+        A side that has ended loses its stream, and a pair that has parted gets two streams.
+        """
+        wanted = self._row >= 0
+        if self._savings.drop_ended:
+            wanted &= ~self._done()
+        tokens = torch.cat([self._x, self._x[self._pair_reference], self._y])
+        streams = distinct_streams(*(part[wanted] for part in (self._cache, self._row, tokens, self._label)))
+        self._row = torch.full_like(self._row, -1).masked_scatter_(wanted, streams.place)
+        self._open = len(streams.row)
+        return streams, wanted
+
+    def _law_rows(self) -> _LawRows:
+        """Return the rows of laws that the position needs."""
+        reference, on_x, on_y = torch.split(self._row.masked_fill(self._done(), ABSORBED), self._sizes)
+        return _LawRows(reference, reference[self._pair_reference], on_x, on_y)
+
+    def _record(self, column: int, rows: _LawRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor) -> None:
+        """Record the draws of ``column``: x [references]; y, delta, and f of parted pairs, [pairs]; on the CPU."""
+        self.evaluations += self._active()
+        self._x, self._y = x, y
+        f = torch.where(rows.parted, forced_f, delta.masked_fill(rows.on_x < 0, 0.0))  # delta while the pair agrees
+        self._x_done |= torch.isin(x, self._eos_tokens)
+        self._y_done |= torch.isin(y, self._eos_tokens)
+        x_token, x_done = x[self._pair_reference], self._x_done[self._pair_reference]
+        self._write(column, slice(None), x_token=x_token, y_token=y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done)
+
+    def _active(self) -> Tensor:
+        """Return whether a side of each pair has not ended, bool [pairs]."""
+        return ~(self._x_done[self._pair_reference] & self._y_done)
+
+    def _split(self, found: Tensor) -> tuple[Tensor, ...]:
+        """Return the results of ``_plain_draws`` from those of ``fused_draws``."""
+        x, y, delta, forced_f = torch.split(found, [len(self._x)] + 3 * [len(self._y)])
+        return x.long(), y.long(), delta, forced_f
+
+    def _plain_draws(self, laws: Tensor, rows: _LawRows, column: int) -> tuple[Tensor, ...]:
+        """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and return them and distances.
+
+        On the CPU: x [references]; y, delta, and f of parted pairs, [pairs].
+        """
+        u_x, u_residual, u_accept = torch.split(self._uniforms[column], [len(self._x), len(self._y), len(self._y)])
+        drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), self._active().nonzero().squeeze(-1)
+        parted = rows.parted.nonzero().squeeze(-1)
+        table, device = LawTable(laws, self._absent), laws.device
+        x = torch.full_like(self._x, self._absent, device=device)
+        x[drawn.to(device)] = table.draw(rows.reference[drawn], u_x[drawn.to(device)])
+        there = coupled.to(device)
+        pair_x = x[self._pair_reference[coupled].to(device)]
+        found, distance = table.couple(rows.p[coupled], rows.on_y[coupled], pair_x, u_accept[there], u_residual[there])
+        y = torch.full_like(self._y, self._absent)
+        y[coupled] = found.cpu()
+        delta, forced_f = (torch.zeros(len(self._y), dtype=torch.float64) for _ in range(2))
+        delta[coupled] = distance.cpu()
+        forced_f[parted] = table.distance(rows.p[parted], rows.on_x[parted]).cpu()
+        return x.cpu(), y, delta, forced_f
 
 
 @dataclass(frozen=True)
@@ -70,20 +285,8 @@ class CoupledSteps:
     pair_evaluations: int  # the number of positions before both sides of a pair had ended
 
 
-def rollout(
-    kernels: StreamKernels, actions: Sequence[ActionReplicates], reference_replicates: Sequence[int],
-    reference_uniforms: NDArray[np.float64], horizon: int, savings: Savings = ALL_SAVINGS,
-) -> list[CoupledSteps]:  # fmt: skip
-    """Run all actions of a document together, and return the recorded steps of each action.
-
-    Arguments are those of ``DocumentReplicates``; the reference has cache 0.
-    """
-    document = DocumentReplicates(0, reference_replicates, reference_uniforms, actions)
-    return rollout_documents(kernels, [document], horizon, savings)
-
-
 def rollout_documents(
-    kernels: StreamKernels, documents: Sequence[DocumentReplicates], horizon: int, savings: Savings = ALL_SAVINGS
+    kernels: StreamDecoder, documents: Sequence[DocumentReplicates], horizon: int, savings: Savings = ALL_SAVINGS
 ) -> list[CoupledSteps]:
     """Run all actions of some documents together, and return the recorded steps of each, document by document.
 

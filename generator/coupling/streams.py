@@ -1,4 +1,10 @@
-"""Decide which computations streams share.
+"""The interface between coupled rollouts and a model: next-token laws along streams, and which streams are shared.
+
+A stream is one cache followed along one history. Cache 0 is the reference's, cache a >= 1 is that of the a-th action.
+All open streams of a document are at the same position, so that one call advances them together. Transformers implement
+this protocol, and so do systems whose laws are tables.
+
+Laws are on the decoder's device; tokens and stream numbers are int64 on the CPU, where streams are assigned to pairs.
 
 Sharing changes no bit of the events, provided that a row's result does not depend on the rows computed with it. Every
 kind of sharing can be switched off, and tests do so to show this. Fused operations round differently: tokens are equal,
@@ -7,10 +13,99 @@ delta and f differ by less than 1e-5 in float32, and exact zeros stay exact.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class StreamDecoder(ABC):
+    """Next-token laws of one document's streams over the full vocabulary, by which tokens are drawn.
+
+    Laws are float64, or float32 for a large V.
+
+    Attributes:
+        eos_tokens: Tokens that end a side, possibly none; an ended side continues to emit the first of them.
+        device: The device of the laws, as torch names it.
+        sent: The integers sent last; they are on the laws' device after the next ``open`` or ``advance`` of a stream.
+    """
+
+    def __init__(self, eos_tokens: tuple[int, ...], device: str) -> None:
+        self.eos_tokens, self.device = eos_tokens, device
+        self.sent = torch.empty(0, dtype=torch.int64)
+
+    def send(self, indices: Tensor) -> None:
+        """Send integers, int64 of any shape on the CPU, to the laws' device, with what the next step needs there."""
+        self.sent = indices.to(self.device)
+
+    @abstractmethod
+    def open(self, caches: Sequence[int]) -> Tensor:
+        """Start streams of ``caches``, ascending, at the end of the prompt; return laws of position 1, [streams, V].
+
+        They are equal for all caches if eviction follows prefill.
+        """
+
+    @abstractmethod
+    def advance(self, tokens: Tensor) -> Tensor:
+        """Append one token, int64 [streams] on the CPU, to each open stream; return the next laws, [streams, V].
+
+        Laws are valid until the next call. Without open streams only the position advances.
+        """
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> None:
+        """Replace the open streams: new stream i continues old stream ``rows[i]``.
+
+        Rows are int64 [streams], on the CPU, grouped by cache in ascending order. A row may occur several times or not
+        at all. With n streams open, row n + i is parked stream i, with its history up to the present position.
+        """
+
+    @property
+    @abstractmethod
+    def cuts_back(self) -> bool:
+        """Whether a parked stream can be continued from positions before the position at which it was parked."""
+
+    @abstractmethod
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the histories of open streams for a later ``select``, as the parked streams ``places``, numbered from 0.
+
+        Both are int64 [parked], on the CPU. A stream already parked at such a place is given up.
+        """
+
+    @abstractmethod
+    def rewind(self) -> None:
+        """Close the open streams and go back to the end of the prompt; parked streams stay."""
+
+    @property
+    def ahead(self) -> AheadDecoder | None:
+        """The decoder itself if it can append tokens that only the laws' device knows; else None: a step waits."""
+        return None
+
+
+class AheadDecoder(Protocol):
+    """A decoder that appends tokens and computes laws in separate calls; only the device need know the tokens."""
+
+    @property
+    def bucket(self) -> Hashable:
+        """The shapes and addresses of what ``laws`` reads; steps with equal ones do the same operations."""
+
+    def place(self, tokens: Tensor) -> None:
+        """Append one token, int64 [streams] on the CPU, to each open stream, of which there is at least one."""
+
+    def feed(self, tokens: Tensor) -> None:
+        """Append one token to each open stream without sending anything; streams are those of the last ``place``.
+
+        Tokens are int64, on the laws' device: the token of each open stream, then any others.
+        """
+
+    def laws(self) -> Tensor:
+        """Return the laws after the last tokens, [rows, V], those of streams first; valid until the next call."""
+
+    def give_up(self) -> None:
+        """Take the last ``feed`` back, whose tokens the next ``place`` replaces."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,15 @@ side's cache, in which a prompt is decoded once. A stream continues the prompt, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvdrift.generator.transformer.files.local_folders import transformer_location
+from kvdrift.schema.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Session(Protocol):
 
     def prompt_bytes(self) -> int | None:
         """Return the bytes of the prompt's entries as the engine measures them; None if it does not say."""
+        return None
 
     def close(self) -> None:
         """Free the cache."""
@@ -75,12 +79,13 @@ class Side(Protocol):
         """The facts that the weights state about their model."""
 
     @property
-    def asked(self) -> Mapping[str, Any]:
+    def requested(self) -> Mapping[str, Any]:
         """All settings by name, including defaults."""
 
     @property
-    def said(self) -> Mapping[str, Any]:
+    def reported(self) -> Mapping[str, Any]:
         """The report of an engine outside this process, which also determines the laws; {} in this process."""
+        return {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -89,15 +94,18 @@ class Side(Protocol):
     @property
     def weights_sha256(self) -> str | None:
         """SHA-256 of the weights; None if the engine does not say."""
+        return None
 
     def open(self, entries: int) -> Session:
         """Open a cache with room for ``entries`` entries, those of the prompt and of all streams."""
 
-    def cache_bytes(self, entries: int) -> int:
-        """Return roughly how many bytes a cache with room for ``entries`` entries takes."""
+    def cache_bytes(self, entries: int) -> int:  # noqa: ARG002 - an engine outside this process takes none
+        """Return roughly how many bytes of this machine a cache with room for ``entries`` entries takes."""
+        return 0
 
     def weight_bytes(self) -> int:
-        """Return roughly how many bytes the weights take in memory."""
+        """Return roughly how many bytes of this machine's memory the weights take."""
+        return 0
 
 
 class Described(Protocol):
@@ -108,14 +116,54 @@ class Described(Protocol):
 
 
 class Engine(Described, Protocol):
-    """An engine in this process: it makes sides from weights and settings."""
+    """An engine in this process: it finds weights that a study file names, and makes sides from them and settings.
 
-    @property
-    def fewer_bits(self) -> Mapping[str, Any]:
-        """Return settings with which a prompt takes fewer bytes than with the defaults."""
+    An adapter that inherits from this class has the defaults: weights are those of a transformer, a folder or a Hugging
+    Face id, with their tokenizer.
 
-    def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> Side:
-        """Make a side from a file of weights and the settings that differ from the engine's defaults, by name.
+    Attributes:
+        ends: Who says which tokens end a text, for the lines that name each token with its source.
+        sample: The ``id`` of weights that ``kvdrift check`` takes if none are given; None if it needs some.
+        fewer_bits: Settings with which a prompt takes fewer bytes than with the defaults; their names are those of the
+            settings that make another cache.
+    """
+
+    ends: ClassVar[str] = "the engine"
+    sample: ClassVar[str | None] = None
+    fewer_bits: ClassVar[Mapping[str, Any]]
+
+    def location(self, written: str, folder: Path | None, key: str) -> str:
+        """Return the place of the weights that a study file in ``folder`` names under ``key``; "" outside a file."""
+        return transformer_location(written, folder, key)
+
+    def tokenizer(self, location: str) -> str:
+        """Return the place of the tokenizer of weights: a folder, a Hugging Face id or a GGUF file."""
+        return location
+
+    def side(self, location: str, settings: Mapping[str, Any], where: str) -> Side:
+        """Make a side of weights and of the settings that differ from the engine's defaults, by name.
 
         ``where`` is what error lines name, such as an action.
         """
+
+
+_Settings = TypeVar("_Settings")
+
+
+def settings_of(
+    kind: type[_Settings], given: Mapping[str, Any], where: str, whose: str, bounds: Mapping[str, tuple[int, int]]
+) -> _Settings:
+    """Return settings, a dataclass with defaults, with the values by name that a study file gives.
+
+    ``whose`` settings they are is for error lines, and so is ``where``; ``bounds`` are of whole numbers.
+    """
+    known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(f"{where}: unknown setting '{name}' of {whose}; {nearest(name, known)}")
+        if type(value) is not type(known[name]):
+            raise InputError(f"{where}: {name} = {value!r}: write a value like {known[name]!r}")
+    for name, (least, most) in bounds.items():
+        if not least <= (value := given.get(name, known[name])) <= most:
+            raise InputError(f"{where}: {name} = {value}: write {least} to {most}")
+    return kind(**given)

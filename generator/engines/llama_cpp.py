@@ -1,35 +1,331 @@
-"""The adapter of llama.cpp in this process."""
+"""The adapter of llama.cpp in this process: settings, sides, and contexts with a prompt and streams that continue it.
+
+With flash attention, a stream's logits are the same bits whatever streams are decoded beside it. This rests on three
+properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py`` measures:
+
+- Calls of 2 to 63 rows compute every row alike. Calls of one row, and larger calls, use other kernels. So a call has at
+  most ``rows`` streams, and a lone stream gets a second row that is thrown away. Weights in K-quants, such as Q4_K, are
+  an exception: blocks of rows and the rows left over are computed by unlike kernels, which a study's floor shows.
+- Attention skips the entries of other streams, and sums a stream's own entries in their order in the cache. So entries
+  must lie in the order of their positions.
+- New entries take the first free places. So the places of a closed stream stay taken while other streams are open.
+
+Layers with a sliding window have a cache as large as that of the other layers, in which streams can be forked and
+closed; attention reads only the entries within the window. A call ends before a window's entries are overwritten, so
+no logits depend on entries outside it.
+
+The library does not check one condition, which is checked here. Without flash attention it takes keys in blocks of 32
+values, and silently computes something else for heads whose size is no multiple of 32.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import heapq
 import os
+import re
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import POINTER, c_int8, c_int32
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypeVar
 
-from kvdrift.generator.engines.engine import Capabilities, Session, SideFacts
-from kvdrift.generator.llama_cpp.context import MOST_STREAMS, OUTPUT_ROWS, Context
-from kvdrift.generator.llama_cpp.library import PACKAGE, library
-from kvdrift.generator.llama_cpp.settings import ContextSettings
-from kvdrift.generator.llama_cpp.tokenizer import gguf_tokenizer_sha256
-from kvdrift.generator.llama_cpp.weights import GgufFacts, Weights, gguf_facts
-from kvdrift.schema.errors import InputError
-from kvdrift.schema.study import LLAMA_CPP
+import numpy as np
+from numpy.typing import NDArray
+
+from kvdrift.generator.engines.engine import Capabilities, Engine, Session, Side, SideFacts, settings_of
+from kvdrift.generator.llama_cpp.gguf import (
+    NOT_CAUSAL,
+    GgufFacts,
+    Weights,
+    check_decoded,
+    gguf_facts,
+    gguf_tokenizer_sha256,
+)
+from kvdrift.generator.llama_cpp.library import PACKAGE, Batch, library
+from kvdrift.generator.transformer.files.fingerprints import file_sha256
+from kvdrift.generator.transformer.files.local_folders import gguf_file, tokenizer_of
+from kvdrift.generator.transformer.files.text_ends import ENDS_OF_LLAMA_CPP
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.free_processors import FREE_PROCESSORS
+from kvdrift.schema.study import EXACT_TYPES, LLAMA_CPP
+
+CACHE_TYPES: Final = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
+}  # fmt: skip
+"""The types in which llama.cpp stores keys and values, with its number for each type."""
+
+_BLOCK = 32  # values that a quantized type has one scale for
+_ROWS, _MOST_ROWS = 32, 256
+
+
+@dataclass(frozen=True)
+class ContextSettings:
+    """Settings of one side.
+
+    Attributes:
+        type_k: The type of stored keys, a key of ``CACHE_TYPES``.
+        type_v: The type of stored values.
+        flash_attention: Whether attention is computed in one pass over the cache.
+        ubatch: The most tokens computed at once, of a prompt and of a step.
+        threads: The number of threads that compute; 0 for one per processor, whose number units record.
+        rows: The most streams that one call advances. From 64 on, flash attention uses other kernels, and a stream's
+            logits depend on how many others are beside it.
+    """
+
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: bool = True
+    ubatch: int = 512
+    threads: int = 0
+    rows: int = _ROWS
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str) -> ContextSettings:
+        """Return the settings, with the values by name that a study file gives; ``where`` is for error lines."""
+        bounds = {"ubatch": (1, 1 << 16), "threads": (0, 512), "rows": (1, _MOST_ROWS)}
+        made = settings_of(cls, given, where, "llama.cpp", bounds)
+        for name in ("type_k", "type_v"):
+            if (kind := getattr(made, name)) not in CACHE_TYPES:
+                raise InputError(f"{where}: {name} = '{kind}': no cache type; write {', '.join(CACHE_TYPES)}")
+        if made.type_v not in EXACT_TYPES and not made.flash_attention:
+            raise InputError(f"{where}: type_v = '{made.type_v}': quantized values need flash_attention = true")
+        return replace(made, threads=made.threads or len(os.sched_getaffinity(0)))
+
+    @property
+    def requested(self) -> dict[str, Any]:
+        """The settings by name."""
+        return asdict(self)
+
+    @property
+    def words(self) -> str:
+        """The settings as text for an error line."""
+        return ", ".join(f"{name} = {value}" for name, value in self.requested.items())
+
+    def check_heads(self, key_size: int, value_size: int, where: str) -> None:
+        """Raise an error if a quantized type's blocks do not divide the heads."""
+        for name, kind, size in (("type_k", self.type_k, key_size), ("type_v", self.type_v, value_size)):
+            if kind not in EXACT_TYPES and size % _BLOCK:
+                raise InputError(
+                    f"{where}: {name} = '{kind}': stores blocks of {_BLOCK} values, and the model's heads have "
+                    f"{size}; llama.cpp would compute something else without a word; choose {', '.join(EXACT_TYPES)}"
+                )
+
+
+T = TypeVar("T")
+
+_SEQUENCES = 256  # of one context, by the library
+_PROMPT, _CLOSED, _BESIDE = range(3)  # sequences: the prompt, entries of closed streams, and a lone stream's second row
+MOST_STREAMS = _SEQUENCES - 3
+OUTPUT_ROWS = 2 * _SEQUENCES
+"""Rows of float32 over the vocabulary that a context has room for: its outputs, and the sums that they come from."""
+_NO_ROOM = 1  # what llama_decode returns if the cache is full; it has then changed nothing
+_PADDING = 256  # of the number of entries, by the library
+
+
+class Context:
+    """One side's cache, with its settings, over weights that several contexts may share.
+
+    It has room for ``entries`` entries, those of the prompt and of all streams.
+    """
+
+    def __init__(self, weights: Weights, settings: ContextSettings, entries: int) -> None:
+        self.weights, self.settings = weights, settings
+        self._library = weights.library
+        self._calls = self._library.calls
+        room = -(-max(entries, settings.ubatch) // _PADDING) * _PADDING  # a smaller cache has a smaller ubatch
+        parameters = self._library.context_parameters(
+            n_ctx=room, n_batch=max(settings.ubatch, _SEQUENCES), n_ubatch=settings.ubatch,
+            n_seq_max=_SEQUENCES, n_outputs_max=_SEQUENCES, n_threads=settings.threads,
+            n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k], type_v=CACHE_TYPES[settings.type_v],
+            flash_attn_type=int(settings.flash_attention), kv_unified=True, swa_full=True,
+        )  # fmt: skip
+        self._library.listen()
+        self._handle: int | None = self._calls.llama_init_from_model(weights.handle, parameters)
+        if not self._handle:
+            raise InputError(f"{weights.file}: llama.cpp opens no context with {settings.words}: "
+                             f"{self._library.last_words()}")  # fmt: skip
+        self._freed = weakref.finalize(self, _free, self._calls, self._handle, weights)
+        self.read_back = self._read_back()
+        self._check_read_back(room)
+        self._memory = self._calls.llama_get_memory(self._handle)
+        self._vocabulary = weights.facts.vocabulary
+        self._lengths: dict[int, int] = {}  # tokens of each open sequence
+        self._idle = _streams()
+
+    def close(self) -> None:
+        """Free the cache; the weights stay."""
+        self._freed()
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Decode a prompt, in place of an earlier prompt, and return the logits after it, float32 [V]."""
+        self._calls.llama_memory_clear(self._memory, True)  # noqa: FBT003 - a C function has no keywords
+        self._lengths, self._idle = {_PROMPT: len(tokens)}, _streams()
+        at_once = self.settings.ubatch
+        for start in range(0, len(tokens), at_once):
+            part = tokens[start : start + at_once]
+            last = start + len(part) == len(tokens)
+            self._decode(
+                part, range(start, start + len(part)), [_PROMPT] * len(part), [0] * (len(part) - 1) + [int(last)],
+                "a prompt",
+            )  # fmt: skip
+        return self._logits(len(part) - 1)
+
+    def fork(self, stream: int | None = None) -> int:
+        """Open a stream that continues another stream, or the prompt, and shares its entries."""
+        if not self._idle:
+            raise OperationError(f"llama.cpp: a context has at most {MOST_STREAMS} streams")
+        source = _PROMPT if stream is None else stream
+        new = heapq.heappop(self._idle)
+        self._calls.llama_memory_seq_cp(self._memory, source, new, -1, -1)
+        self._lengths[new] = self._lengths[source]
+        return new
+
+    def drop(self, stream: int) -> None:
+        """Close a stream; its entries become free once no stream is open."""
+        self._calls.llama_memory_seq_cp(self._memory, stream, _CLOSED, self._lengths[_PROMPT], -1)
+        self._remove(stream)
+        del self._lengths[stream]
+        heapq.heappush(self._idle, stream)
+        if not self.open_streams:
+            self._remove(_CLOSED)
+
+    def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append one token to each of some streams, and return the next logits, float32 [streams, V]."""
+        laws = np.empty((len(streams), self._vocabulary), dtype=np.float32)
+        at_once = self.settings.rows
+        for start in range(0, len(streams), at_once):
+            own = streams[start : start + at_once]
+            self._advance(own, tokens[start : start + at_once])
+            for row, stream in enumerate(own):
+                laws[start + row] = self._logits(row)
+                self._lengths[stream] += 1
+        return laws
+
+    def prompt_bytes(self) -> int:
+        """Return the bytes of the prompt's state as the library stores it."""
+        return int(self._calls.llama_state_seq_get_size(self._handle, _PROMPT))
+
+    @property
+    def open_streams(self) -> int:
+        """The number of open streams."""
+        return len(self._lengths) - 1
+
+    def _advance(self, streams: Sequence[int], tokens: Sequence[int]) -> None:
+        """Append one token to each of some streams in one call; a lone stream gets a second row, unless rows = 1."""
+        positions = [self._lengths[stream] for stream in streams]
+        if len(streams) > 1 or self.settings.rows == 1:
+            self._decode(tokens, positions, streams, [1] * len(streams), "a step")
+        else:
+            self._decode([*tokens, *tokens], [*positions, 0], [*streams, _BESIDE], [1, 1], "a step")
+            self._remove(_BESIDE)
+
+    def _decode(
+        self, tokens: Sequence[int], positions: Sequence[int], streams: Sequence[int], wanted: Sequence[int], what: str
+    ) -> None:
+        """Decode some rows; if the cache is full, free the entries of closed streams."""
+        count = len(tokens)
+        each = (c_int32 * count)(*streams)
+        own = (POINTER(c_int32) * count)(
+            *(ctypes.cast(ctypes.byref(each, 4 * row), POINTER(c_int32)) for row in range(count))
+        )
+        batch = Batch(
+            count, (c_int32 * count)(*tokens), None, (c_int32 * count)(*positions), (c_int32 * count)(*[1] * count),
+            own, (c_int8 * count)(*wanted),
+        )  # fmt: skip
+        self._library.said.clear()
+        if self.settings.flash_attention:  # logits are then the same bits with any number of threads
+            threads = FREE_PROCESSORS.threads(self.settings.threads)
+            self._calls.llama_set_n_threads(self._handle, threads, threads)
+        result = self._calls.llama_decode(self._handle, batch)
+        if result == _NO_ROOM:
+            self._remove(_CLOSED)
+            result = self._calls.llama_decode(self._handle, batch)
+        check_decoded(result, what, self._library)
+
+    def _remove(self, sequence: int) -> None:
+        """Free the entries that only this sequence has."""
+        if not self._calls.llama_memory_seq_rm(self._memory, sequence, -1, -1):
+            raise OperationError(f"llama.cpp: entries cannot be freed: {self._library.last_words()}")
+
+    def _logits(self, row: int) -> NDArray[np.float32]:
+        """Copy the logits of a row of the last call, float32 [V]."""
+        found = self._calls.llama_get_logits_ith(self._handle, row)
+        if not found:
+            raise OperationError(f"llama.cpp: a step has no logits: {self._library.last_words()}")
+        return np.ctypeslib.as_array((ctypes.c_float * self._vocabulary).from_address(found)).copy()
+
+    def _read_back(self) -> dict[str, Any]:
+        """Return the library's report about the context, from its functions and from its log."""
+        log, calls = self._library.told(), self._calls
+        kinds = re.findall(r"K \((\w+)\):.*V \((\w+)\):", log)  # layers with windows have a second cache
+        flash = re.search(r"flash_attn\s*= (\w+)", log)
+        unified = re.search(r"kv_unified\s*= (\w+)", log)
+        causal = re.search(r"causal_attn\s*= (\d)", log)
+        rotated = {side: re.findall(rf"n_rot_{side} = (\d+)", log) for side in "kv"}
+        return {
+            "type_k": _in_all(kind for kind, _ in kinds),
+            "type_v": _in_all(kind for _, kind in kinds),
+            "causal": causal and causal[1] == "1",
+            "window": calls.llama_model_n_swa(self.weights.handle),
+            "flash_attention": flash and flash[1] == "enabled",
+            "unified": unified and unified[1] == "true",
+            "ubatch": calls.llama_n_ubatch(self._handle),
+            "threads": calls.llama_n_threads(self._handle),
+            "threads_prefill": calls.llama_n_threads_batch(self._handle),
+            **{f"rotated_{side}": _in_all(map(int, found)) for side, found in rotated.items()},
+        }
+
+    def _check_read_back(self, room: int) -> None:
+        """Raise an error if the context's settings differ from those asked for."""
+        if not self.read_back["causal"]:
+            raise InputError(f"{self.weights.file}: {NOT_CAUSAL}")
+        asked = {**self.settings.requested, "unified": True, "threads_prefill": self.settings.threads}
+        asked.pop("rows")  # by how many calls are made, which the library does not know
+        for name, value in asked.items():
+            if (found := self.read_back[name]) != value:
+                raise InputError(f"{self.weights.file}: llama.cpp has {name} = {found}, and {value} was asked for")
+        if (entries := self._calls.llama_n_ctx(self._handle)) < room:
+            raise InputError(f"{self.weights.file}: llama.cpp has a cache of {entries} entries; {room} are needed")
+
+
+def _in_all(values: Iterable[T]) -> T | list[T] | None:
+    """Return what all caches of a context have in common; a list if they differ, None if there are none."""
+    each = list(values)
+    return next(iter(each), None) if len(set(each)) < 2 else each
+
+
+def _streams() -> list[int]:
+    """Return the sequence ids that streams may use, ascending."""
+    return list(range(_SEQUENCES - MOST_STREAMS, _SEQUENCES))
+
+
+def _free(calls: Any, handle: int, _weights: Weights) -> None:  # the weights outlive their contexts
+    calls.llama_free(handle)
+
 
 _ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of the names of variables that move it
 _WAITING: Final = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how long threads wait awake moves nothing
 
-_loaded: weakref.WeakValueDictionary[tuple[Path, str], Weights] = weakref.WeakValueDictionary()
+_loaded_weights: weakref.WeakValueDictionary[tuple[Path, str], Weights] = weakref.WeakValueDictionary()
 
 
-@dataclass(frozen=True)
-class LlamaCpp:
-    """llama.cpp in this process, through the library of the package xllamacpp; ``digest`` is SHA-256 of a file."""
+class LlamaCpp(Engine):
+    """llama.cpp in this process, through the library of the package xllamacpp; weights are GGUF files."""
 
-    digest: Callable[[Path], str]
+    ends = ENDS_OF_LLAMA_CPP
+    sample = "kvdrift/tiny-F32.gguf"
+    fewer_bits: ClassVar[Mapping[str, Any]] = {"type_k": "q8_0", "type_v": "q8_0"}
+
+    def location(self, written: str, folder: Path | None, key: str) -> str:  # noqa: ARG002 - side() says what is wrong
+        """Return the path of a GGUF file: one of the embedded model's, or relative to the study file's folder."""
+        return str(gguf_file(written, folder))
+
+    def tokenizer(self, location: str) -> str:
+        """Return the file itself, or the embedded model's tokenizer for its files, which have none."""
+        return tokenizer_of(location)
 
     def description(self) -> Mapping[str, Any]:
         """Describe the engine, with its library's digest and every environment variable that affects it."""
@@ -39,32 +335,27 @@ class LlamaCpp:
             "library": f"{PACKAGE} {found.version}",
             "build": found.calls.llama_version().decode(),
             "system": found.system,
-            "libraries": {found.file.name: self.digest(found.file)},
+            "libraries": {found.file.name: file_sha256(found.file)},
             "environment": environment(),
         }
 
-    @property
-    def fewer_bits(self) -> Mapping[str, Any]:
-        """Return settings that store keys and values in 8 bits."""
-        return {"type_k": "q8_0", "type_v": "q8_0"}
-
-    def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
+    def side(self, location: str, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
         """Make a side of a GGUF file and settings of ``ContextSettings``."""
-        facts, own = gguf_facts(weights), ContextSettings.of(settings, where)
+        file = Path(location)
+        facts, own = gguf_facts(file), ContextSettings.of(settings, where)
         if facts.unsupported is not None:
-            raise InputError(f"{weights}: {facts.architecture}: {facts.unsupported}")
+            raise InputError(f"{file}: {facts.architecture}: {facts.unsupported}")
         own.check_heads(facts.key_size, facts.value_size, where)
-        return LlamaCppSide(weights, own, facts, self.digest)
+        return LlamaCppSide(file, own, facts)
 
 
 @dataclass(frozen=True)
-class LlamaCppSide:
-    """A GGUF file with settings."""
+class LlamaCppSide(Side):
+    """A GGUF file with settings; its digest and they determine all logits."""
 
     file: Path
     settings: ContextSettings
     gguf: GgufFacts
-    digest: Callable[[Path], str]
 
     @functools.cached_property
     def facts(self) -> SideFacts:
@@ -74,14 +365,9 @@ class LlamaCppSide:
         return SideFacts(gguf.vocabulary, gguf.positions, gguf.eos_tokens, tokenizer)
 
     @property
-    def asked(self) -> Mapping[str, Any]:
+    def requested(self) -> Mapping[str, Any]:
         """All settings by name."""
-        return self.settings.asked
-
-    @property
-    def said(self) -> Mapping[str, Any]:
-        """{}, since the file's digest and the settings determine the laws."""
-        return {}
+        return self.settings.requested
 
     @property
     def capabilities(self) -> Capabilities:
@@ -91,14 +377,14 @@ class LlamaCppSide:
     @property
     def weights_sha256(self) -> str:
         """SHA-256 of the GGUF file."""
-        return self.digest(self.file)
+        return file_sha256(self.file)
 
     def open(self, entries: int) -> Session:
         """Open a context; sides of one file share its weights."""
         key = (self.file, self.weights_sha256)
-        weights = _loaded.get(key)
+        weights = _loaded_weights.get(key)
         if weights is None:
-            weights = _loaded[key] = Weights(self.file)
+            weights = _loaded_weights[key] = Weights(self.file)
         return Context(weights, self.settings, entries)
 
     def cache_bytes(self, entries: int) -> int:

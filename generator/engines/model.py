@@ -1,7 +1,7 @@
 """An engine as the model of a study: the reference and each action is a side, with a cache of its own.
 
-The reference's settings in a second cache (``kvdrift.generator.engines.again``) are the floor, which is treated like an
-action. If the adapter promises that rows do not depend on other rows, the floor must be exactly 0.
+The floor, a second run of the reference, is treated like an action. It shares nothing with the first run. If the
+adapter promises ``row_invariant``, every distance of the floor must be exactly 0.
 """
 
 from __future__ import annotations
@@ -10,21 +10,221 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from kvdrift.generator.actions import Action
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.sampling import deployed
+from kvdrift.generator.coupling.streams import Savings, StreamDecoder
 from kvdrift.generator.documents.ends import TextEnds
-from kvdrift.generator.engines.engine import Described, Side
-from kvdrift.generator.engines.kernels import EngineKernels, PromptSide
+from kvdrift.generator.engines.engine import Capabilities, Described, Session, Side, SideFacts
 from kvdrift.generator.identity import ActionIdentity, written_tokens
+from kvdrift.generator.transformer.memory import available_bytes
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import SamplingLaw
 from kvdrift.schema.tables import SWRB
+
+
+@dataclass(frozen=True)
+class RepeatedReference:
+    """The floor of an engine in this process: the reference again, in whose sessions every stream has a double.
+
+    A second cache alone would repeat the reference's calls row for row and show no difference. Each stream therefore
+    has a double beside it, which is decoded and ignored. Calls then have twice as many rows, as calls of an action with
+    diverged pairs have, and entries lie in other places. The remaining difference is that of batches and of the
+    placement of entries.
+    """
+
+    side: Side
+
+    @property
+    def facts(self) -> SideFacts:
+        """The facts of the side."""
+        return self.side.facts
+
+    @property
+    def requested(self) -> Mapping[str, Any]:
+        """The settings of the side."""
+        return self.side.requested
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the side, with half as many streams."""
+        own = self.side.capabilities
+        return Capabilities(own.row_invariant, own.most_streams // 2, own.full_laws)
+
+    @property
+    def reported(self) -> Mapping[str, Any]:
+        """The report of the side."""
+        return self.side.reported
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """The weights' SHA-256 of the side."""
+        return self.side.weights_sha256
+
+    def open(self, entries: int) -> Session:
+        """Open a session whose cache has room for streams and doubles."""
+        return _Doubled(self.side.open(2 * entries))
+
+    def cache_bytes(self, entries: int) -> int:
+        """Return the bytes of the cache, including the doubles."""
+        return self.side.cache_bytes(2 * entries)
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of the side's weights, which are in memory once."""
+        return self.side.weight_bytes()
+
+
+class _Doubled:
+    """A session in which every stream has a double; the double of stream s is opened before it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._double: dict[int, int] = {}
+
+    @property
+    def read_back(self) -> Mapping[str, Any]:
+        return self._session.read_back
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self._double = {}
+        return self._session.prefill(tokens)
+
+    def fork(self, stream: int | None = None) -> int:
+        double = self._session.fork(stream)
+        new = self._session.fork(stream)
+        self._double[new] = double
+        return new
+
+    def drop(self, stream: int) -> None:
+        self._session.drop(self._double.pop(stream))
+        self._session.drop(stream)
+
+    def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        doubles = [self._double[stream] for stream in streams]
+        return self._session.step([*doubles, *streams], [*tokens, *tokens])[len(doubles) :]
+
+    def prompt_bytes(self) -> int | None:
+        return self._session.prompt_bytes()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+DOUBLE_VOCABULARY = 4096  # laws over more tokens are float32
+
+
+@dataclass(frozen=True)
+class PromptSide:
+    """A side's session that has decoded a prompt.
+
+    Attributes:
+        logits: The logits after the prompt, float32 [V].
+        prompt_bytes: The bytes of the prompt's entries as the engine measures them; None if it does not report them.
+        seconds: The seconds of decoding the prompt.
+    """
+
+    side: Side
+    session: Session
+    logits: NDArray[np.float32]
+    prompt_bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Stream:
+    cache: int
+    handle: int
+
+
+class EngineStreams(StreamDecoder):
+    """Streams of some sides.
+
+    ``sides`` has for each cache the side that has decoded the prompt: cache 0 is the reference's, cache a is that of
+    the a-th action. Each side prefills by itself, so the laws of position 1 may differ.
+    """
+
+    def __init__(self, sides: Sequence[PromptSide], eos_tokens: tuple[int, ...], law: SamplingLaw) -> None:
+        super().__init__(eos_tokens, "cpu")
+        self._sides, self._law = sides, law
+        self._open: list[_Stream] = []
+        self._parked: dict[int, _Stream] = {}
+
+    def open(self, caches: Sequence[int]) -> Tensor:
+        """Start one stream for each of ``caches`` at the end of the prompt, and return their laws, [streams, V]."""
+        self.rewind()
+        self._open = [_Stream(cache, self._sides[cache].session.fork()) for cache in caches]
+        return self._laws(np.stack([self._sides[cache].logits for cache in caches]))
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """Append one token to each open stream, int64 [streams], and return the next laws, [streams, V]."""
+        if not self._open:
+            return torch.empty((0, len(self._sides[0].logits)), dtype=torch.float64)
+        found, given = [], iter(tokens.tolist())
+        for cache, own in groupby(self._open, key=lambda stream: stream.cache):
+            handles = [stream.handle for stream in own]
+            found.append(self._sides[cache].session.step(handles, [next(given) for _ in handles]))
+        return self._laws(np.concatenate(found))
+
+    def select(self, rows: Tensor) -> None:
+        """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
+        before, taken, selected = self._open, set[int](), []
+        for row in rows.tolist():
+            if row < len(before) and row not in taken:
+                taken.add(row)
+                selected.append(before[row])
+            else:  # a second stream of the same history; or one whose parked history stays
+                selected.append(self._forked(before[row] if row < len(before) else self._parked[row - len(before)]))
+        self._close(stream for row, stream in enumerate(before) if row not in taken)
+        self._open = selected
+
+    @property
+    def cuts_back(self) -> bool:
+        """Whether parked streams can be cut back: always False here."""
+        return False
+
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the histories of these open streams, int64 [parked], as the parked streams ``places``."""
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            if place in self._parked:
+                self._close([self._parked[place]])
+            self._parked[place] = self._forked(self._open[row])
+
+    def rewind(self) -> None:
+        """Close the open streams and go back to the end of the prompt; parked streams stay."""
+        self._close(self._open)
+        self._open = []
+
+    def close(self) -> None:
+        """Close all streams."""
+        self.rewind()
+        self._close(self._parked.values())
+        self._parked = {}
+
+    def _forked(self, stream: _Stream) -> _Stream:
+        return _Stream(stream.cache, self._sides[stream.cache].session.fork(stream.handle))
+
+    def _close(self, streams: Iterable[_Stream]) -> None:
+        for stream in streams:
+            self._sides[stream.cache].session.drop(stream.handle)
+
+    def _laws(self, logits: NDArray[np.float32]) -> Tensor:
+        """Return the laws of logits, [streams, V]."""
+        dtype = torch.float64 if logits.shape[-1] <= DOUBLE_VOCABULARY else torch.float32
+        laws = torch.empty(logits.shape, dtype=dtype)
+        deployed(torch.from_numpy(logits), self._law, laws)
+        return laws
+
 
 _LEAST_ENTRIES = 4096  # beside a prompt's, for streams: more streams share a call, but every stream reads past all
 _STREAMS = 5  # of one replicate under residual branching, at most; a coupled rollout has 2 of a side
@@ -46,14 +246,10 @@ class EngineModel:
     law: SamplingLaw
     ends: TextEnds
     device: ClassVar[str] = "cpu"  # of the laws
+    dtype: ClassVar[str] = "float32"  # of logits
     logits_dtype: ClassVar[None] = None
     row_multiple: ClassVar[int] = 1
     pairs_at_once: ClassVar[int] = 0  # a side's streams share its cache, which has one prompt
-
-    @property
-    def dtype(self) -> str:
-        """The type of logits."""
-        return "float32"
 
     @property
     def batch_deviation(self) -> float | None:
@@ -68,9 +264,9 @@ class EngineModel:
     def identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action's units: both sides' weights and settings, and the engine's description."""
         side = self.sides[action.name]
-        said = [self.description, self.reference.asked, side.asked, side.weights_sha256]
-        said += [dict(one.said) for one in (self.reference, side) if one.said]
-        weights = self.reference.weights_sha256 or _sha256(dict(self.reference.said))
+        said = [self.description, self.reference.requested, side.requested, side.weights_sha256]
+        said += [dict(one.reported) for one in (self.reference, side) if one.reported]
+        weights = self.reference.weights_sha256 or _sha256(dict(self.reference.reported))
         ends = written_tokens(self.ends.tokens)
         return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said), eos_tokens=ends)
 
@@ -89,47 +285,36 @@ class EngineModel:
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
         """Decode the document's prompt on every side."""
         self.check_prompt(document, horizon)
-        prepared = [self._prefilled(side, document, horizon) for side in (self.reference, *self._sides(actions))]
-        return PreparedSides(self, document, tuple(actions), horizon, prepared, self.law)
+        sides = [self.reference, *(self.sides[action.name] for action in actions)]
+        prepared = [self._prefilled(side, document, horizon) for side in sides]
+        return PreparedSides(self, document, actions, horizon, prepared, self.law)
 
     def check_prompt(self, document: Document, horizon: int) -> None:
         """Refuse a prompt that a side cannot read."""
         for name, side in {"the reference": self.reference, **self.sides}.items():
             _check_prompt(document, horizon, side, name)
 
-    def _sides(self, actions: Sequence[Action]) -> list[Side]:
-        return [self.sides[action.name] for action in actions]
-
-    def _prefilled(self, side: Side, document: Document, horizon: int) -> _Prefilled:
+    def _prefilled(self, side: Side, document: Document, horizon: int) -> PromptSide:
         began = time.perf_counter()
         session = side.open(document.prompt_tokens + streams_at_once(side, document.prompt_tokens, horizon) * horizon)
         logits = session.prefill(document.tokens)
-        return _Prefilled(side, PromptSide(session, logits), session.prompt_bytes(), time.perf_counter() - began)
+        return PromptSide(side, session, logits, session.prompt_bytes(), time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
-class _Prefilled:
-    """A side with a prompt: the bytes that the engine measures, and the seconds of decoding the prompt.
+class PreparedSides:
+    """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``).
 
-    The bytes are None if the engine does not report them.
+    ``open_streams`` are the last ones, which the laws of one document share.
     """
 
-    side: Side
-    decoded: PromptSide
-    prompt_bytes: int | None
-    seconds: float
-
-
-class PreparedSides:
-    """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``)."""
-
-    def __init__(
-        self, model: EngineModel, document: Document, actions: tuple[Action, ...], horizon: int,
-        prepared: Sequence[_Prefilled], law: SamplingLaw,
-    ) -> None:  # fmt: skip
-        self._model, self._document, self._actions, self._horizon = model, document, actions, horizon
-        self._prepared, self._law = prepared, law
-        self._kernels: list[EngineKernels] = []  # the last ones, which laws of one document share
+    model: EngineModel
+    document: Document
+    actions: Sequence[Action]
+    horizon: int
+    sides: Sequence[PromptSide]
+    law: SamplingLaw
+    open_streams: list[EngineStreams] = field(default_factory=list)
 
     def evict(self) -> PreparedSides:
         """Return the object itself, since the engine decides which entries a side keeps."""
@@ -141,43 +326,38 @@ class PreparedSides:
         savings: Savings,  # noqa: ARG002 - sides share no prompt
         beside: Sequence[PreparedSides] = (),  # noqa: ARG002 - one document at a time
         parked: int = 0,  # noqa: ARG002
-    ) -> EngineKernels:
+    ) -> EngineStreams:
         """Make kernels of all sides, after the streams of the kernels before are closed."""
-        for before in self._kernels:
+        for before in self.open_streams:
             before.close()
-        made = EngineKernels([one.decoded for one in self._prepared], self._model.ends.tokens, self._law)
-        self._kernels[:] = [made]
-        return made
+        self.open_streams[:] = [EngineStreams(self.sides, self.model.ends.tokens, self.law)]
+        return self.open_streams[0]
 
     def under(self, law: SamplingLaw) -> PreparedSides:
         """Return the same sides, with tokens drawn by another law than the model's."""
-        other = PreparedSides(
-            self._model, self._document, self._actions, self._horizon, self._prepared, law
-        )  # fmt: skip
-        other._kernels = self._kernels
-        return other
+        return replace(self, law=law)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own
         """Return how many replicates each side has room for; the others follow in further rounds."""
-        entries = self._document.prompt_tokens
-        fewest = min(streams_at_once(one.side, entries, self._horizon) for one in self._prepared)
+        entries = self.document.prompt_tokens
+        fewest = min(streams_at_once(one.side, entries, self.horizon) for one in self.sides)
         return max(fewest // (_STREAMS if estimator == SWRB else 2), 1)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - streams share what is prefilled
         """Return the columns of ``units`` about side ``number``; bytes of the prompt are measured by the engine."""
-        own, entries = self._prepared[number], self._document.prompt_tokens
-        reference = self._prepared[0]
-        share = reference.seconds / len(self._actions)
+        own, entries = self.sides[number], self.document.prompt_tokens
+        reference = self.sides[0]
+        share = reference.seconds / len(self.actions)
         said = {
-            **self._model.description,
-            "asked": dict(own.side.asked),
-            "read_back": dict(own.decoded.session.read_back),
-            "reference": dict(reference.side.asked),
+            **self.model.description,
+            "asked": dict(own.side.requested),
+            "read_back": dict(own.session.read_back),
+            "reference": dict(reference.side.requested),
             "weights_sha256": own.side.weights_sha256,
-            "row_invariant": self._model.reference.capabilities.row_invariant,
+            "row_invariant": self.model.reference.capabilities.row_invariant,
         }
-        if reference.side.said:
-            said["reference_said"] = dict(reference.decoded.session.read_back)
+        if reference.side.reported:
+            said["reference_said"] = dict(reference.session.read_back)
         beside = None if own.prompt_bytes is None else 0
         return {
             "prompt_entries": entries, "kept_entries": entries, "payload_bytes": own.prompt_bytes,
@@ -214,3 +394,44 @@ def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> No
             f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated ones are more than the "
             f"{facts.positions} positions of {name}; ask for shorter prompts or a shorter horizon"
         )
+
+
+@dataclass(frozen=True)
+class EngineFootprint:
+    """The bytes of all weight files, of the caches of a prompt, all open at once, and of this machine's free memory.
+
+    ``replicates_at_once`` are decoded together; the others follow in rounds.
+    """
+
+    weights: int
+    caches: int
+    replicates_at_once: int
+    available: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the bytes are available."""
+        return self.weights + self.caches <= self.available
+
+    @property
+    def words(self) -> str:
+        """The bytes in words."""
+        sizes = (self.weights, self.caches, self.available)
+        weights, caches, available = (f"{size / 2**20:,.1f} MiB" for size in sizes)
+        return (
+            f"{weights} of weights and {caches} of caches for the longest prompt, up to {self.replicates_at_once} "
+            f"replicates at once; {available} available{'' if self.fits else ', which is too little'}"
+        )
+
+
+def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
+    """Return the bytes that generation takes for the longest of some prompts."""
+    longest, sides = max(lengths), [model.reference, *model.sides.values()]
+    weights = {side.weights_sha256: side.weight_bytes() for side in sides}
+    caches = sum(side.cache_bytes(longest + streams_at_once(side, longest, horizon) * horizon) for side in sides)
+    return EngineFootprint(
+        sum(weights.values()),
+        caches,
+        min(streams_at_once(side, longest, horizon) for side in sides) // 2,
+        available_bytes("cpu"),
+    )

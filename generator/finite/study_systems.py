@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any
 
 from kvdrift.generator.finite.enumeration import exact_rows
-from kvdrift.generator.finite.families import mixture_system
-from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.generator.finite.system import FiniteSystem, mixture_system
 from kvdrift.generator.finite.tables import read_system_file
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError

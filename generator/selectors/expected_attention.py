@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvdrift.generator.attention.layer_terms import capped
-from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.statistics import QueryChunk, Rotary, Statistic
+from kvdrift.generator.attention.parts import capped
+from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Rotary, Statistic
 from kvdrift.generator.selectors.parameters import at_least
 from kvdrift.generator.selectors.selector import ScoringSelector
 

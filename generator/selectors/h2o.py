@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvdrift.generator.attention.layer_terms import capped
-from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.statistics import QueryChunk, Statistic
+from kvdrift.generator.attention.parts import capped
+from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Statistic
 from kvdrift.generator.selectors.selector import Selector, check_finite
 
 _LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB; on a GPU it may be more

@@ -32,8 +32,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.statistics import QueryChunk, Statistic
+from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Statistic
 from kvdrift.generator.selectors.parameters import Value, check_types, unknown
 from kvdrift.generator.selectors.selector import Selector
 from kvdrift.schema.errors import InputError, OperationError, nearest

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.statistics import Statistic
+from kvdrift.generator.attention.recording import PromptLayer, Statistic
 from kvdrift.schema.errors import OperationError
 
 

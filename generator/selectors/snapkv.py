@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from kvdrift.generator.attention.layer_terms import capped
+from kvdrift.generator.attention.parts import capped
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.selectors.parameters import at_least
 from kvdrift.generator.selectors.selector import ScoringSelector

@@ -225,7 +225,7 @@ class RemoteGenerator:
     def _ends_of(self, study: Study, served: Identity) -> tuple[int, ...]:
         """Return the tokens that end the study's texts: the endpoint's, and those of this machine's chat template."""
         named = [(token, self._where) for token in served.eos_tokens]
-        return joined_ends(study, served.vocabulary, named).tokens
+        return joined_ends(study, served.vocabulary, named, model_location(study.model)).tokens
 
 
 def requests(pending: Units, horizon: int) -> list[Units]:

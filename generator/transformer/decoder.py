@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvdrift.generator.attention.layer_traits import UNKNOWN, LayerTraits
+from kvdrift.generator.attention.parts import UNKNOWN, LayerTraits
 from kvdrift.generator.attention.row_invariance import RowInvariance, TriedSteps
 from kvdrift.generator.attention.threads import at_most, torch_threads
 from kvdrift.generator.transformer.memory import ModelShape

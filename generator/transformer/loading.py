@@ -12,7 +12,7 @@ import torch
 from kvdrift.generator.attention.cpu_products import replace_activations, replace_linear_layers
 from kvdrift.generator.attention.holding import DTYPES
 from kvdrift.generator.attention.interface import IMPLEMENTATION
-from kvdrift.generator.attention.layer_traits import UNKNOWN, attention_modules
+from kvdrift.generator.attention.parts import UNKNOWN, attention_modules
 from kvdrift.generator.attention.row_invariance import find_row_multiple, threads_agree
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.documents.ends import TextEnds
@@ -26,16 +26,19 @@ from kvdrift.generator.transformer.files.configuration import (
 )
 from kvdrift.generator.transformer.files.fingerprints import model_identity
 from kvdrift.generator.transformer.files.local_folders import is_multimodal, model_source, stored_bytes
-from kvdrift.generator.transformer.files.remembered_proofs import Proof, remember, remembered
-from kvdrift.generator.transformer.files.stored_tensors import check_complete
 from kvdrift.generator.transformer.files.text_ends import model_ends
 from kvdrift.generator.transformer.fused.layers import join_weights, layers_fault
 from kvdrift.generator.transformer.memory import ModelShape
 from kvdrift.generator.transformer.model import LoadedModel
-from kvdrift.generator.transformer.model_checks import checked_configuration
+from kvdrift.generator.transformer.model_checks import (
+    Proof,
+    check_complete,
+    checked_configuration,
+    remember,
+    remembered,
+)
 from kvdrift.generator.transformer.proof.forward import Probe, Reference, reference_forward
-from kvdrift.generator.transformer.proof.proof import refusal
-from kvdrift.generator.transformer.proof.traits import traits_of
+from kvdrift.generator.transformer.proof.proof import refusal, traits_of
 from kvdrift.schema.errors import InputError, first_line, reading
 from kvdrift.schema.progress import SILENT
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kvdrift.generator.actions import Action
 from kvdrift.generator.identity import ActionIdentity, ModelIdentity
 from kvdrift.generator.transformer.decoder import Decoder, check_prompt, is_small
-from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
+from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
 from kvdrift.schema.document import Document
 
 _UNKNOWN = ModelIdentity(None, None)

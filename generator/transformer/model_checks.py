@@ -1,21 +1,43 @@
-"""Check a model before it is loaded, without importing anything that loads or computes."""
+"""Check a model before it is loaded, and keep the proofs of models that were made on this machine.
+
+Headers of weight files show whether they hold every tensor that the configuration needs. A selector's window and
+statistics show what it needs of a model's layers; a selector that looks at queries computes attention by itself.
+
+A proof belongs to the weights' fingerprint, the versions of torch and transformers, the dtype and the kind of device.
+It is kept in the user's cache folder; if the file is missing or damaged, every model is proven again.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
+from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.holding import DTYPES
-from kvdrift.generator.attention.layer_traits import LayerTraits
+from kvdrift.generator.attention.parts import LayerTraits
+from kvdrift.generator.identity import NUMERICS_VERSION
+from kvdrift.generator.selectors import Selector
+from kvdrift.generator.selectors.expected_attention import QueryMoments
+from kvdrift.generator.selectors.kvpress import AttentionInputs
 from kvdrift.generator.transformer.files.configuration import (
     check_supported,
     known_by_family,
     read_configuration,
 )
-from kvdrift.generator.transformer.files.fingerprints import model_identity
+from kvdrift.generator.transformer.files.fingerprints import (
+    digests_path,
+    model_identity,
+    read_remembered,
+    write_remembered,
+)
 from kvdrift.generator.transformer.files.local_folders import (
     ARCHITECTURES,
     has_local_weights,
@@ -23,11 +45,155 @@ from kvdrift.generator.transformer.files.local_folders import (
     local_configuration,
     local_folder,
     model_source,
+    safetensors_files,
 )
-from kvdrift.generator.transformer.files.remembered_proofs import remembered
-from kvdrift.generator.transformer.files.stored_tensors import check_tensors
 from kvdrift.generator.transformer.files.text_ends import configured_ends
-from kvdrift.schema.errors import InputError, first_line, nearest
+from kvdrift.schema.errors import InputError, first_line, nearest, reading
+
+_Shape = tuple[int, ...]
+
+
+def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
+    """Compare names and sizes of the stored tensors with the configuration; nothing is loaded.
+
+    Returns whether the comparison was possible; it is not if the weights are elsewhere, packed, or not safetensors.
+    """
+    if getattr(config, "quantization_config", None) is not None:
+        return False
+    files = safetensors_files(model_id, revision)
+    if not files:
+        return False
+    stored: dict[str, _Shape] = {}
+    for file in files:
+        with reading(f"model.id = '{model_id}': cannot load its weights", SafetensorError):
+            stored |= _shapes(file)
+    with reading(f"model.id = '{model_id}': its configuration gives no sizes of tensors", TypeError, AttributeError):
+        needed = needed_tensors(config)
+    # Files of the network without its head leave out how its tensors' names begin.
+    check_complete(
+        model_id,
+        [name for name, shape in needed.items() if stored.get(name, stored.get(name.removeprefix("model."))) != shape],
+    )
+    return True
+
+
+def check_complete(model_id: str, absent: list[str]) -> None:
+    """Raise an error if tensors of a model are absent."""
+    if absent:
+        raise InputError(
+            f"model.id = '{model_id}': its weights lack {len(absent)} tensor(s) of the configured size: {min(absent)}"
+        )
+
+
+def _shapes(file: Path) -> dict[str, _Shape]:
+    with safe_open(file, framework="numpy") as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no mapping
+
+
+def needed_tensors(config: Any) -> Mapping[str, _Shape]:
+    """Return the tensors of a supported architecture by name, with their sizes; transformers' code is not loaded."""
+    width, inner, kind = config.hidden_size, config.intermediate_size, config.model_type
+    head = getattr(config, "head_dim", None) or width // config.num_attention_heads
+    queries, keys = (head * heads for heads in (config.num_attention_heads, config.num_key_value_heads))
+    sizes = {"q": (queries, width), "k": (keys, width), "v": (keys, width), "o": (width, queries)}
+    attention: dict[str, _Shape] = {f"self_attn.{name}_proj.weight": size for name, size in sizes.items()}
+    biased = "qkv" if kind == "qwen2" else "qkvo" if config.attention_bias else ""
+    attention |= {f"self_attn.{name}_proj.bias": sizes[name][:1] for name in biased}
+    if kind == "qwen3":
+        attention |= {f"self_attn.{name}_norm.weight": (head,) for name in "qk"}
+    products = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    mlp: dict[str, _Shape] = {f"mlp.{name}_proj.weight": size for name, size in products.items()}
+    if getattr(config, "mlp_bias", False):
+        mlp |= {f"mlp.{name}_proj.bias": size[:1] for name, size in products.items()}
+    layer = attention | mlp | {f"{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+    table = config.vocab_size, width
+    tensors: dict[str, _Shape] = {"model.embed_tokens.weight": table, "model.norm.weight": (width,)}
+    for number in range(config.num_hidden_layers):
+        tensors |= {f"model.layers.{number}.{name}": size for name, size in layer.items()}
+    return tensors if config.tie_word_embeddings else tensors | {"lm_head.weight": table}
+
+
+_OF_KVPRESS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")  # types whose modules kvpress knows
+
+
+def check_layers(action: Action, traits: LayerTraits) -> None:
+    """Raise an error if an action's selector, or its policy's first cut, needs something that layers lack."""
+    problem = _missing(action.chooser, traits)
+    if problem is not None:
+        name = action.selector_name if action.policy is None else type(action.chooser).__name__
+        raise InputError(f"action '{action.name}': selector {name}: {problem}; take another selector")
+
+
+def _missing(selector: Selector, traits: LayerTraits) -> str | None:
+    statistics = selector.statistics
+    if any(isinstance(one, AttentionInputs) for one in statistics) and traits.kind not in (None, *_OF_KVPRESS):
+        return f"kvpress takes models of type {', '.join(_OF_KVPRESS)}, and this model is '{traits.kind}'"
+    if (selector.window or statistics) and traits.softcap is not None and not selector.applies_softcap:
+        return f"computes attention itself, without the soft cap of {traits.softcap:g} that this model has"
+    if any(isinstance(one, QueryMoments) for one in statistics) and traits.turned_by_halves is False:
+        return "needs layers that rotate whole heads by halves, and those of this model do not"
+    return None
+
+
+_PROOFS = 3  # version of what a proof tries
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of trying a model when it was loaded: the reason of a refusal or None, and two of its traits."""
+
+    refusal: str | None
+    softcap: float | None = None
+    turned_by_halves: bool = False
+
+    @classmethod
+    def of(cls, traits: LayerTraits) -> Proof:
+        """Return the proof of a model with these traits."""
+        return cls(None, traits.softcap, bool(traits.turned_by_halves))
+
+    def traits(self, kind: str) -> LayerTraits:
+        """Return the traits of the model, whose type is ``kind``, for selectors."""
+        return LayerTraits(kind, self.softcap, self.turned_by_halves)
+
+
+def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | None:
+    """Return the kept result about a model; None if it was not tried."""
+    found = read_remembered(_proofs_path()).get(_proof_key(weights_sha256, dtype, device)) if weights_sha256 else None
+    try:
+        refusal, softcap, halves = (found[name] for name in ("refusal", "softcap", "turned_by_halves"))  # type: ignore[index]
+    except (TypeError, KeyError):
+        return None
+    known = isinstance(refusal, str | None) and isinstance(softcap, float | None) and isinstance(halves, bool)
+    return Proof(refusal, softcap, halves) if known else None
+
+
+def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str, proof: Proof) -> None:
+    """Keep the result about a model; do nothing if that fails, or if the weights have no fingerprint."""
+    path = _proofs_path()
+    if path is None or weights_sha256 is None:
+        return
+    made = {_proof_key(weights_sha256, dtype, device): {"model": model_id, **asdict(proof)}}
+    write_remembered(path, read_remembered(path) | made)
+
+
+def results() -> dict[str, str | None]:
+    """Return the models that these versions tried on this machine, each with the reason of its refusal, or None."""
+    made = read_remembered(_proofs_path()).items()
+    entries = [one for key, one in made if key.endswith(f" {_versions()}") and isinstance(one, dict)]
+    return {str(one.get("model")): one.get("refusal") for one in entries}
+
+
+def _proof_key(weights_sha256: str | None, dtype: str, device: str) -> str:
+    return f"{weights_sha256} {dtype} {torch.device(device).type} {_versions()}"
+
+
+def _versions() -> str:
+    return f"{torch.__version__} {version('transformers')} {NUMERICS_VERSION} {_PROOFS}"
+
+
+def _proofs_path() -> Path | None:
+    digests = digests_path()
+    return None if digests is None else digests.with_name("proofs.json")
 
 
 def check_model(

@@ -62,10 +62,10 @@ def check(
         kvdrift check llama.cpp --weights model.gguf
         kvdrift check servers.toml
     """
-    from kvdrift.generator.generation.engine_models import ENGINES
+    from kvdrift.generator.engines.registry import ENGINES
 
     if name in ENGINES:
-        _check_engine(name, weights)
+        _check_engine(name, None if weights is None else str(weights), None)
     if name.endswith(".toml"):
         _check_study(Path(name))
     from kvdrift.generator.checks.kinds import trial_of
@@ -81,29 +81,31 @@ def check(
     _end(name, holds)
 
 
-def _check_engine(name: str, weights: Path | None) -> NoReturn:
-    """Check an engine's adapter, and end with the exit code."""
+def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoReturn:
+    """Check an engine's adapter on weights that are named as in a study file of a folder; end with the exit code."""
     from kvdrift.generator.engines.promises import PROMISES
-    from kvdrift.generator.generation.engine_models import ENGINES
-    from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF
+    from kvdrift.generator.engines.registry import engine_of
 
-    engine, file = ENGINES[name](), EMBEDDED_GGUF / "tiny-F32.gguf" if weights is None else weights
-    _end(name, [_kept(one, partial(one.function, engine, file)) for one in PROMISES])
+    engine = engine_of(name)
+    written = weights or engine.sample
+    if written is None:
+        raise InputError(f"engine {name}: needs weights to be checked on: --weights")
+    location = engine.location(written, folder, "weights = ")
+    _end(name, [_kept(one, partial(one.function, engine, location)) for one in PROMISES])
 
 
 def _check_study(path: Path) -> NoReturn:
     """Check the servers of a study file, or the engine's adapter with the file's weights; end with the exit code."""
     from kvdrift.generator.engines.http.engine import ServerSide
-    from kvdrift.generator.engines.server_promises import SERVER_PROMISES
-    from kvdrift.generator.generation.engine_models import engine_model
-    from kvdrift.generator.transformer.files.local_folders import gguf_file
+    from kvdrift.generator.engines.promises import SERVER_PROMISES
+    from kvdrift.generator.engines.registry import engine_model
     from kvdrift.schema.study import FLOOR_ACTION, HTTP, load_studies
 
     study = load_studies(path)[0]
     if study.model.engine is None:
         raise InputError(f"{path}: has no engine to check; name a selector, codec or policy of the study")
     if study.model.engine != HTTP:
-        _check_engine(study.model.engine, gguf_file(study.model.id, study.model.folder))
+        _check_engine(study.model.engine, study.model.id, study.model.folder)
     model, holds = engine_model(study), list[bool | None]()
     for name, side in {"reference": model.reference, **model.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:

@@ -115,7 +115,7 @@ def _models() -> list[tuple[str, str]]:
         cached_models,
         has_local_weights,
     )
-    from kvdrift.generator.transformer.files.remembered_proofs import results
+    from kvdrift.generator.transformer.model_checks import results
     from kvdrift.schema.study import FINITE_STATE
 
     rows = [

@@ -19,14 +19,12 @@ from kvdrift.flows.run.remarks import remarks
 from kvdrift.flows.run.revisions import begun_revisions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action
-from kvdrift.generator.engines.http.cost import position_cost
-from kvdrift.generator.engines.http.engine import ServerSide
-from kvdrift.generator.engines.model import EngineModel
-from kvdrift.generator.generation.engine_footprint import EngineFootprint, engine_footprint
-from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.engines.http.engine import ServerSide, position_cost
+from kvdrift.generator.engines.model import EngineFootprint, EngineModel, engine_footprint
+from kvdrift.generator.engines.registry import engine_model, tokenizer_location
 from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
-from kvdrift.generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
+from kvdrift.generator.transformer.memory import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from kvdrift.generator.transformer.other_weights.named import weights_location, with_own_weights
 from kvdrift.log.units.revisions import newest_revisions
 from kvdrift.schema.errors import KvdriftError
@@ -188,7 +186,7 @@ def end_lines(study: Study) -> Iterator[str]:
         return
     else:
         ends = text_ends(study)
-    named = ", ".join(end_texts(study, ends))
+    named = ", ".join(end_texts(ends, tokenizer_location(study.model), study.model.revision))
     yield f"  texts end at {named}" if named else "  no token ends a text: every text goes on to H"
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from kvdrift.flows.material import Material, check_retentions
 from kvdrift.flows.run.forecast import SplitForecast
 from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.keyed_random import keyed_generator

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvdrift.generator.llama_cpp.settings import ContextSettings
+from kvdrift.generator.engines.llama_cpp import ContextSettings
+from kvdrift.generator.engines.registry import ENGINES
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF, EMBEDDED_ID, GGUF, gguf_file
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ModelSection
@@ -65,12 +66,10 @@ def engine_choice(
         if option := next((name for name, there in given.items() if there), None):
             raise InputError(f"{option}: belongs to an engine; add --model FILE{GGUF}, or --engine {LLAMA_CPP}")
         return None
-    if engine == HTTP:
-        raise InputError(
-            f"--engine {HTTP}: a study of servers is written by hand; docs/engines.md has one to start from"
-        )
+    if engine in {HTTP, *ENGINES} - {LLAMA_CPP}:
+        raise InputError(f"--engine {engine}: its study is written by hand; docs/engines.md has one to start from")
     if engine not in (None, LLAMA_CPP):
-        raise InputError(f"--engine {engine}: {nearest(engine, [LLAMA_CPP])}")
+        raise InputError(f"--engine {engine}: {nearest(engine, ENGINES)}")
     if gguf is not None and model != EMBEDDED_ID:
         raise InputError(f"--model {model}: --gguf names the model already; leave one of the two out")
     if gguf is not None and gguf.suffix != GGUF:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvdrift.generator.documents.prompts import Tokenizer
+from kvdrift.generator.llama_cpp.gguf import check_is_gguf, gguf_facts
 from kvdrift.generator.llama_cpp.library import INSTALL, PACKAGE
-from kvdrift.generator.llama_cpp.weights import check_is_gguf, gguf_facts
 from kvdrift.generator.transformer.files.configuration import position_limit
 from kvdrift.generator.transformer.files.local_folders import GGUF, local_folder, model_folder
 from kvdrift.generator.transformer.files.tokenizer import is_on_hub, load_tokenizer

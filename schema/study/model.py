@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -22,6 +23,23 @@ HTTP: Final = "http"
 """The name of the engine that asks servers over HTTP."""
 EXACT_TYPES: Final = ("f32", "f16", "bf16")
 """The types in which llama.cpp stores keys and values without blocks."""
+
+
+def _flash_attention_the_other_way(settings: Mapping[str, Value]) -> dict[str, Value] | None:
+    """Return the kernel floor of llama.cpp; None if values are quantized, which needs flash attention.
+
+    There other sizes of calls change no bit with some weights, so that they are no other kernel.
+    """
+    flash = settings.get("flash_attention", True) is not False
+    if flash and settings.get("type_v", "f16") not in EXACT_TYPES:
+        return None
+    return {"flash_attention": not flash}
+
+
+OTHER_KERNELS: Final[dict[str, Callable[[Mapping[str, Value]], dict[str, Value] | None]]] = {
+    LLAMA_CPP: _flash_attention_the_other_way
+}
+"""For engines whose studies have a kernel floor by default: its settings, from those of the reference."""
 
 
 class ModelSection(Section):
@@ -120,18 +138,9 @@ class ModelSection(Section):
 
     @property
     def other_kernel(self) -> dict[str, Value] | None:
-        """The settings by which the engine computes the reference's cache with another kernel; None if there are none.
-
-        In llama.cpp that is flash attention the other way. Quantized values need flash attention, and there other sizes
-        of calls change no bit with some weights, so that they are no other kernel.
-        """
-        if self.engine != LLAMA_CPP:
-            return None
-        settings = self.settings or {}
-        flash = settings.get("flash_attention", True) is not False
-        if flash and settings.get("type_v", "f16") not in EXACT_TYPES:
-            return None
-        return {"flash_attention": not flash}
+        """The settings by which the engine computes the reference's cache by another kernel; None if there are none."""
+        other = OTHER_KERNELS.get(self.engine or "")
+        return other and other(self.settings or {})
 
     def check(self) -> None:
         """Check that the keys agree with each other."""

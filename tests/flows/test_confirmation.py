@@ -110,7 +110,7 @@ def prompts_study(folder: Path, rows: int) -> Path:
 
 
 def test_clusters_of_files_that_were_seen_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(material, "load_tokenizer", lambda *_, **__: Bytes())
+    monkeypatch.setattr(material, "load_prompt_tokenizer", lambda _: Bytes())
     study = prompts_study(tmp_path, 40)
     seen = gather_material(load_study(study)).of_split("evaluation")
     store = stored(tmp_path / "store", *seen)
@@ -192,7 +192,7 @@ def test_development_documents_of_another_study_confirm_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a small file, a document for development of one study may be for evaluation of another one."""
-    monkeypatch.setattr(material, "load_tokenizer", lambda *_, **__: Bytes())
+    monkeypatch.setattr(material, "load_prompt_tokenizer", lambda _: Bytes())
     study = prompts_study(tmp_path, 40)
     developed = gather_material(load_study(study)).of_split("evaluation")
     store = stored(tmp_path / "store", *developed, split="development")

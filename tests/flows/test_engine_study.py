@@ -18,7 +18,7 @@ from fixtures.study_files import load_study
 import kvdrift
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import floor_line
-from kvdrift.generator.generation import engine_models
+from kvdrift.generator.engines import registry
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import ControlError, InputError
 from kvdrift.schema.study import Study
@@ -33,7 +33,7 @@ ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 @pytest.fixture(scope="module", autouse=True)
 def _fake() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(engine_models.ENGINES, "fake", FakeEngine)
+        patch.setitem(registry.ENGINES, "fake", FakeEngine)
         yield
 
 
@@ -258,7 +258,7 @@ def test_a_confirming_study_in_another_folder_finds_the_weights(
     assert call(capsys, *asked)[0] == 0
     study = load_study(written)
     assert (study.model.id, study.actions[1].weights) == ("../copy/weights.fake", "../copy/more.fake")
-    assert {*engine_models.engine_model(study).sides} == {"bits-4", "other-weights", "floor"}
+    assert {*registry.engine_model(study).sides} == {"bits-4", "other-weights", "floor"}
 
 
 def test_an_engine_decodes_in_this_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

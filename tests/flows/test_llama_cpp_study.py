@@ -18,8 +18,8 @@ import kvdrift
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.embedded.vocabulary import SYMBOLS
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.sampling import SamplingLaw

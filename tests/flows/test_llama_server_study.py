@@ -20,8 +20,8 @@ from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.embedded.vocabulary import SYMBOLS
 from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from kvdrift.log.store import Unit
 from kvdrift.schema.sampling import SamplingLaw

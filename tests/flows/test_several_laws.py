@@ -27,7 +27,7 @@ from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.plan.frozen_plan import require_plan
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
-from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
+from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import SamplingLaw

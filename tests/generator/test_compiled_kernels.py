@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvdrift.generator.attention.fused import prompt_kernel, suffix_kernel
+from kvdrift.generator.attention import triton_kernels as attention
 from kvdrift.generator.coupling import fused_sums
 from kvdrift.generator.coupling.laws import BLOCK_TOKENS
 from kvdrift.generator.transformer.fused import triton_kernels
@@ -62,12 +62,10 @@ def test_attention(capability: int, dtype: str, size: int) -> None:
     types |= (
         tensors("mass chunk_mass", "fp32") | tensors("caches packed tiles places length", "i64") | {"scale": "fp32"}
     )
-    for module, kernel, shape in (
-        (prompt_kernel, prompt_kernel._attend_chunk, prompt_kernel.shape(DTYPES[dtype], size)),
-        (suffix_kernel, suffix_kernel._attend_suffix, suffix_kernel.shape(DTYPES[dtype], 4, size)),
-    ):
-        constants = module.constants(32, 8, size) | shape
-        launched = module.OPTIONS | {name: constants[name] for name in ("num_warps", "num_stages")}
+    prompt = attention.prompt_constants(32, 8, size) | attention.prompt_shape(DTYPES[dtype], size)
+    suffix = attention.suffix_constants(32, 8, size) | attention.suffix_shape(DTYPES[dtype], 4, size)
+    for kernel, constants in ((attention._attend_chunk, prompt), (attention._attend_suffix, suffix)):
+        launched = attention.OPTIONS | {name: constants[name] for name in ("num_warps", "num_stages")}
         made = compiled(kernel, types, constants, capability, launched, aligned=True)
         assert made.metadata.shared <= {80: 163, 90: 227}[capability] * 1024
         assert size < 64 or "cp.async.cg.shared.global" in made.asm["ptx"], "16 bytes"

@@ -28,8 +28,7 @@ from fixtures.study_files import load_study
 from torch import Tensor
 
 from kvdrift.generator.checks.random_models import random_document, save_random_model
-from kvdrift.generator.coupling.fused_draws import NOTHING, fused_draws
-from kvdrift.generator.coupling.laws import LawTable
+from kvdrift.generator.coupling.laws import NOTHING, LawTable, fused_draws
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTORS
@@ -170,7 +169,7 @@ def test_captured_steps_give_the_same_events(
         monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(graph), replay(graph)))
     captured = generate_units(model, "s", DOCUMENT, asked, long, 3)
     assert device.pretended or len(replayed) > 2 * len(set(replayed)) > 0
-    monkeypatch.setattr("kvdrift.generator.coupling.step_graphs.captures", lambda _: False)
+    monkeypatch.setattr("kvdrift.generator.coupling.steps.captures", lambda _: False)
     for one, other in zip(captured, generate_units(model, "s", DOCUMENT, asked, long, 3), strict=True):
         assert one.events.equals(other.events)
 

@@ -37,7 +37,7 @@ from kvdrift.generator.selectors import Full
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, model_folder
 from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
+from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
 from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw

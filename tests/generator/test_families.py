@@ -19,7 +19,7 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.holding import AsComputed
-from kvdrift.generator.attention.layer_terms import LayerTerms
+from kvdrift.generator.attention.parts import LayerTerms
 from kvdrift.generator.checks.random_models import random_document
 from kvdrift.generator.codecs import CODECS
 from kvdrift.generator.generation import PendingUnit, generate_units
@@ -29,10 +29,10 @@ from kvdrift.generator.selectors.expected_attention import ExpectedAttention
 from kvdrift.generator.selectors.kvpress import KVPress
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.transformer import loading
-from kvdrift.generator.transformer.files import remembered_proofs as proofs
+from kvdrift.generator.transformer import model_checks as proofs
 from kvdrift.generator.transformer.files.configuration import position_switch
-from kvdrift.generator.transformer.footprint import local_footprint
 from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.memory import local_footprint
 from kvdrift.generator.transformer.model import LoadedModel
 from kvdrift.generator.transformer.model_checks import check_model
 from kvdrift.generator.transformer.prompts.prompt import Prompt

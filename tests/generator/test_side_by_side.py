@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +16,8 @@ from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.checks.random_models import random_document, random_model
-from kvdrift.generator.coupling.streams import ALL_SAVINGS
+from kvdrift.generator.coupling.rollout import CoupledSteps, DocumentReplicates, rollout_documents
+from kvdrift.generator.coupling.streams import StreamDecoder
 from kvdrift.generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
 from kvdrift.generator.generation import units as generation
 from kvdrift.generator.generation.events import library_versions, versions_on
@@ -31,7 +30,7 @@ from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.tables import PLAIN, SWRB
+from kvdrift.schema.tables import SWRB
 
 HORIZON, SEED = 10, 3
 HEAVY = Action("h2o", "h2o", H2O(), Retention.parse("60%"))  # has statistics, gathered by hooks of the network
@@ -96,60 +95,32 @@ def test_where_memory_is_short_half_as_many_replicates_are_decoded_at_once(
     monkeypatch: pytest.MonkeyPatch, error: Exception, most: int
 ) -> None:
     """Down to one; the events are the same."""
+    model, (document, _) = random_model("llama"), WORK[1]
+    expected = generate_units(model, "s", document, ITEMS, HORIZON, SEED)
     tried: list[int] = []
 
-    def short(items: Mapping[Any, PendingUnit]) -> list[Any]:
-        tried.append(max(item.count for item in items.values()))
+    def short(kernels: StreamDecoder, documents: Sequence[DocumentReplicates], *others: Any) -> list[CoupledSteps]:
+        tried.append(max(len(action.replicates) for action in documents[0].actions))
         if tried[-1] > most:
             raise error
-        return [replicates_of(item) for item in items.values()]
+        return rollout_documents(kernels, documents, *others)
 
-    monkeypatch.setattr(generation, "_coupling", lambda _group, items, *_: partial(short, items))
-    monkeypatch.setattr(generation, "join_replicates", lambda parts: list(chain.from_iterable(parts)))
-    group = [Prepared(items=ITEMS, document=WORK[1][0])]
+    monkeypatch.setattr(generation, "rollout_documents", short)
     if most:
-        decoded, _ = generation._decode(group, None, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
-        assert list(decoded.values()) == [replicates_of(item) for item in ITEMS]
+        assert_same([generate_units(model, "s", document, ITEMS, HORIZON, SEED)], [expected])
         assert tried == [6, 3, 1, 1, 1, 1, 1, 1]
     else:
-        with pytest.raises(
-            OperationError, match=r"document 'b': the memory is too small for one replicate of 3 actions"
-        ):
-            generation._decode(group, None, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
+        with pytest.raises(OperationError, match=r"^document 'b': .* 3 actions"):
+            generate_units(model, "s", document, ITEMS, HORIZON, SEED)
         assert tried == [6, 3, 1]
 
 
-def replicates_of(item: PendingUnit) -> list[int]:
-    return list(item.replicates)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A prefilled and evicted document that reports enough memory for every request."""
-
-    items: list[PendingUnit]
-    document: Document
-
-    @property
-    def caches(self) -> Prepared:
-        return self
-
-    def replicates_at_once(self, _actions: int, _estimator: str) -> int:
-        return sys.maxsize
-
-
 def test_another_error_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def broken(*_: Any) -> list[Any]:
-        tried.append(1)
-        message = "CUDA error: an illegal memory access was encountered"
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(generation, "_coupling", broken)
+    broken = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    monkeypatch.setattr(generation, "rollout_documents", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        generation._decode([Prepared(ITEMS, WORK[1][0])], None, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[list-item]
-    assert tried == [1]
+        generate_units(random_model("llama"), "s", WORK[1][0], ITEMS, HORIZON, SEED)
+    assert broken.call_count == 1
 
 
 def test_units_say_which_gpu_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +128,9 @@ def test_units_say_which_gpu_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", "13.0")
     assert versions_on("cpu") == library_versions()
     assert versions_on("cuda:1") == {**library_versions(), "gpu": "NVIDIA X", "cuda": "13.0"}
-    model = replace(random_model("llama"), device="cuda:1")
-    record = generation._settings("s", model, WORK[1][0], ITEMS[0], HORIZON, SEED)
-    assert json.loads(record["versions"])["gpu"] == "NVIDIA X"
+    monkeypatch.setattr(generation, "versions_on", lambda _: versions_on("cuda:1"))
+    (unit,) = generate_units(random_model("llama"), "s", WORK[1][0], ITEMS[2:], HORIZON, SEED)
+    assert json.loads(unit.record["versions"])["gpu"] == "NVIDIA X"
 
 
 def test_what_keeps_the_device_busy_is_generated_one_by_one() -> None:

@@ -65,7 +65,7 @@ def test_few_floors_a_folder(imports: dict[str, set[str]]) -> None:
         folder = room.rpartition(".")[0]
         floor[room] = 1 + max((floor[other] for other in rooms[room]), default=0)
         floors[folder] = max(floors.get(folder, 0), floor[room])
-    assert {"kvdrift.flows", "kvdrift.generator.attention.fused"} <= floors.keys()
+    assert {"kvdrift.flows", "kvdrift.generator.attention"} <= floors.keys()
     assert [folder for folder, count in floors.items() if count > 6] == []
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fixtures.random_systems import History, deficit, side_law
 from oracles.exact_comparison import Array, Law, law, law_of_values
 
-from kvdrift.generator.finite.paths import PairPaths
+from kvdrift.generator.finite.enumeration import PairPaths
 from kvdrift.generator.finite.system import FiniteSystem
 
 POWERS = 4

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from oracles.exact_comparison import Array, Law, law_of_values
 
-from kvdrift.generator.finite.paths import PairPaths, pair_paths
+from kvdrift.generator.finite.enumeration import PairPaths, pair_paths
 from kvdrift.generator.finite.system import FiniteSystem
 from kvdrift.schema.moments import NEVER, SCALAR_MOMENTS, Replicates
 from kvdrift.schema.windows import Windows

@@ -11,7 +11,7 @@ from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.coupling.uniforms import uniform_table
 from kvdrift.generator.documents.draws import DocumentDraws
 from kvdrift.generator.embedded import documents as embedded
-from kvdrift.generator.finite import families
+from kvdrift.generator.finite import system as families
 from kvdrift.generator.selectors.random_entries import RandomEntries
 from kvdrift.schema.keyed_random import keyed_generator
 from kvdrift.stats.clusters import ClusterDraws

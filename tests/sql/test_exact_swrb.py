@@ -32,7 +32,7 @@ from oracles.exact_systems import (
     special_studies,
 )
 
-from kvdrift.generator.finite.paths import pair_paths
+from kvdrift.generator.finite.enumeration import pair_paths
 from kvdrift.schema.tables import PLAIN, SWRB
 
 pytestmark = pytest.mark.usefixtures("exact_systems")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from oracles.exact_moments import functionals
 from oracles.plain_reduction import coefficients, control_variate, weights
 
-from kvdrift.generator.finite.paths import PairPaths, pair_paths
+from kvdrift.generator.finite.enumeration import PairPaths, pair_paths
 from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.allocation import Allocation, allocate

@@ -11,14 +11,70 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 import httpx
 
-from kvdrift.generator.engines.http.settings import Requests
-from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.generator.engines.engine import settings_of
+from kvdrift.schema.errors import InputError, OperationError, nearest
+
+LLAMA_SERVER: Final = "llama-server"
+VLLM: Final = "vllm"
+SGLANG: Final = "sglang"
+OPENAI: Final = "openai"
+APIS: Final = (LLAMA_SERVER, VLLM, SGLANG, OPENAI)
+
+_MOST_VOCABULARY, _MOST_SECONDS = 1 << 22, 86_400
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The settings of one side's server."""
+
+    api: str = LLAMA_SERVER  # the server's interface, one of ``APIS``. "openai" gives tokens at temperature 0 only
+    started: str = ""  # how the server was started, in the user's words, since no server reports all of it
+    vocabulary: int = 0  # V, the number of tokens; 0 if the server reports it
+    ahead: int = 32  # with "openai", the number of tokens that the server writes in a request
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str) -> ServerSettings:
+        """Return the settings, with the values that a study file gives."""
+        made = settings_of(cls, given, where, "servers", {"vocabulary": (0, _MOST_VOCABULARY), "ahead": (1, 1 << 16)})
+        if made.api not in APIS:
+            raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
+        if not made.vocabulary and made.api != LLAMA_SERVER:
+            raise InputError(
+                f"{where}: vocabulary: missing; {made.api} does not say how many tokens there are: write the "
+                "vocab_size of the model's config.json"
+            )
+        return made
+
+    @property
+    def requested(self) -> dict[str, Any]:
+        """Return the interface, and the settings that are given."""
+        return {name: value for name, value in asdict(self).items() if name == "api" or value != _DEFAULTS[name]}
+
+
+_DEFAULTS: Final = asdict(ServerSettings())
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Limits on requests to servers; they do not change the answers."""
+
+    at_once: int = 0  # the most requests of a server at once; 0 for the number of llama-server's slots, else 8
+    timeout: int = 300  # seconds to wait for an answer
+    patience: int = 600  # seconds to wait for a server that is gone or still loads its model
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Requests:
+        """Return the limits, with the values that a study file gives under ``model.requests``."""
+        bounds = {"at_once": (0, 4096), "timeout": (1, _MOST_SECONDS), "patience": (0, _MOST_SECONDS)}
+        return settings_of(cls, given, "model.requests", "servers", bounds)
+
 
 KEY: Final = "KVDRIFT_SERVER_KEY"
 """The environment variable with the key that servers may require; the key is stored nowhere."""

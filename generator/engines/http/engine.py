@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
-from kvdrift.generator.engines.engine import Capabilities, Session, SideFacts
-from kvdrift.generator.engines.http.apis.api import ServerFacts
-from kvdrift.generator.engines.http.apis.llama_server import LlamaServer
-from kvdrift.generator.engines.http.apis.openai import OpenAi
-from kvdrift.generator.engines.http.apis.sglang import Sglang
-from kvdrift.generator.engines.http.apis.vllm import Vllm
-from kvdrift.generator.engines.http.connection import Connection
-from kvdrift.generator.engines.http.sessions.histories import GreedySession, LawSession
-from kvdrift.generator.engines.http.sessions.slots import SlotSession
-from kvdrift.generator.engines.http.settings import LLAMA_SERVER, OPENAI, SGLANG, VLLM, Requests, ServerSettings
+from kvdrift.generator.engines.engine import Capabilities, Session, Side, SideFacts
+from kvdrift.generator.engines.http.apis import LlamaServer, OpenAi, ServerFacts, Sglang, Vllm
+from kvdrift.generator.engines.http.connection import (
+    LLAMA_SERVER,
+    OPENAI,
+    SGLANG,
+    VLLM,
+    Connection,
+    Requests,
+    ServerSettings,
+)
+from kvdrift.generator.engines.http.sessions import GreedySession, LawSession, SlotSession
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.study import HTTP
 
@@ -53,7 +56,7 @@ class Servers:
 
 
 @dataclass(frozen=True)
-class ServerSide:
+class ServerSide(Side):
     """One server: its connection, the study file's settings of it, and its report of itself; ``where`` names the side.
 
     ``part`` is the number of this side's share of the slots, from 0, and the number of equal shares.
@@ -72,24 +75,20 @@ class ServerSide:
         return SideFacts(own.vocabulary, own.positions, own.eos_tokens, own.tokenizer_sha256)
 
     @property
-    def asked(self) -> Mapping[str, Any]:
+    def requested(self) -> Mapping[str, Any]:
         """The study file's settings of the server."""
-        return self.settings.asked
+        return self.settings.requested
 
     @property
-    def said(self) -> Mapping[str, Any]:
+    def reported(self) -> Mapping[str, Any]:
         """The reported facts that determine the server's laws."""
-        return self.server.said
+        return self.server.reported
 
     @property
     def capabilities(self) -> Capabilities:
         """The side's capabilities; rows are not invariant, since the server chooses which requests share a batch."""
         streams = len(self._slots) if self.server.slots else _MOST_HISTORIES
         return Capabilities(row_invariant=False, most_streams=streams, full_laws=self.settings.api != OPENAI)
-
-    @property
-    def weights_sha256(self) -> None:
-        """None, since no server reports its weights."""
 
     def ending(self, eos_tokens: tuple[int, ...]) -> ServerSide:
         """Return the same side with the study's tokens that end a text."""
@@ -109,19 +108,11 @@ class ServerSide:
             return GreedySession(self.connection, api, self.server, self.settings.ahead, read_back)
         return LawSession(self.connection, api, self.server, read_back)
 
-    def cache_bytes(self, entries: int) -> int:  # noqa: ARG002 - it is in the server's memory
-        """Return 0: the cache takes no memory of this machine."""
-        return 0
-
-    def weight_bytes(self) -> int:
-        """Return 0: the weights take no memory of this machine."""
-        return 0
-
     def check_same(self) -> None:
         """Raise an error if the server is not the same as before."""
         now = _facts(self.connection, self.settings, self.where)
-        before = {**self.server.said, "tokenizer": self.server.tokenizer_sha256}
-        for name, value in {**now.said, "tokenizer": now.tokenizer_sha256}.items():
+        before = {**self.server.reported, "tokenizer": self.server.tokenizer_sha256}
+        for name, value in {**now.reported, "tokenizer": now.tokenizer_sha256}.items():
             if value != before.get(name):
                 raise OperationError(
                     f"{self.where}: the server at {self.connection.url} is another one than before: {name} was "
@@ -131,7 +122,7 @@ class ServerSide:
 
     def _read_back(self) -> Mapping[str, Any]:
         self.check_same()
-        return {**self.server.said, **self.server.beside}
+        return {**self.server.reported, **self.server.beside}
 
     @property
     def _api(self) -> LlamaServer | Vllm | Sglang | OpenAi:
@@ -168,9 +159,47 @@ def check_slots(side: ServerSide, where: str) -> None:
 def check_same_model(action: str, reference: ServerSide, side: ServerSide) -> None:
     """Raise an error if a server reports another width or number of weights than the reference: another model."""
     for name, what in (("n_embd", "channels"), ("n_params", "weights")):
-        ours, theirs = reference.said.get(name), side.said.get(name)
+        ours, theirs = reference.reported.get(name), side.reported.get(name)
         if None not in (ours, theirs) and ours != theirs:
             raise InputError(
                 f"action '{action}': the model at {side.connection.url} has {theirs:,} {what}, that of the reference "
                 f"{ours:,}: it is another model, and its texts would part for that alone"
             )
+
+
+_POSITIONS = 8
+
+
+@dataclass(frozen=True)
+class PositionCost:
+    """The cost of one stream on one server: seconds to read the prompt once, and seconds and bytes of a position."""
+
+    side: ServerSide
+    prompt_seconds: float
+    seconds: float
+    bytes: float
+
+    @property
+    def words(self) -> str:
+        """The cost in words."""
+        server = self.side.server
+        slots = f", {server.slots} slots" if server.slots else ""
+        version = next((str(server.reported[key]) for key in ("build_info", "version") if server.reported.get(key)), "")
+        named = f"{self.side.connection.url} ({' '.join([str(server.reported['server']), version]).strip()}{slots})"
+        return (
+            f"{named}: {1000 * self.prompt_seconds:,.1f} ms to read the prompt, and {1000 * self.seconds:,.1f} ms and "
+            f"{self.bytes / 1024:,.1f} KiB a position of one stream"
+        )
+
+
+def position_cost(side: ServerSide, tokens: Sequence[int]) -> PositionCost:
+    """Measure a prompt and some positions of one stream."""
+    session, began = side.open(0), time.perf_counter()
+    law = session.prefill(tokens)
+    prompt_seconds = time.perf_counter() - began
+    stream, received, began = session.fork(), side.connection.received, time.perf_counter()
+    for _ in range(_POSITIONS):
+        (law,) = session.step([stream], [int(law.argmax())])
+    seconds = (time.perf_counter() - began) / _POSITIONS
+    session.close()
+    return PositionCost(side, prompt_seconds, seconds, (side.connection.received - received) / _POSITIONS)

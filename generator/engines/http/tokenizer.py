@@ -8,9 +8,8 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from kvdrift.generator.engines.http.apis.llama_server import LlamaServer, all_tokens
-from kvdrift.generator.engines.http.connection import Connection
-from kvdrift.generator.engines.http.settings import LLAMA_SERVER, Requests, ServerSettings
+from kvdrift.generator.engines.http.apis import LlamaServer, all_tokens
+from kvdrift.generator.engines.http.connection import LLAMA_SERVER, Connection, Requests, ServerSettings
 from kvdrift.schema.errors import KvdriftError
 from kvdrift.schema.study import HTTP, ModelSection
 

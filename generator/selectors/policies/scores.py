@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries, attend_with_weights
 from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.weights import attend_with_weights
 from kvdrift.generator.selectors.policies.policy import Policy
 
 _DROPPED = -torch.inf

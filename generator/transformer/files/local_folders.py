@@ -14,7 +14,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from kvdrift.schema.errors import InputError, alike, reading
-from kvdrift.schema.study import HTTP, ModelSection
+from kvdrift.schema.study import ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
 EMBEDDED_GGUF = Path(__file__).parents[2] / "embedded" / "gguf"
@@ -55,10 +55,6 @@ def model_location(section: ModelSection) -> str:
 
     A relative path is relative to the study file's folder. The store uses the name as written in the file.
     """
-    if section.engine == HTTP:
-        return section.id  # a name of the user's own, or an id whose tokenizer prompts go through
-    if section.engine is not None:
-        return str(gguf_file(section.id, section.folder))
     return transformer_location(section.id, section.folder, "model.id = ")
 
 
@@ -104,19 +100,6 @@ def gguf_file(written: str, folder: Path | None = None) -> Path:
     if written.startswith("kvdrift/") and embedded.is_file():
         return embedded
     return Path(os.path.normpath((folder or Path()) / Path(written).expanduser()))
-
-
-def tokenizer_location(section: ModelSection) -> str:
-    """Return the place of a study file's tokenizer: the model's place, unless it names another for an engine.
-
-    The embedded model's GGUF files have no tokenizer, and use the embedded model's.
-    """
-    if section.engine is None:
-        return model_location(section)
-    if section.tokenizer is not None:
-        beside = section.folder and section.folder / Path(section.tokenizer).expanduser()
-        return str(beside) if beside is not None and beside.is_dir() else section.tokenizer
-    return tokenizer_of(model_location(section))
 
 
 def tokenizer_of(location: str) -> str:

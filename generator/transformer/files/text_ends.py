@@ -18,7 +18,7 @@ from kvdrift.generator.documents.ends import TextEnds, template_end
 from kvdrift.generator.documents.registry import applies_template
 from kvdrift.generator.embedded.vocabulary import SYMBOLS
 from kvdrift.generator.identity import ModelIdentity
-from kvdrift.generator.llama_cpp.weights import gguf_facts
+from kvdrift.generator.llama_cpp.gguf import gguf_facts
 from kvdrift.generator.transformer.files.configuration import vocabulary_size
 from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
 from kvdrift.generator.transformer.files.local_folders import (
@@ -28,7 +28,6 @@ from kvdrift.generator.transformer.files.local_folders import (
     local_folder,
     local_generation_configuration,
     model_location,
-    tokenizer_location,
 )
 from kvdrift.generator.transformer.files.tokenizer import known_tokenizer, token_reader
 from kvdrift.schema.errors import InputError, alike
@@ -39,7 +38,6 @@ NamedToken = tuple[int, str]
 
 GENERATION = "generation_config.json"
 ENDS_OF_LLAMA_CPP = "llama.cpp's ends of generation"
-SERVER = "the server"
 _CONFIGURATION, _TOKENIZER, _TEMPLATE, _STUDY = "config.json", "the tokenizer's EOS", "the chat template", "study.eos"
 
 
@@ -53,15 +51,15 @@ def text_ends(study: Study) -> TextEnds:
     """Return the tokens that end the texts of a transformer's study, by the files on this machine."""
     location, revision = model_location(study.model), study.model.revision
     vocabulary = vocabulary_size(location, revision=revision)
-    return joined_ends(study, vocabulary, model_ends(location, revision))
+    return joined_ends(study, vocabulary, model_ends(location, revision), location)
 
 
-def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken]) -> TextEnds:
+def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken], tokenizer: str) -> TextEnds:
     """Join the tokens that a model names with the chat template's if one is applied; ``[study] eos`` replaces both.
 
-    The chat template's token comes first, since it is the one that ends most answers.
+    The chat template, of the tokenizer at place ``tokenizer``, comes first, since its token ends most answers.
     """
-    location, revision = tokenizer_location(study.model), study.model.revision
+    location, revision = tokenizer, study.model.revision
     if study.study.eos is not None:
         chosen = [_chosen(one, location, revision, vocabulary) for one in study.study.eos]
         return TextEnds.of([(token, _STUDY) for token in chosen], vocabulary)
@@ -120,9 +118,8 @@ def absent_ends(location: str, revision: str | None = None) -> tuple[int, ...]:
     return tuple(token for token in named if type(size) is int and not 0 <= token < size)
 
 
-def end_texts(study: Study, ends: TextEnds) -> Iterator[str]:
-    """Yield a description of each token: its id, its text if a tokenizer is here, and the places that name it."""
-    location, revision = tokenizer_location(study.model), study.model.revision
+def end_texts(ends: TextEnds, location: str, revision: str | None) -> Iterator[str]:
+    """Yield a description of each token: its id, its text if the tokenizer is here, and the places that name it."""
     embedded = location in EMBEDDED_FOLDERS  # whose tokenizer takes seconds to load
     read = SYMBOLS.__getitem__ if embedded else token_reader(location, revision=revision)
     for token, places in ends.places.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import file_exists
 
-from kvdrift.generator.llama_cpp.tokenizer import load_gguf_tokenizer
+from kvdrift.generator.llama_cpp.gguf import load_gguf_tokenizer
 from kvdrift.generator.transformer.files.configuration import library, quiet, read_configuration
 from kvdrift.generator.transformer.files.local_folders import (
     EMBEDDED_ID,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.cpu_products import has_product, product
-from kvdrift.generator.attention.layer_terms import capped
+from kvdrift.generator.attention.parts import capped
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
 from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw

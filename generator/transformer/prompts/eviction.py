@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvdrift.generator.attention.checksums import checksum, in_words
-from kvdrift.generator.attention.holding import AsComputed, Holding, bytes_as_stored
+from kvdrift.generator.attention.holding import AsComputed, Holding, bytes_as_stored, checksum, in_words
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.selectors import Full, Selector

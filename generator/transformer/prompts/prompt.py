@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.interface import counted
-from kvdrift.generator.attention.recording import PromptLayer, PromptRecording
-from kvdrift.generator.attention.statistics import Statistic
-from kvdrift.generator.attention.streams.states import LayerStates
+from kvdrift.generator.attention.recording import PromptLayer, PromptRecording, Statistic
+from kvdrift.generator.attention.states import LayerStates
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.files.configuration import has_states, rope_switch
 from kvdrift.generator.transformer.fused.head import Head

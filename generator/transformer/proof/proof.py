@@ -1,35 +1,42 @@
-"""Check whether a loaded model gives the results of transformers' own forward pass on a probe, layer by layer.
+"""Check whether a loaded model gives the results of transformers' own forward pass on a probe, and find its traits.
 
 At each point of the network the values are compared with the reference's, and computing goes on with the reference's.
 So every layer has the reference's own input: errors do not add up over layers, and a router with two nearly equal
 scores chooses the reference's experts.
+
+The traits are properties of layers that selectors need, found by trying: a soft cap, and how queries are rotated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kvdrift.generator.attention.layer_traits import attention_modules
+from kvdrift.generator.attention.parts import LayerTraits, attention_modules
+from kvdrift.generator.attention.recording import QueryChunk
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.coupling.streams import ALL_SAVINGS
 from kvdrift.generator.transformer.decoder import Decoder
-from kvdrift.generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
 from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.transformer.prompts.streams import PromptCaches, TransformerStreams
 from kvdrift.generator.transformer.proof.forward import (
+    ATTENTION,
     CHUNK,
     ENTRIES,
+    INPUT,
+    OUTPUT,
     STEPS,
+    Point,
     Probe,
     Reference,
     kept_positions,
     short_lengths,
     step_rows,
+    visited,
 )
-from kvdrift.generator.transformer.proof.points import ATTENTION, INPUT, OUTPUT, Point, visited
 from kvdrift.schema.errors import first_line
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
@@ -170,7 +177,7 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
             for layer, own in zip(prompt.layers, whole, strict=True)
         ]
         caches = PromptCaches(ENTRIES, prompt.first_law, [whole, evicted], (0, 0), (None, None), (prompt.states,) * 2)
-        kernels = TransformerKernels(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
+        kernels = TransformerStreams(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
         kernels.open([0, 1])
         kernels.select(torch.tensor([0, 0, 1, 1]))
         for step in range(STEPS):
@@ -184,3 +191,59 @@ def _kept(layer: PrefixLayer, positions: Tensor) -> PrefixLayer:
     places = positions.to(layer.key.device)[:, :, None]
     key, value = (part.gather(1, places.expand(-1, -1, part.shape[-1])) for part in (layer.key, layer.value))
     return PrefixLayer(key, value, layer.terms)
+
+
+_FIRST = (0, 7)  # positions of the first token; a layer without RoPE, or with another, is not the same at both
+_TOKENS = 4  # of the probe; a token's queries depend on nothing but its own input, which is the reference's
+
+
+@dataclass(frozen=True)
+class _PlainQueries:
+    """A statistic: queries before rotation, if the layer rotates whole heads by halves, [heads, positions, size].
+
+    ``first`` is the position of the prompt's first token.
+    """
+
+    first: int
+
+    def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
+        """Rotate a chunk's queries back by the embedding's angles for their positions."""
+        start = self.first + chunk.first
+        positions = torch.arange(start, start + chunk.query.shape[1], device=chunk.query.device)
+        cos, sin = (part[0].double() for part in chunk.rotary(chunk.hidden[None], positions[None]))
+        query = chunk.query.double()
+        first, second = query.chunk(2, dim=-1)
+        plain = (query * cos - torch.cat([-second, first], -1) * sin) / (cos**2 + sin**2)
+        return plain if gathered is None else torch.cat([gathered, plain], 1)
+
+
+def traits_of(model: Decoder, probe: Probe, reference: Reference) -> LayerTraits:
+    """Return the properties of a proven model's layers that selectors need."""
+
+    def as_reference(point: Point, values: Tensor) -> Tensor:
+        return reference.values[point][: len(values)].to(values.device)
+
+    tokens = probe.prompt[:_TOKENS].tolist()
+    with model.computing(), visited(model.network, as_reference):
+        prompt = Prompt(model, tokens, window=0)
+        halves = _are_turned_by_halves(model, tokens)
+    caps = [layer.terms.softcap for layer in prompt.evictable if layer.terms.softcap is not None]
+    return LayerTraits(model.network.config.model_type, max(caps, default=None), halves)
+
+
+def _are_turned_by_halves(model: Decoder, tokens: list[int]) -> bool:
+    """Tell whether the queries of a prompt, rotated back by halves, are equal for two positions of its first token.
+
+    Attention with RoPE depends only on distances, so queries before rotation are equal. Rotating the rotated queries
+    back by halves gives these queries only if they were rotated by halves.
+    """
+    found = []
+    try:
+        for first in _FIRST:
+            statistic = _PlainQueries(first)
+            prompt = Prompt(model, tokens, window=0, statistics=[statistic], first=first)
+            found.append([layer.gathered(statistic) for layer in prompt.evictable])
+    except Exception:  # noqa: BLE001 - the embedding gives no angles for whole heads, or none in the usual way
+        return False
+    off = max(float(difference(one, other).max()) for one, other in zip(*found, strict=True))
+    return off <= TOLERANCES[model.dtype]

@@ -14,13 +14,12 @@ from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_ne
 from fixtures.decoding_attention import Streams, case_faults
 from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
 
-from kvdrift.generator.attention import parts
-from kvdrift.generator.attention.fused import attention, prompt_attention, suffix_attention, tables
+from kvdrift.generator.attention import fused, parts, tables
 from kvdrift.generator.attention.holding import AsComputed
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.checks.random_models import random_document, random_model
-from kvdrift.generator.coupling.fused_draws import fused_fault
+from kvdrift.generator.coupling.laws import fused_fault
 from kvdrift.generator.coupling.streams import ALL_SAVINGS
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
@@ -34,7 +33,7 @@ FUSED = replace(ALL_SAVINGS, fused=True)
 
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (parts, tables, prompt_attention):
+    for module in (parts, tables, fused):
         monkeypatch.setattr(module, "CHUNK", 64)
 
 
@@ -49,7 +48,7 @@ def test_plain_forms_are_the_softmax_over_all_entries(
 ) -> None:
     """Bit for bit the same whatever streams are beside one."""
     case = Streams(entries, counts, group, size, dtype)
-    plain = (prompt_attention.plain_prompt_attention, suffix_attention.plain_suffix_attention)
+    plain = (fused.plain_prompt_attention, fused.plain_suffix_attention)
     assert not case_faults(case, *plain, tolerance)
 
 
@@ -111,26 +110,26 @@ def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> N
 
 def test_a_machine_that_cannot_build_them_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda:1")
-    monkeypatch.setattr(suffix_attention, "fault", lambda _: "RuntimeError: Failed to find C compiler.")
-    monkeypatch.setattr(prompt_attention, "fault", lambda _: None)
-    assert attention.attention_fault(cuda) == "RuntimeError: Failed to find C compiler."
-    assert not attention.are_fused([cuda], wanted=True)
-    monkeypatch.setattr(suffix_attention, "fault", lambda _: None)
-    assert attention.are_fused([cuda], wanted=None)
-    assert not attention.are_fused([cuda], wanted=False)
-    assert not attention.are_fused([cuda, torch.device("cpu")], wanted=None)
+    monkeypatch.setattr(fused, "suffix_fault", lambda _: "RuntimeError: Failed to find C compiler.")
+    monkeypatch.setattr(fused, "prompt_fault", lambda _: None)
+    assert fused.attention_fault(cuda) == "RuntimeError: Failed to find C compiler."
+    assert not fused.are_fused([cuda], wanted=True)
+    monkeypatch.setattr(fused, "suffix_fault", lambda _: None)
+    assert fused.are_fused([cuda], wanted=None)
+    assert not fused.are_fused([cuda], wanted=False)
+    assert not fused.are_fused([cuda, torch.device("cpu")], wanted=None)
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_attention, "_on_cuda", lambda query, *_: (query, query))
-    assert prompt_attention.fault.__wrapped__(torch.device("cpu")) is not None
+    monkeypatch.setattr(fused, "_prompt_on_cuda", lambda query, *_: (query, query))
+    assert fused.prompt_fault.__wrapped__(torch.device("cpu")) is not None
 
 
 @pytest.mark.parametrize(
     ("module", "fault"),
     [
-        ("kvdrift.generator.attention.fused.prompt_kernel", prompt_attention.fault),
-        ("kvdrift.generator.attention.fused.suffix_kernel", suffix_attention.fault),
+        ("kvdrift.generator.attention.triton_kernels", fused.prompt_fault),
+        ("kvdrift.generator.attention.triton_kernels", fused.suffix_fault),
         ("kvdrift.generator.coupling.fused_sums", fused_fault),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvdrift.generator.attention import parts as partial_attention
 from kvdrift.generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts, packed_chunks
-from kvdrift.generator.attention.statistics import QueryChunk
+from kvdrift.generator.attention.recording import QueryChunk
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.checks.random_models import random_document, random_model
 from kvdrift.generator.transformer.prompts import prompt as transformer

@@ -10,9 +10,9 @@ import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from torch import Tensor
 
+from kvdrift.generator.attention import prompt_reads
+from kvdrift.generator.attention.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
 from kvdrift.generator.attention.row_invariance import find_row_multiple
-from kvdrift.generator.attention.streams import prompt_reads
-from kvdrift.generator.attention.streams.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
 from kvdrift.generator.checks.random_models import random_document, random_model
 
 KV_HEADS, GROUP, SIZE = 2, 3, 16

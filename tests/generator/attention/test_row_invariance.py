@@ -13,8 +13,8 @@ from torch import nn
 
 from kvdrift.generator.attention import row_invariance
 from kvdrift.generator.attention.cpu_products import SeamlessSiLU
+from kvdrift.generator.attention.prompt_reads import tile_of
 from kvdrift.generator.attention.row_invariance import TriedSteps
-from kvdrift.generator.attention.streams.rows import tile_of
 from kvdrift.generator.checks.random_models import random_document, save_random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.loading import load_model

@@ -8,27 +8,28 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fixtures.common_actions import CONTROL, HALF_SNAPKV
+from fixtures.common_actions import HALF_SNAPKV
 from torch import Tensor
 
-from kvdrift.generator.attention.fused.tables import few_rows
+from kvdrift.generator.attention import prompt_reads
 from kvdrift.generator.attention.row_invariance import TriedSteps
-from kvdrift.generator.attention.streams import prompt_reads
+from kvdrift.generator.attention.tables import few_rows
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model import LoadedModel
-from kvdrift.generator.transformer.prompts.tried_steps import _step_deviation
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.transformer.prompts.streams import random_step_deviation
 
 FUSED = replace(ALL_SAVINGS, fused=True)
 HORIZON = 20
 
 
 def deviation(model: LoadedModel, entries: int, streams: int, savings: Savings) -> float:
-    prompt = model.prefill(random_document("d9", 9), [CONTROL], HORIZON).evict()
     with model.computing():
-        return _step_deviation(model, prompt._prompt, entries, HORIZON, streams, savings, None)
+        prompt = Prompt(model, random_document("d9", 9).tokens, window=0)
+        return random_step_deviation(model, prompt, entries, HORIZON, streams, savings, None)
 
 
 @pytest.mark.parametrize("savings", [ALL_SAVINGS, FUSED], ids=["today", "fused"])

@@ -13,7 +13,7 @@ from kvdrift.schema.free_processors import FreeProcessors, waited
 from kvdrift.schema.own_process import own_environment
 
 _IDLE_TEAM = """
-import generator
+import kvdrift.generator
 import os, time, torch
 torch.set_num_threads(2)
 left = torch.ones(600, 600)

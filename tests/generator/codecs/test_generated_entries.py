@@ -17,10 +17,9 @@ from oracles.plain_generated import CodedStream, PlainCoder
 from oracles.plain_generator import load_eager, plain_streams_rollout
 
 from kvdrift.generator.actions import Action, build_action
-from kvdrift.generator.attention.cache_rules import StreamEntries
+from kvdrift.generator.attention.cache_rules import StreamEntries, attend_with_weights
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.attention.weights import attend_with_weights
 from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from kvdrift.generator.codecs import CODECS, Codec
 from kvdrift.generator.codecs.fp8 import FP8

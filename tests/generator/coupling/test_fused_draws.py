@@ -9,12 +9,19 @@ import pytest
 import torch
 from fixtures.laws import large_laws
 from fixtures.pretend_device import SECOND, TwoDevices
-from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
+from fixtures.table_kernels import CASES, Case, TableKernels, actions_for, rollout
 
-from kvdrift.generator.coupling.fused_draws import ABSORBED, NOTHING, fused_draws, fused_fault, pair_sums
-from kvdrift.generator.coupling.laws import LawTable, block_sums, draw
-from kvdrift.generator.coupling.rollout import rollout
-from kvdrift.generator.coupling.step_indices import StepIndices
+from kvdrift.generator.coupling.laws import (
+    ABSORBED,
+    NOTHING,
+    LawTable,
+    block_sums,
+    draw,
+    fused_draws,
+    fused_fault,
+    pair_sums,
+)
+from kvdrift.generator.coupling.steps import StepIndices
 from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.coupling.uniforms import uniform_table
 
@@ -51,7 +58,7 @@ def test_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = large_laws(900, 6, torch.float32)
     rows = torch.tensor([[NOTHING, 0, ABSORBED, 4], [5, 0, 1, ABSORBED]])
     whole = pair_sums(laws, rows, ABSENT)
-    monkeypatch.setattr("kvdrift.generator.coupling.fused_draws._BYTES", 2 * laws[0].nbytes)
+    monkeypatch.setattr("kvdrift.generator.coupling.laws._FUSED_BYTES", 2 * laws[0].nbytes)
     assert torch.equal(pair_sums(laws, rows, ABSENT), whole)
     assert torch.equal(whole[1, 0], block_sums(laws[5]))
     assert not whole[:, 1].any()

@@ -13,7 +13,7 @@ from kvdrift.generator.checks.random_models import random_document, random_model
 from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
-from kvdrift.generator.transformer.prompts.kernels import TransformerKernels
+from kvdrift.generator.transformer.prompts.streams import TransformerStreams
 from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.tables import SWRB
@@ -31,13 +31,13 @@ def units(savings: Savings) -> list[Unit]:
 
 def counting(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("feed", "give_up"):
-        plain = getattr(TransformerKernels, name)
+        plain = getattr(TransformerStreams, name)
 
         def counted(*arguments: Any, name: str = name, plain: Any = plain) -> Any:
             calls[name] += 1
             return plain(*arguments)
 
-        monkeypatch.setattr(TransformerKernels, name, counted)
+        monkeypatch.setattr(TransformerStreams, name, counted)
 
 
 @pytest.mark.parametrize("drop_ended", [True, False])
@@ -46,7 +46,7 @@ def test_events_are_equal_to_the_bit(drop_ended: bool, monkeypatch: pytest.Monke
     """Some pairs part late, so that steps are begun in vain; sides end; and branches join between steps."""
     savings, calls = Savings(fused=True, drop_ended=drop_ended), Counter[str]()
     with monkeypatch.context() as patched:
-        patched.setattr(TransformerKernels, "ahead", None)
+        patched.setattr(TransformerStreams, "ahead", None)
         counting(calls, patched)
         waiting = units(savings)
         assert not calls["feed"]

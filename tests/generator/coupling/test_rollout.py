@@ -9,12 +9,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from fixtures.table_kernels import ACTIONS, CASES, Case, History, TableKernels, actions_for
+from fixtures.table_kernels import ACTIONS, CASES, Case, History, TableKernels, actions_for, rollout
 from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair, inverse_cdf
 from scipy import stats
 
-from kvdrift.generator.coupling.rollout import CoupledSteps, rollout
+from kvdrift.generator.coupling.rollout import CoupledSteps
 from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.coupling.uniforms import uniform_table
 

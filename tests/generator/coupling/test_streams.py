@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
+from fixtures.table_kernels import CASES, Case, TableKernels, actions_for, rollout
 
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model
-from kvdrift.generator.coupling.rollout import CoupledSteps, rollout
+from kvdrift.generator.coupling.rollout import CoupledSteps
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
 from kvdrift.generator.coupling.uniforms import uniform_table
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
-from kvdrift.generator.transformer.prompts.prepared import PreparedPrompt
+from kvdrift.generator.transformer.prompts.document import PreparedPrompt
 from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.tables import SWRB

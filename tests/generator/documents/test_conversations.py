@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from kvdrift.generator.documents.conversations import Conversation, TemplateRefusalError, TokenizerWithVariables
 from kvdrift.generator.documents.prompts import PromptText
 from kvdrift.generator.documents.special_tokens import control_tokens
-from kvdrift.generator.llama_cpp.tokenizer import load_gguf_tokenizer
+from kvdrift.generator.llama_cpp.gguf import load_gguf_tokenizer
 from kvdrift.schema.document import Document
 
 PIECES = (

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from kvdrift.generator.documents.prompts import PromptText
 from kvdrift.generator.documents.registry import stratum_documents
 from kvdrift.generator.documents.special_tokens import control_tokens, controls_in, plain_tokens, prompt_controls
-from kvdrift.generator.llama_cpp.tokenizer import GgufTokenizer, load_gguf_tokenizer
+from kvdrift.generator.llama_cpp.gguf import GgufTokenizer, load_gguf_tokenizer
 from kvdrift.schema.study import DocumentsSection
 
 TURN = "<start_of_turn>user\nWhat can I ask you?<end_of_turn>\n<start_of_turn>model\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,11 @@ from fixtures.study_files import load_study
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.embedded.documents import make_document
-from kvdrift.generator.engines.again import Again
-from kvdrift.generator.engines.kernels import EngineKernels, PromptSide
-from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.engines import registry
+from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide, RepeatedReference
 from kvdrift.generator.engines.promises import PROMISES, Promise, Unknown
-from kvdrift.generator.generation import PendingUnit, engine_models, generate_units
-from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.engines.registry import engine_model
+from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.sampling import FULL_SOFTMAX
@@ -36,7 +36,7 @@ ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(engine_models.ENGINES, "fake", FakeEngine)
+    monkeypatch.setitem(registry.ENGINES, "fake", FakeEngine)
 
 
 def model_of(folder: Path, *changes: tuple[str, str]) -> tuple[EngineModel, list[PendingUnit]]:
@@ -132,14 +132,15 @@ def test_identities_follow_both_sides_and_the_environment(tmp_path: Path, monkey
 
 def test_a_double_is_decoded_beside_every_stream(tmp_path: Path) -> None:
     write_engine_study(tmp_path)
-    side = FakeEngine().side(tmp_path / "weights.fake", {}, "")
-    doubled = Again(side).open(100)
+    opened = []
+    side = FakeEngine().side(str(tmp_path / "weights.fake"), {}, "")
+    recording = SimpleNamespace(open=lambda entries: opened.append(side.open(entries)) or opened[0])
+    doubled = RepeatedReference(recording).open(100)  # type: ignore[arg-type]
     doubled.prefill([1, 3])
     streams = [doubled.fork(), doubled.fork()]
     doubled.step(streams, [5, 6])
-    own = doubled._session  # type: ignore[attr-defined]
-    assert isinstance(own, FakeSession)
-    assert own.calls == [4]
+    (own,) = opened
+    assert (own.calls, own.entries) == ([4], 200)
     for stream in streams:
         doubled.drop(stream)
     assert own.streams == {}
@@ -147,8 +148,9 @@ def test_a_double_is_decoded_beside_every_stream(tmp_path: Path) -> None:
 
 def test_streams_fork_park_and_close(tmp_path: Path) -> None:
     write_engine_study(tmp_path)
-    session = FakeEngine().side(tmp_path / "weights.fake", {"rows": 1}, "").open(1000)
-    kernels = EngineKernels([PromptSide(session, session.prefill([1, 3]))], (2,), FULL_SOFTMAX)
+    side = FakeEngine().side(str(tmp_path / "weights.fake"), {"rows": 1}, "")
+    session = side.open(1000)
+    kernels = EngineStreams([PromptSide(side, session, session.prefill([1, 3]), None, 0.0)], (2,), FULL_SOFTMAX)
     kernels.open([0])
     laws = kernels.advance(torch.tensor([7]))
     kernels.park(torch.tensor([0]), torch.tensor([0]))
@@ -197,7 +199,7 @@ def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
 def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, promise: Promise) -> None:
     write_engine_study(tmp_path)
-    assert promise.function(FakeEngine(), tmp_path / "weights.fake")
+    assert promise.function(FakeEngine(), str(tmp_path / "weights.fake"))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_broken_adapters_are_found(
     failed = []
     for promise in PROMISES:
         try:
-            promise.function(FakeEngine(), tmp_path / "weights.fake")
+            promise.function(FakeEngine(), str(tmp_path / "weights.fake"))
         except OperationError as error:
             failed.append(str(error))
     assert any(said in text for text in failed), failed
@@ -232,7 +234,7 @@ def test_bytes_that_an_engine_does_not_say_are_unknown(
     write_engine_study(tmp_path)
     monkeypatch.setattr(FakeSession, "prompt_bytes", lambda _: None)
     (promise,) = (one for one in PROMISES if one.name == "bytes")
-    assert isinstance(promise.function(FakeEngine(), tmp_path / "weights.fake"), Unknown)
+    assert isinstance(promise.function(FakeEngine(), str(tmp_path / "weights.fake")), Unknown)
     code, out, _ = call(capsys, "check", "fake", "--weights", tmp_path / "weights.fake")
     assert code == 0
     assert "?      bytes" in out

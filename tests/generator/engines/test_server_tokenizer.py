@@ -16,7 +16,7 @@ from kvdrift.generator.documents.conversations import Conversation, TemplateRefu
 from kvdrift.generator.documents.prompts import PromptText
 from kvdrift.generator.documents.special_tokens import control_tokens
 from kvdrift.generator.engines.http.tokenizer import ServerTokenizer, server_tokenizer
-from kvdrift.generator.llama_cpp.tokenizer import GgufTokenizer, load_gguf_tokenizer
+from kvdrift.generator.llama_cpp.gguf import GgufTokenizer, load_gguf_tokenizer
 from kvdrift.schema.study import ModelSection
 
 pytestmark = pytest.mark.llama_cpp

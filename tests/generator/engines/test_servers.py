@@ -17,14 +17,13 @@ from fixtures.study_files import load_study
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.embedded.documents import make_document
-from kvdrift.generator.engines.again import Again
 from kvdrift.generator.engines.http import connection
-from kvdrift.generator.engines.http.apis.api import whole_law
-from kvdrift.generator.engines.http.sessions.slots import SlotSession
-from kvdrift.generator.engines.http.settings import Requests
-from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.engines.http.apis import whole_law
+from kvdrift.generator.engines.http.connection import Requests
+from kvdrift.generator.engines.http.sessions import SlotSession
+from kvdrift.generator.engines.model import EngineModel, RepeatedReference
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.generation.engine_models import engine_model
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.sampling import SamplingLaw
@@ -71,7 +70,7 @@ def in_process(folder: Path, units: dict[str, Unit]) -> None:
     """Compare units with those of the same engine in this process."""
     engine = FakeEngine()
     reference, side = (engine.side(folder / "weights.fake", {"bits": bits, "rows": 1}, "here") for bits in (12, 4))
-    sides = {"bits-4": side, "floor": Again(reference)}
+    sides = {"bits-4": side, "floor": RepeatedReference(reference)}
     model = EngineModel("fake", engine, reference, sides, None, SamplingLaw(), TextEnds({EOS: ()}))
     assert_same(units, units_of(model, folder), 1e-5)
 
@@ -156,16 +155,16 @@ def test_a_server_that_is_lost_and_comes_back_costs_time_alone(tmp_path: Path, s
 def test_a_server_that_stays_away_is_named(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers, ("[[documents]]", "requests = { patience = 0 }\n\n[[documents]]"))
     servers[1].stop()
-    with pytest.raises(OperationError, match=f"{servers[1].url}: the server is gone for 0 s"):
+    with pytest.raises(OperationError, match=f"^{servers[1].url}: .* 0 s "):
         units_of(model, tmp_path)
-    with pytest.raises(InputError, match="no server answers there"):
+    with pytest.raises(InputError, match=f"^{servers[1].url}: "):
         model_of(tmp_path, servers)
 
 
 def test_a_server_that_is_always_late_is_given_up(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 0 }\n\n[[documents]]"))
     servers[0].late = 1.2
-    with pytest.raises(OperationError, match="no answer within 1 s, for 0 s; write a longer timeout"):
+    with pytest.raises(OperationError, match=f"^{servers[0].url}/.* 1 s, for 0 s; .* timeout"):
         units_of(model, tmp_path)
 
 
@@ -180,7 +179,7 @@ def test_a_server_that_ends_every_connection_is_given_up(tmp_path: Path, servers
         return answer(path, body)
 
     servers[0].answer = crashing  # type: ignore[method-assign]
-    with pytest.raises(OperationError, match=f"{servers[0].url}/completion: no answer to 200 requests in a row"):
+    with pytest.raises(OperationError, match=f"^{servers[0].url}/completion: .* 200 "):
         units_of(model, tmp_path)
 
 
@@ -200,10 +199,10 @@ def test_a_late_answer_is_asked_for_again(tmp_path: Path, servers: Pair) -> None
 
 def test_a_key_is_sent_and_stored_nowhere(tmp_path: Path, servers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     servers[0].key = servers[1].key = "secret-key"
-    with pytest.raises(InputError, match="refused with 401; the environment variable KVDRIFT_SERVER_KEY"):
+    with pytest.raises(InputError, match=r"401; .* KVDRIFT_SERVER_KEY"):
         model_of(tmp_path, servers)
     monkeypatch.setenv(connection.KEY, "secret-key")
-    with pytest.raises(InputError, match="would cross a network unencrypted"):
+    with pytest.raises(InputError, match=r"^http://10.1.2.3:8080: .* https://"):
         connection.Connection("http://10.1.2.3:8080", Requests(), "/health")
     units = units_of(model_of(tmp_path, servers), tmp_path)
     assert all("secret-key" not in str(unit.record) for unit in units.values())
@@ -211,7 +210,7 @@ def test_a_key_is_sent_and_stored_nowhere(tmp_path: Path, servers: Pair, monkeyp
 
 def test_slots_without_room_are_refused(tmp_path: Path, servers: Pair) -> None:
     servers[1].entries = 400
-    with pytest.raises(InputError, match="are more than the 400 positions of bits-4"):
+    with pytest.raises(InputError, match="400 positions of bits-4"):
         units_of(model_of(tmp_path, servers), tmp_path)
 
 
@@ -220,7 +219,7 @@ def test_another_server_at_the_address_is_refused_and_another_identity(tmp_path:
     (action, _) = build_actions(load_study(tmp_path / "servers.toml"))
     units_of(model, tmp_path)
     servers[1].build = "b2"
-    with pytest.raises(OperationError, match="is another one than before: build_info was b1, and is b2"):
+    with pytest.raises(OperationError, match=r"^action 'bits-4': .* build_info was b1, and is b2"):
         units_of(model, tmp_path)
     assert model_of(tmp_path, servers).identity(action) != model.identity(action)
     servers[1].build = "b1"
@@ -237,7 +236,7 @@ def test_a_server_that_changes_within_a_document_makes_no_unit(tmp_path: Path, s
         return answer(path, body)
 
     servers[1].answer = changing  # type: ignore[method-assign]
-    with pytest.raises(OperationError, match="another one than before"):
+    with pytest.raises(OperationError, match="build_info was b1, and is b2"):
         units_of(model, tmp_path)
 
 
@@ -269,18 +268,16 @@ def test_a_server_that_does_not_say_needs_the_study_file(
         if tokens is not None:
             assert model_of(tmp_path, pair, *change).ends.tokens == tokens
             return
-        with pytest.raises(
-            InputError, match=r"model.url: .*does not say which tokens end a text.* eos under \[study\]"
-        ):
+        with pytest.raises(InputError, match=r"^model.url: .* eos under \[study\]"):
             model_of(tmp_path, pair)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"width": 16}, "the model at .* has 16 channels, that of the reference 8: it is another model"),
+        ({"width": 16}, "has 16 channels, that of the reference 8:"),
         ({"shift": 1}, "its weights have the tokenizer"),
-        ({"leaves_out": 3}, "returned 253 of 256 log-probabilities; a law needs all of them"),
+        ({"leaves_out": 3}, "253 of 256 log-probabilities"),
         ({"slots": 1}, "has 1 slots, and needs 2"),
     ],
 )
@@ -305,7 +302,7 @@ def test_answers_of_another_form_are_one_line(tmp_path: Path, servers: Pair) -> 
         return (200, {"total_slots": "many"}) if path == "/props" else answer(path, body)
 
     servers[1].answer = odd  # type: ignore[method-assign]
-    with pytest.raises(InputError, match=r"action 'bits-4': .* does not answer as llama-server does: ValueError"):
+    with pytest.raises(InputError, match=r"^action 'bits-4': .* llama-server .*: ValueError"):
         model_of(tmp_path, servers)
     servers[1].answer = lambda *_: (200, ["nested"])  # type: ignore[method-assign]
     with pytest.raises(InputError, match="is no llama-server"):
@@ -317,7 +314,7 @@ def test_laws_with_missing_tokens_stop_a_run(tmp_path: Path, servers: Pair) -> N
     servers[0].leaves_out = 1
     with pytest.raises(InputError, match="returned 255 of 256"):
         units_of(model, tmp_path)
-    with pytest.raises(InputError, match="has token 7, and the vocabulary has 4"):
+    with pytest.raises(InputError, match=r"token 7, .* 4:"):
         whole_law([0, 7], [-1.0, -1.0], 4, "here")
     with pytest.raises(OperationError, match="sum to 2"):
         whole_law([0, 1], [0.0, 0.0], 2, "here")
@@ -359,7 +356,7 @@ def test_numbers_that_are_no_law_are_named(written: str, words: str) -> None:
 def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers)
     servers[0].forgets = True
-    with pytest.raises(OperationError, match="does not keep what it decoded"):
+    with pytest.raises(OperationError, match=f"^{servers[0].url}: slot "):
         units_of(model, tmp_path)
 
 
@@ -403,7 +400,7 @@ def test_greedy_tokens_without_laws(tmp_path: Path) -> None:
         requests = sum(server.paths.count("/v1/completions") for server in pair)
         for server in pair:
             server.leaves_out = 1
-        with pytest.raises(InputError, match="the answer has no token ids"):
+        with pytest.raises(InputError, match=r"/v1/completions: .* token ids"):
             units_of(model, tmp_path, 1)
     assert_same(laws, tokens)
     assert set(events(tokens)["bits-4 delta"]) <= {0.0, 1.0}

@@ -10,8 +10,7 @@ import pytest
 from fixtures.random_systems import ACTION, KINDS, History, all_paths, evaluations, random_system
 from oracles.exact_branching import branching_laws
 
-from kvdrift.generator.finite.enumeration import ExactQuantities, exact_quantities, exact_rows
-from kvdrift.generator.finite.paths import pair_paths
+from kvdrift.generator.finite.enumeration import ExactQuantities, exact_quantities, exact_rows, pair_paths
 from kvdrift.generator.finite.system import FiniteSystem
 from kvdrift.schema.errors import InputError
 

@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from kvdrift.generator.finite.enumeration import exact_quantities
-from kvdrift.generator.finite.families import mixture_system
-from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.generator.finite.system import FiniteSystem, mixture_system
 from kvdrift.schema.errors import InputError
 
 PUBLISHED = Path(__file__).parents[3] / "sql" / "published.csv"

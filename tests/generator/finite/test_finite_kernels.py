@@ -7,10 +7,9 @@ import pytest
 import torch
 from fixtures.random_systems import ACTION, History, random_system, table_law
 
-from kvdrift.generator.coupling.kernels import StreamKernels
-from kvdrift.generator.finite.families import mixture_system
-from kvdrift.generator.finite.kernels import FiniteKernels
-from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.generator.coupling.streams import StreamDecoder
+from kvdrift.generator.finite.model import FiniteStreams
+from kvdrift.generator.finite.system import FiniteSystem, mixture_system
 from kvdrift.schema.errors import InputError
 
 Streams = list[tuple[str | None, History]]  # action (None: the reference) and history of every stream
@@ -39,7 +38,7 @@ def test_a_random_walk(seed: int, eos: History) -> None:
     """Two passes to the horizon drop, repeat and park streams, and take over streams parked in the pass before."""
     system = system_of(eos)
     random = np.random.default_rng(seed)
-    kernels: StreamKernels = FiniteKernels(system, ACTIONS)
+    kernels: StreamDecoder = FiniteStreams(system, ACTIONS)
     assert kernels.vocabulary_size == 3
     assert kernels.eos_tokens == eos
     assert kernels.device == "cpu"
@@ -77,4 +76,4 @@ def test_a_random_walk(seed: int, eos: History) -> None:
 
 def test_unknown_action() -> None:
     with pytest.raises(InputError, match=r"^system 'near-2-2' has no action 'none'; known: action$"):
-        FiniteKernels(random_system(2, 2), [ACTION, "none"])
+        FiniteStreams(random_system(2, 2), [ACTION, "none"])

@@ -13,23 +13,21 @@ from fixtures.gguf_models import write_random_llama
 from transformers import AutoModelForCausalLM
 
 from kvdrift.generator.embedded.documents import make_document
-from kvdrift.generator.engines.llama_cpp import LlamaCpp
+from kvdrift.generator.engines.llama_cpp import Context, ContextSettings, LlamaCpp
 from kvdrift.generator.engines.promises import PROMISES, Promise
 from kvdrift.generator.llama_cpp import library as libraries
-from kvdrift.generator.llama_cpp.context import Context
-from kvdrift.generator.llama_cpp.library import check_layout, library, load
-from kvdrift.generator.llama_cpp.settings import ContextSettings
-from kvdrift.generator.llama_cpp.structures import (
+from kvdrift.generator.llama_cpp.gguf import Weights, gguf_facts, load_gguf_tokenizer
+from kvdrift.generator.llama_cpp.library import (
     CONTEXT_DEFAULTS,
     MODEL_DEFAULTS,
     ContextParameters,
     ModelParameters,
+    check_layout,
     expected_defaults,
+    library,
+    load,
     written_defaults,
 )
-from kvdrift.generator.llama_cpp.tokenizer import load_gguf_tokenizer
-from kvdrift.generator.llama_cpp.weights import Weights, gguf_facts
-from kvdrift.generator.transformer.files.fingerprints import file_sha256
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
 from kvdrift.schema.errors import InputError, OperationError
 
@@ -210,7 +208,7 @@ def test_what_a_file_says_of_its_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
 def test_the_adapter_holds_what_adapters_promise(promise: Promise) -> None:
-    assert promise.function(LlamaCpp(file_sha256), TINY)
+    assert promise.function(LlamaCpp(), str(TINY))
 
 
 def test_the_command_checks_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,8 @@ from fixtures.gguf_models import write_random_llama
 from numpy.typing import NDArray
 
 from kvdrift.generator.embedded.documents import make_document
-from kvdrift.generator.llama_cpp.context import Context
-from kvdrift.generator.llama_cpp.settings import ContextSettings
-from kvdrift.generator.llama_cpp.weights import Weights
+from kvdrift.generator.engines.llama_cpp import Context, ContextSettings
+from kvdrift.generator.llama_cpp.gguf import Weights
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF
 
 pytestmark = pytest.mark.llama_cpp

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 import kvdrift
 from kvdrift.dry_run.description import end_lines
-from kvdrift.generator.generation.engine_models import engine_model
-from kvdrift.generator.llama_cpp.tokenizer import GgufTokenizer, gguf_tokenizer_sha256, load_gguf_tokenizer
+from kvdrift.generator.engines.registry import engine_model
+from kvdrift.generator.llama_cpp.gguf import GgufTokenizer, gguf_tokenizer_sha256, load_gguf_tokenizer
 from kvdrift.generator.transformer.files.tokenizer import load_tokenizer, text_decoder, token_reader, token_texts
 
 pytestmark = pytest.mark.llama_cpp

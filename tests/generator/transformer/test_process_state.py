@@ -20,7 +20,7 @@ from kvdrift.generator.selectors import SnapKV
 from kvdrift.generator.selectors.expected_attention import ExpectedAttention
 from kvdrift.generator.transformer import decoder
 from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.prompts.kernels import TransformerKernels
+from kvdrift.generator.transformer.prompts.streams import TransformerStreams
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.free_processors import FreeProcessors
 from kvdrift.schema.retention import Retention
@@ -42,13 +42,13 @@ def three_threads() -> Iterator[None]:
 def threads_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of threads at every step of decoding."""
     seen = []
-    advance = TransformerKernels.advance
+    advance = TransformerStreams.advance
 
-    def watched(kernels: TransformerKernels, tokens: torch.Tensor) -> torch.Tensor:
+    def watched(kernels: TransformerStreams, tokens: torch.Tensor) -> torch.Tensor:
         seen.append(torch.get_num_threads())
         return advance(kernels, tokens)
 
-    monkeypatch.setattr(TransformerKernels, "advance", watched)
+    monkeypatch.setattr(TransformerStreams, "advance", watched)
     return seen
 
 

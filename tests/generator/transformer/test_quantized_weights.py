@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, To
 
 from kvdrift.generator.checks.random_models import random_document
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.transformer.files import remembered_proofs as proofs
+from kvdrift.generator.transformer import model_checks as proofs
 from kvdrift.generator.transformer.loading import load_model
 
 DOCUMENT = random_document("d100", 100)

@@ -24,6 +24,7 @@ from fixtures.study_files import load_study
 import kvdrift
 from kvdrift.dry_run.description import end_lines
 from kvdrift.generator.documents.ends import TextEnds, template_end
+from kvdrift.generator.transformer.files.local_folders import model_location
 from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
 from kvdrift.report.sections.study import section as study_section
 from kvdrift.report.sections.verdict import section as verdict_section
@@ -93,7 +94,7 @@ def test_rows_of_messages_apply_the_template(tmp_path: Path) -> None:
 
 def test_each_token_is_named_with_its_text_and_its_places(tmp_path: Path) -> None:
     study, ends = ends_of(tmp_path, CASE_02)
-    first, second = end_texts(study, ends)
+    first, second = end_texts(ends, model_location(study.model), None)
     assert first.startswith("2 '<|im_end|>' (")
     assert "the chat template" in first
     assert "tokenizer" in first

@@ -80,7 +80,7 @@ def test_a_cpu_computes_what_transformers_does(
     own = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, 3)], 8, 3)
     assert not hasattr(model.network.model.layers[0].mlp, "joint_proj")
     assert isinstance(fused_layers(model.network, None), FusedLayers)
-    monkeypatch.setattr("kvdrift.generator.transformer.prompts.kernels.fused_layers", lambda *_: None)
+    monkeypatch.setattr("kvdrift.generator.transformer.prompts.streams.fused_layers", lambda *_: None)
     twin = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, 3)], 8, 3)
     assert own[0].events.equals(twin[0].events)
 

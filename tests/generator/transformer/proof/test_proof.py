@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from kvdrift.generator.attention.interface import IMPLEMENTATION
-from kvdrift.generator.attention.streams.states import StreamStates
+from kvdrift.generator.attention.states import StreamStates
 from kvdrift.generator.transformer import decoder, loading
 from kvdrift.generator.transformer.files.configuration import quiet
 from kvdrift.generator.transformer.fused.head import Head
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model import LoadedModel
-from kvdrift.generator.transformer.prompts.kernels import TransformerKernels
+from kvdrift.generator.transformer.prompts.streams import TransformerStreams
 from kvdrift.generator.transformer.proof.forward import Probe, Reference
 from kvdrift.generator.transformer.proof.proof import refusal
 
@@ -204,8 +204,8 @@ def negated(place: str) -> Plant:
 
 
 def one_position_on(_: Any, patch: pytest.MonkeyPatch) -> None:
-    right = TransformerKernels._positions
-    patch.setattr(TransformerKernels, "_positions", lambda kernels: right(kernels) + 1)
+    right = TransformerStreams._positions
+    patch.setattr(TransformerStreams, "_positions", lambda kernels: right(kernels) + 1)
 
 
 def no_terms_of_logits(_: Any, patch: pytest.MonkeyPatch) -> None:

@@ -1,58 +1,83 @@
-"""Engines by their names in study files, and the model of a study with an engine."""
+"""Engines by their names in study files, the model of a study with an engine, and the tokenizer of its prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from kvdrift.generator.documents.ends import TextEnds
-from kvdrift.generator.engines.again import Again
 from kvdrift.generator.engines.engine import Engine, Side
+from kvdrift.generator.engines.http.connection import OPENAI, Requests
 from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots
-from kvdrift.generator.engines.http.settings import OPENAI, Requests
+from kvdrift.generator.engines.http.tokenizer import server_tokenizer
 from kvdrift.generator.engines.llama_cpp import LlamaCpp
-from kvdrift.generator.engines.model import EngineModel
-from kvdrift.generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
-from kvdrift.generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
+from kvdrift.generator.engines.model import EngineModel, RepeatedReference
+from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
+from kvdrift.generator.transformer.files.local_folders import model_location, tokenizer_of
 from kvdrift.generator.transformer.files.text_ends import (
-    ENDS_OF_LLAMA_CPP,
-    SERVER,
     NamedToken,
     check_ends,
     fetch_generation_configuration,
     joined_ends,
     model_ends,
 )
+from kvdrift.generator.transformer.files.tokenizer import load_tokenizer
 from kvdrift.generator.transformer.other_weights.named import check_equal_tokens
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import FLOOR_ACTION, HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ActionSection, ModelSection, Study
 
-ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: partial(LlamaCpp, file_sha256)}
-"""Engines in this process."""
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: LlamaCpp}
+"""Engines in this process, by the name under ``[model] engine``."""
+
+
+def engine_of(name: str) -> Engine:
+    """Return the engine in this process of a name."""
+    if name not in ENGINES:
+        raise InputError(f"model.engine = '{name}': {nearest(name, (*ENGINES, HTTP))}")
+    return ENGINES[name]()
 
 
 def engine_model(study: Study) -> EngineModel:
     """Make the model of a study with an engine; no weights are loaded."""
-    name = study.model.engine or ""
-    if name == HTTP:
+    section = study.model
+    if section.engine == HTTP:
         return _of_servers(study)
-    if name not in ENGINES:
-        raise InputError(f"model.engine = '{name}': {nearest(name, (*ENGINES, HTTP))}")
-    section, engine = study.model, ENGINES[name]()
-    file, asked = gguf_file(section.id, section.folder), section.settings or {}
-    reference = engine.side(file, asked, "model.settings")
+    engine, asked = engine_of(section.engine or ""), section.settings or {}
+    location = engine.location(section.id, section.folder, "model.id = ")
+    reference = engine.side(location, asked, "model.settings")
     sides: dict[str, Side] = {}
     for action in _actions(study):
-        own = file if action.weights is None else gguf_file(action.weights, section.folder)
-        side = engine.side(own, asked | (action.settings or {}), f"action '{action.name}'")
+        where = f"action '{action.name}'"
+        own = action.weights and engine.location(action.weights, section.folder, f"{where}: weights = ")
+        side = engine.side(own or location, asked | (action.settings or {}), where)
         _check_shared(action.name, reference, side)
         if action.name == KERNEL_FLOOR_ACTION:
             _check_same_cache(engine, reference, side)
         sides[action.name] = side
-    ends = _ends(study, reference, sides, [(token, ENDS_OF_LLAMA_CPP) for token in reference.facts.eos_tokens])
-    sides[FLOOR_ACTION] = Again(reference)
-    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law, ends)
+    ends = _ends(study, reference, sides, [(token, engine.ends) for token in reference.facts.eos_tokens])
+    sides[FLOOR_ACTION] = RepeatedReference(reference)
+    own_tokenizer = section.tokenizer is None and engine.tokenizer(location) == location
+    tokenizer = _tokenizer(section, reference, own=own_tokenizer)
+    return EngineModel(section.id, engine, reference, sides, tokenizer, study.law, ends)
+
+
+def tokenizer_location(section: ModelSection) -> str:
+    """Return the place of the tokenizer of a study's prompts: the model's, unless a study with an engine names one."""
+    if section.engine is None:
+        return model_location(section)
+    if section.tokenizer is not None:
+        beside = section.folder and section.folder / Path(section.tokenizer).expanduser()
+        return str(beside) if beside is not None and beside.is_dir() else section.tokenizer
+    if section.engine == HTTP:
+        return tokenizer_of(section.id)  # a name of the user's own, or an id whose tokenizer prompts go through
+    engine = engine_of(section.engine)
+    return engine.tokenizer(engine.location(section.id, section.folder, "model.id = "))
+
+
+def load_prompt_tokenizer(section: ModelSection) -> Any:
+    """Load the tokenizer of a study's prompts of text: the reference's server, or that of ``tokenizer_location``."""
+    return server_tokenizer(section) or load_tokenizer(tokenizer_location(section), revision=section.revision)
 
 
 def _of_servers(study: Study) -> EngineModel:
@@ -82,12 +107,20 @@ def _of_servers(study: Study) -> EngineModel:
         )
     ended: dict[str, Side] = {name: side.ending(ends.tokens) for name, side in (sides | {FLOOR_ACTION: floor}).items()}
     reference = reference.ending(ends.tokens)
-    return EngineModel(section.id, engine, reference, ended, _tokenizer(section, reference), study.law, ends)
+    return EngineModel(
+        section.id,
+        engine,
+        reference,
+        ended,
+        _tokenizer(section, reference, own=section.tokenizer is None),
+        study.law,
+        ends,
+    )
 
 
 def _ends(study: Study, reference: Side, sides: Mapping[str, Side], named: Sequence[NamedToken]) -> TextEnds:
     """Return the tokens that end a text on all sides; refuse an action whose side says that others end one, too."""
-    ends = joined_ends(study, reference.facts.vocabulary, named)
+    ends = joined_ends(study, reference.facts.vocabulary, named, tokenizer_location(study.model))
     for action, side in sides.items():
         check_ends(study, action, ends, side.facts.eos_tokens)
     return ends
@@ -96,7 +129,7 @@ def _ends(study: Study, reference: Side, sides: Mapping[str, Side], named: Seque
 def _named_by_server(section: ModelSection, reference: ServerSide) -> list[NamedToken]:
     """Return the tokens that end a text by the reference's server, or by the tokenizer's files if it does not say."""
     if reference.facts.eos_tokens:
-        return [(token, SERVER) for token in reference.facts.eos_tokens]
+        return [(token, "the server") for token in reference.facts.eos_tokens]
     location = tokenizer_location(section)
     fetch_generation_configuration(location, section.revision)
     return model_ends(location, section.revision)
@@ -106,24 +139,19 @@ def _actions(study: Study) -> list[ActionSection]:
     return [action for action in study.actions if action.name != FLOOR_ACTION]
 
 
-def _tokenizer(section: ModelSection, reference: Side) -> str | None:
-    """Return SHA-256 of the tokenizer of prompts: the tokenizer that the study file names, or that of the weights."""
-    if section.engine == HTTP:
-        named = section.tokenizer is not None
-    else:
-        named = tokenizer_location(section) != model_location(section)
-    if named:
-        return tokenizer_sha256(tokenizer_location(section), section.revision)
-    return reference.facts.tokenizer_sha256
+def _tokenizer(section: ModelSection, reference: Side, *, own: bool) -> str | None:
+    """Return SHA-256 of the tokenizer of prompts: of that of the weights if it is their ``own``, else of its files."""
+    return reference.facts.tokenizer_sha256 if own else tokenizer_sha256(tokenizer_location(section), section.revision)
 
 
 def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:
     """Raise an error if a kernel floor has another cache than the reference."""
     for name in engine.fewer_bits:
-        if side.asked[name] != (ours := reference.asked[name]):
+        ours, theirs = reference.requested[name], side.requested[name]
+        if theirs != ours:
             raise InputError(
-                f"action '{KERNEL_FLOOR_ACTION}': {name} = {side.asked[name]!r}: a kernel floor has the reference's "
-                f"cache, {ours!r}, computed by another kernel; give an action with another cache another name"
+                f"action '{KERNEL_FLOOR_ACTION}': {name} = {theirs!r}: a kernel floor has the reference's cache, "
+                f"{ours!r}, computed by another kernel; give an action with another cache another name"
             )
 
 

@@ -1,22 +1,35 @@
-"""Next-token laws of the streams of one prompt, or of several side by side, by a transformer."""
+"""Next-token laws of the streams of one prompt, or of several side by side, by a transformer.
+
+Whole steps are tried before the first step of their size, to find out whether a row depends on the rows beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.cache_rules import CacheRule
 from kvdrift.generator.attention.interface import counted
+from kvdrift.generator.attention.prompt_reads import with_packed_keys
+from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix
-from kvdrift.generator.attention.streams.states import LayerStates, StreamStates
-from kvdrift.generator.coupling.step_indices import StepIndices
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.attention.states import LayerStates, StreamStates
+from kvdrift.generator.attention.threads import stay_alone, torch_threads
+from kvdrift.generator.codecs.coded_streams import CodedStreams
+from kvdrift.generator.coupling.steps import StepIndices
+from kvdrift.generator.coupling.streams import Savings, StreamDecoder
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.fused.head import Head
 from kvdrift.generator.transformer.fused.layers import fused_layers
+from kvdrift.generator.transformer.memory import tried_entries, tried_streams
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.sampling import FULL_SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -41,8 +54,8 @@ class PromptCaches:
     states: Sequence[LayerStates | None]
 
 
-class TransformerKernels:
-    """``StreamKernels`` of at least one prompt; the caches of all prompts are numbered through.
+class TransformerStreams(StreamDecoder):
+    """Streams of at least one prompt; the caches of all prompts are numbered through.
 
     At most ``streams`` can be open at once, and ``parked`` parked.
     """
@@ -51,6 +64,7 @@ class TransformerKernels:
         self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, savings: Savings,
         parked: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(model.eos_tokens, model.device)
         self._model, self._position = model, 0
         self._layers = fused_layers(model.network, savings.fused)
         self._first_laws = torch.stack([prompt.first_law for prompt in prompts])  # [prompts, V]
@@ -73,23 +87,13 @@ class TransformerKernels:
         self._laws = self._head.room(rows)
         devices = self._attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_laws.device})
-        self._to_send = self.sent = torch.empty(0, dtype=torch.int64)
+        self._to_send = self.sent
         self._own: dict[str, Tensor] = {}  # what the last ``advance`` sent to the laws' device, by name
 
     @property
     def slots(self) -> Tensor:
         """The row in which each open stream is computed, int64 [streams], on the CPU."""
         return self._attention.slots
-
-    @property
-    def eos_tokens(self) -> tuple[int, ...]:
-        """The tokens that end a text."""
-        return self._model.eos_tokens
-
-    @property
-    def device(self) -> str:
-        """The device of the laws."""
-        return self._model.device
 
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
@@ -171,7 +175,7 @@ class TransformerKernels:
         self.sent = self._own["sent"]
 
     @property
-    def ahead(self) -> TransformerKernels | None:
+    def ahead(self) -> TransformerStreams | None:
         """These kernels, if all layers are fused, and so is attention; else None."""
         return self if self._layers is not None and self._attention.repeats else None
 
@@ -237,3 +241,132 @@ class TransformerKernels:
         """Return the rows of the streams, padded to the number of rows that the model computes."""
         slots = self._attention.slots
         return torch.cat([slots, slots[:1].expand(self._attention.rows - len(slots))])
+
+
+_TRIED_SUFFIXES = 8  # different ones
+_LAWS = 64  # that are compared
+
+
+def try_steps(
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings,
+    rules: Sequence[CacheRule | None],
+) -> None:  # fmt: skip
+    """Try steps of these sizes, unless larger ones were tried; the memory is freed afterwards.
+
+    The prompt gives the shapes of layers; ``entries`` are those of the longest prompt, ``rules`` those of the caches.
+    """
+    sizes = tried_entries(entries), horizon, tried_streams(streams, horizon, model.shape.entry_bytes)
+    tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]
+    for rule in tried:
+        of_codec = isinstance(rule, CodedStreams)
+        deviation = partial(random_step_deviation, model, prompt, *sizes, savings, rule)
+        kinds = int(rule is not None and not of_codec), int(of_codec)
+        model.steps.cover((*sizes, *kinds), partial(_tried, model, deviation))
+
+
+def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -> float:
+    """Return the deviation of steps that are computed with any number of threads, or else with one thread.
+
+    If steps have other laws with more threads than one, only one thread computes from then on.
+    """
+    steps, most = model.steps, model.most_threads
+    found = deviation((1, most) if most > 1 else (None,))
+    if found and most > 1:
+        steps.alone = True
+        stay_alone()
+        steps.say(
+            f"with {most} threads rows of a step depend on each other or on the number of threads, by {found:.2g} of "
+            "the largest probability: one thread computes"
+        )
+        found = deviation((None,))
+    if found > model.batch_deviation:
+        steps.say(
+            f"a row of a step depends on the rows beside it, by {found:.2g} of the largest probability, also with one "
+            "thread: the control may move; another device or dtype may compute alike"
+        )
+    return found
+
+
+def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
+    """Return the rules to try: of the rules that ever attend, one of a policy and one of a codec."""
+    attending = [rule for rule in rules if rule and not rule.passes(horizon - 1)]
+    kinds = [[rule for rule in attending if isinstance(rule, CodedStreams) is coded] for coded in (False, True)]
+    return [max(some, key=lambda one: one.scores) for some in kinds if some]
+
+
+def random_step_deviation(
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings, rule: CacheRule | None,
+    threads: Sequence[int | None] = (None,),
+) -> float:  # fmt: skip
+    """Return ``step_deviation`` for a prompt of random keys and values, equal in all layers, and the prompt's states.
+
+    The last cache has a rule like a policy's or a codec's.
+    """
+    layers = prompt.layers
+    whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
+    own = rule and rule.over(-(-entries // 2), prompt.evictable[0].key.shape[0])
+    caches = PromptCaches(
+        prompt.entries, prompt.first_law, [whole, copy, half], (0,) * 3, (None, None, own), (prompt.states,) * 3
+    )
+    model = replace(model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
+    kernels = TransformerStreams(model, [caches], streams, horizon, savings)
+    kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
+    generator = torch.Generator().manual_seed(1)
+    suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, horizon - 1, size, generator=generator)
+    return step_deviation(kernels, suffixes, streams, threads)
+
+
+def step_deviation(
+    kernels: TransformerStreams, suffixes: Tensor, streams: int, threads: Sequence[int | None] = (None,)
+) -> float:
+    """Compare the laws of equal streams in steps of several sizes, of at most ``streams`` streams.
+
+    The steps are computed with each of these numbers of threads; None is the present number.
+
+    The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
+    streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
+    probability; 0 if laws are equal bit for bit.
+    """
+    kernels.fill(suffixes)
+    kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
+    known: set[int] = set()
+    wanted, deviation = None, 0.0
+    for threads_now, count in itertools.product(threads, kernels.counts_to_try(streams)):
+        stream = torch.arange(count)
+        cache, kind = stream * 3 // count, stream % kinds
+        kernels.open(cache.tolist())
+        for _ in range(suffixes.shape[2]):
+            kernels.advance(none)
+        with torch_threads(threads_now):
+            laws = kernels.advance(kind)
+        same = torch.where(cache == 2, kinds + kind, kind)  # which laws should be equal
+        wanted = laws.new_zeros((2 * kinds, laws.shape[-1])) if wanted is None else wanted
+        for row, number in enumerate(same.tolist()):
+            if number not in known:
+                known.add(number)
+                wanted[number] = laws[row]
+        for own, some in zip(torch.split(laws, _LAWS), torch.split(same.to(laws.device), _LAWS), strict=True):
+            deviation = max(deviation, float((own - wanted[some]).abs().max() / own.max()))
+    return deviation
+
+
+def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> list[PrefixLayer]:
+    """Draw the prompt entries of a cache at random.
+
+    A layer with a window has as many entries as the window holds. Every other layer has each ``step``-th of ``entries``
+    entries. Layers of one shape share their entries.
+    """
+    made: dict[tuple[Any, ...], PrefixLayer] = {}
+    found = []
+    for layer in layers:
+        kv_heads, _, size = layer.key.shape
+        held = layer.terms.held(entries)
+        kind = layer.key.device, layer.key.dtype, kv_heads, size, layer.terms.window
+        if kind not in made:
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(2, kv_heads, held, size, generator=generator).to(layer.key.dtype)
+            part = drawn if layer.terms.window is not None else drawn[:, :, ::step].contiguous()
+            key, value = part.to(layer.key.device, copy=True)
+            (made[kind],) = with_packed_keys([PrefixLayer(key, value, layer.terms)])
+        found.append(replace(made[kind], terms=layer.terms))
+    return found

@@ -1,9 +1,11 @@
-"""Streams in the slots of a server: each stream is decoded token by token in a slot of its own.
+"""The streams of a side that is a server: in the slots of a llama-server, or as whole histories.
 
-A slot is a cache. If it has lost its content, it is filled again in the same way as before: the prompt in one request,
-then every token in a request of its own. So a fork, a restarted server, and more streams than slots cost requests and
-change nothing else. Every answer says how many tokens the server computed; more than one means that the token was not
-decoded from the cache.
+A slot is a cache, and each stream is decoded token by token in a slot of its own. If a slot has lost its content, it is
+filled again in the same way as before: the prompt in one request, then every token in a request of its own. So a fork,
+a restarted server, and more streams than slots cost requests and change nothing else. Every answer says how many tokens
+the server computed; more than one means that the token was not decoded from the cache.
+
+Servers without slots, and greedy servers, get a stream's whole history with every request.
 """
 
 from __future__ import annotations
@@ -15,11 +17,111 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.generator.engines.http.apis.api import ServerFacts
-from kvdrift.generator.engines.http.apis.llama_server import LlamaServer
+from kvdrift.generator.engines.http.apis import LawApi, LlamaServer, OpenAi, ServerFacts
 from kvdrift.generator.engines.http.connection import Connection, LostServerError
-from kvdrift.generator.engines.http.sessions.token_streams import Tokens, TokenStreams
 from kvdrift.schema.errors import OperationError
+
+Tokens = tuple[int, ...]
+
+
+class TokenStreams:
+    """Keeps the tokens of each open stream of a session, by stream number.
+
+    ``read_back`` asks the server for its report, and raises an error if it is another server than before.
+    """
+
+    def __init__(self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]) -> None:
+        self._connection, self._facts, self._read_back = connection, facts, read_back
+        self._prompt: Tokens = ()
+        self._streams: dict[int, Tokens] = {}
+        self._next = 0
+
+    @property
+    def read_back(self) -> Mapping[str, Any]:
+        """Return the server's present report of itself."""
+        return self._read_back()
+
+    def fork(self, stream: int | None = None) -> int:
+        """Open a stream that continues another stream, or the prompt; return its number."""
+        self._next += 1
+        self._streams[self._next] = self._prompt if stream is None else self._streams[stream]
+        return self._next
+
+    def drop(self, stream: int) -> None:
+        """Close a stream."""
+        del self._streams[stream]
+
+    def close(self) -> None:
+        """Forget the streams."""
+        self._streams = {}
+
+
+class _Histories(TokenStreams):
+    """Streams that ask for every law with the whole history."""
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Take a prompt, and return the law after it."""
+        self._prompt, self._streams = tuple(tokens), {}
+        return self._law(self._prompt)
+
+    def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
+        for stream, token in zip(streams, tokens, strict=True):
+            self._streams[stream] = (*self._streams[stream], token)
+        found = self._connection.at_once([self._streams[stream] for stream in streams], self._law)
+        return np.stack(found)
+
+    def prompt_bytes(self) -> None:
+        """Return None, since no such server reports the bytes of a prompt."""
+
+    def _law(self, history: Tokens) -> NDArray[np.float32]:
+        raise NotImplementedError
+
+
+class LawSession(_Histories):
+    """Whole laws; each law is one request with the whole history."""
+
+    def __init__(
+        self, connection: Connection, api: LawApi, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        super().__init__(connection, facts, read_back)
+        self._api = api
+
+    def _law(self, history: Tokens) -> NDArray[np.float32]:
+        return self._api.law(self._connection, self._facts, history)
+
+
+class GreedySession(_Histories):
+    """Greedy laws: all probability is on the token that the server writes at temperature 0.
+
+    A request lets the server write ``ahead`` tokens. While a stream continues with the tokens that the server wrote, no
+    further request is made. If it continues with another token, the server is asked for the tokens after that one.
+    """
+
+    def __init__(
+        self, connection: Connection, api: OpenAi, facts: ServerFacts, ahead: int,
+        read_back: Callable[[], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        super().__init__(connection, facts, read_back)
+        self._api, self._ahead = api, ahead
+        self._written: dict[Tokens, int] = {}  # the next token after each history of this prompt
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Take a prompt, and return the law after it."""
+        self._written = {}
+        return super().prefill(tokens)
+
+    def _law(self, history: Tokens) -> NDArray[np.float32]:
+        if history not in self._written:
+            tokens, ended = self._api.written(self._connection, self._facts, history, self._ahead)
+            if ended and (not tokens or tokens[-1] not in self._facts.eos_tokens):
+                tokens.append(self._facts.eos_tokens[0])  # servers leave out the token by which a text ends
+            for place, token in enumerate(tokens):
+                self._written[history + tuple(tokens[:place])] = token
+        law = np.zeros(self._facts.vocabulary, dtype=np.float32)
+        law[self._written[history]] = 1.0
+        return law
+
 
 _TRIES = 4  # of one step in a slot that does not keep what it was given
 

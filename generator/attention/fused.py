@@ -1,0 +1,232 @@
+"""Decoding attention by two operations, each of which is one launch on CUDA: the prompt's chunks, then suffixes.
+
+The queries of all streams of a cache are multiplied with its entries together, tile by tile. Tiles and chunks have
+fixed sizes, so a stream's result does not depend on the streams beside it. Every stream then attends to its suffix,
+joined with its prompt's chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvdrift.generator.attention.parts import CHUNK, PartialAttention, attend_part, attend_prompt, join_parts
+from kvdrift.generator.attention.tables import cache_table, chunks_of, tables, tile_queries
+from kvdrift.schema.errors import tried_once
+
+
+def plain_prompt_attention(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], caches: Tensor, packed: Tensor, tiles: Tensor,
+    partials: int, scaling: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attend from one new token of each stream to every chunk of its cache.
+
+    Args:
+        query: Rotated queries of all slots, [rows, heads, size]; those of one KV head lie beside each other.
+        keys: For each cache the keys, [KV heads, m, size]; m may differ.
+        values: For each cache the values, of the same shapes.
+        caches: ``cache_table`` of both.
+        packed: The slot of each stream, grouped by cache, then zeros, int64 [rows].
+        tiles: As ``tables`` makes them.
+        partials: The number of partial results.
+        scaling: The factor of products of queries and keys.
+
+    Returns:
+        For each stream and chunk the output, in the queries' dtype, [partials, heads, size], and the logarithm of the
+        sum of exponentials, float32 [partials, heads]. Chunks that a cache does not have here are left as they are.
+    """
+    del caches  # which this form finds in the tensors themselves
+    (_, heads, size), kv_heads = query.shape, keys[0].shape[0]
+    group, queries = heads // kv_heads, tile_queries(query.dtype)
+    output = query.new_zeros((partials, heads, size))
+    mass = query.new_zeros((partials, heads), dtype=torch.float32)
+    grouped_output, grouped_mass = output.view(-1, kv_heads, group, size), mass.view(-1, kv_heads, group)
+    for number, chunk, first_row, streams, element, partial in tiles.tolist():
+        entries = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+        key, value = keys[number][:, entries], values[number][:, entries]
+        if not key.shape[1]:  # another layer of this cache has more, or no cache has it
+            continue
+        stream, member = _elements(element, min(element + queries, streams * group), group)
+        own = query.view(-1, kv_heads, group, size)[packed[first_row + stream], :, member]  # [elements, KV heads, size]
+        tile = query.new_zeros((kv_heads, queries, size))
+        tile[:, : len(own)] = own.transpose(0, 1)
+        found, sums = attend_prompt(tile, key, value, scaling)
+        grouped_output[partial + stream, :, member] = found[:, : len(own)].transpose(0, 1).to(query.dtype)
+        grouped_mass[partial + stream, :, member] = sums[:, : len(own)].t()
+    return output, mass
+
+
+def _elements(first: int, last: int, group: int) -> tuple[Tensor, Tensor]:
+    """Return the stream of a cache, and the query within its group, of elements ``first .. last - 1``."""
+    element = torch.arange(first, last)
+    return element // group, element % group
+
+
+prompt_attention = torch.library.custom_op("kvdrift::prompt_attention", plain_prompt_attention, mutates_args=())
+
+
+@prompt_attention.register_kernel("cuda")
+def _prompt_on_cuda(*arguments: Any) -> PartialAttention:
+    from kvdrift.generator.attention.triton_kernels import launch_prompt_attention  # noqa: PLC0415 - Triton comes with CUDA only
+
+    return launch_prompt_attention(*arguments)
+
+
+@tried_once
+def prompt_fault(device: torch.device) -> str | None:
+    """Return why the kernel cannot be used on a device; None if it can. It is tried once, on two small caches.
+
+    Triton builds a kernel at its first use, which needs a C compiler on this machine.
+    """
+    query, *caches = (
+        torch.linspace(-1, 1, streams * 2 * 16).sin().view(streams, 2, 16).to(device) for streams in (3, 70, 40)
+    )
+    caches = [part.transpose(0, 1).contiguous() for part in caches]
+    packed, tiles, _, partials = tables(
+        torch.tensor([0, 0, 1]), torch.tensor([2, 0, 1]), 3, torch.tensor([1, 1]), 1, tile_queries(query.dtype)
+    )
+    found, wanted = (
+        attend(query, caches, caches, cache_table(caches, caches), packed.to(device), tiles.to(device), partials, 0.25)
+        for attend in (_prompt_on_cuda, plain_prompt_attention)
+    )
+    # Of three streams, each with one chunk.
+    near = all(torch.allclose(one[:3], other[:3], atol=1e-5) for one, other in zip(found, wanted, strict=True))
+    return None if near else "the kernel's results are wrong"
+
+
+def plain_suffix_attention(
+    query: Tensor, key: Tensor, value: Tensor, suffix_key: Tensor, suffix_value: Tensor, length: Tensor,
+    chunk_output: Tensor, chunk_mass: Tensor, places: Tensor, caches: Tensor, scaling: float,
+) -> Tensor:  # fmt: skip
+    """Write each stream's new entry into its suffix, attend to the suffix, and join the chunks in their order.
+
+    Args:
+        query: Rotated queries of all slots, [rows, heads, size].
+        key: Rotated keys of the new tokens, [rows, KV heads, size].
+        value: Values of the new tokens, [rows, KV heads, size].
+        suffix_key: [slots, KV heads, H, size].
+        suffix_value: [slots, KV heads, H, size].
+        length: Entries of every suffix, the new one included, int64 [1].
+        chunk_output: The first result of ``prompt_attention``, [partials, heads, size].
+        chunk_mass: The second result of ``prompt_attention``, float32 [partials, heads].
+        places: As ``tables`` makes them, [rows, PLACE_COLUMNS].
+        caches: ``cache_table`` of this layer's prompt entries.
+        scaling: The factor of products of queries and keys.
+
+    Returns:
+        The attention output of every slot, [rows, heads, size]; zeros in slots without a stream.
+    """
+    (rows, heads, size), kv_heads, entries = query.shape, key.shape[1], int(length)
+    open_slots = (places[:, 0] >= 0).nonzero().squeeze(-1)
+    suffix_key[open_slots, :, entries - 1] = key[open_slots]
+    suffix_value[open_slots, :, entries - 1] = value[open_slots]
+    grouped = query[open_slots].view(-1, kv_heads, heads // kv_heads, size)
+    joint = attend_part(grouped, suffix_key[open_slots, :, :entries], suffix_value[open_slots, :, :entries], scaling)
+    output, mass = joint[0].reshape(-1, heads, size), joint[1].reshape(-1, heads)
+    cache, first, step = places[open_slots].unbind(1)
+    chunks = chunks_of(caches[:, 2])[cache]
+    for chunk in range(int(chunks.max())):
+        present = chunk < chunks
+        partial = torch.where(present, first + chunk * step, 0)
+        absent = chunk_mass[partial].masked_fill(~present[:, None], -torch.inf)
+        output, mass = join_parts((output, mass), (chunk_output[partial], absent))
+    result = query.new_zeros((rows, heads, size))
+    result[open_slots] = output.to(query.dtype)
+    return result
+
+
+suffix_attention = torch.library.custom_op(
+    "kvdrift::suffix_attention", plain_suffix_attention, mutates_args=("suffix_key", "suffix_value")
+)
+
+
+@suffix_attention.register_kernel("cuda")
+def _suffix_on_cuda(*arguments: Any) -> Tensor:
+    from kvdrift.generator.attention.triton_kernels import launch_suffix_attention  # noqa: PLC0415 - Triton comes with CUDA only
+
+    return launch_suffix_attention(*arguments)
+
+
+@tried_once
+def suffix_fault(device: torch.device) -> str | None:
+    """Return why the kernel cannot be used on a device; None if it can. It is tried once, on two streams.
+
+    Triton builds a kernel at its first use, which needs a C compiler on this machine.
+    """
+    query, key, value, suffix_key, suffix_value, output = (
+        torch.linspace(-1, phase, 2 * 2 * entries * 16).sin().view(2, 2, entries, 16).to(device)
+        for phase, entries in enumerate((1, 1, 1, 40, 40, 1))
+    )
+    query, key, value, output = (part[:, :, 0] for part in (query, key, value, output))
+    length, mass = torch.tensor([37], device=device), output[:, :, 0].contiguous()
+    places = torch.tensor([[0, 1, 2], [0, 0, 2]], device=device)
+    caches = cache_table([suffix_key[0]], [suffix_value[0]])
+    (found, *written), (wanted, *kept) = (
+        (attend(query, key, value, *suffix, length, output, mass, places, caches, 0.25), *suffix)
+        for attend in (_suffix_on_cuda, plain_suffix_attention)
+        for suffix in [(suffix_key.clone(), suffix_value.clone())]
+    )
+    exact = all(torch.equal(one, other) for one, other in zip(written, kept, strict=True))
+    near = exact and torch.allclose(found, wanted, atol=1e-5)
+    return None if near else "the kernel's results are wrong"
+
+
+def attention_fault(device: torch.device) -> str | None:
+    """Return why fused operations cannot compute attention of decoding streams on a CUDA device; None if they can."""
+    return prompt_fault(device) or suffix_fault(device)
+
+
+def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # noqa: FBT001 - as ``Savings.fused`` is
+    """Tell whether fused operations are used on some devices, if ``Savings.fused`` is ``wanted``."""
+    if wanted is False:
+        return False
+    return all(attention_fault(device) is None if device.type == "cuda" else wanted is True for device in devices)
+
+
+class FusedAttention:
+    """Attention of open streams by the two fused operations, with tables of caches and streams.
+
+    ``layers`` has for each layer the keys and the values of all caches, [KV heads, m, size] each; ``group`` is the
+    number of query heads of a KV head.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], group: int) -> None:
+        self._layers, self._group = layers, group
+        self._caches = [cache_table(*layer) for layer in layers]
+        lengths = torch.tensor([[key.shape[1] for key in keys] for keys, _ in layers])  # [layers, caches]
+        self._chunks = chunks_of(lengths.amax(0))
+        self._queries = tile_queries(layers[0][0][0].dtype)
+        self.partials = 0  # partial results of the open streams
+
+    def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:
+        """Take over the open streams; return the vectors that ``attend`` needs on the layers' devices, by name.
+
+        The cache of each stream, ascending, and its slot among the model's ``rows`` are int64 [streams] on the CPU.
+        """
+        packed, tiles, places, self.partials = tables(
+            stream_cache, slots, rows, self._chunks, self._group, self._queries
+        )
+        return {"packed": packed, "tiles": tiles, "places": places}
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, suffix: Sequence[Tensor],
+        indices: Mapping[str, Tensor], scaling: float,
+    ) -> Tensor:  # fmt: skip
+        """Attend from one new token per row and write its key and value.
+
+        Queries are [rows, heads, 1, size], keys and values [rows, KV heads, 1, size]. ``suffix`` has the keys and
+        values of this layer's suffixes, [slots, KV heads, H, size] each. ``indices`` are the vectors that ``pack``
+        returned, on the layer's device; and "length", the entries of every suffix including the new one, int64 [1]. The
+        result is [rows, heads, 1, size]; zeros in rows without a stream.
+        """
+        caches, new = self._caches[layer], query[:, :, 0]
+        chunks: PartialAttention = prompt_attention(
+            new, *self._layers[layer], caches, indices["packed"], indices["tiles"], self.partials, scaling
+        )
+        output: Tensor = suffix_attention(
+            new, key[:, :, 0], value[:, :, 0], *suffix, indices["length"], *chunks, indices["places"], caches, scaling
+        )
+        return output[:, :, None]

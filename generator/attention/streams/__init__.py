@@ -1,1 +1,0 @@
-"""The state of streams during decoding: slots, suffixes, states, prompts, and the scores that caches' rules keep."""

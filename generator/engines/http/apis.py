@@ -1,0 +1,391 @@
+"""The kinds of servers: what each reports of itself, and its distributions after some tokens, which must be whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvdrift.generator.engines.http.connection import Connection, ServerSettings
+from kvdrift.schema.errors import InputError, OperationError
+
+PROBE = (
+    "The quick brown fox jumps over 13 lazy dogs; naïve café, Straße, Ωμέγα, Привет, 你好, こんにちは, 🙂\n\t"
+    'x = [1, 2.5]; don\'t <b>stop</b> -- "quoted" #42 https://example.org/?q=1'
+)
+"""A text whose tokens distinguish two tokenizers."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """A server's report of itself.
+
+    Attributes:
+        reported: Facts that determine its laws, as far as it reports them; another value is another identity.
+        beside: Other facts, such as the number of slots.
+        vocabulary: V.
+        positions: The largest number of tokens, prompt and generated tokens; 0 if it does not say.
+        eos_tokens: Tokens that end a text; () if it does not say.
+        tokenizer_sha256: SHA-256 of its report about its tokenizer; None if it reports nothing.
+        slots: The number of streams whose caches it keeps; 0 if it has no slots to choose.
+    """
+
+    reported: Mapping[str, Any]
+    vocabulary: int
+    positions: int
+    eos_tokens: tuple[int, ...]
+    tokenizer_sha256: str | None
+    slots: int = 0
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Api(Protocol):
+    """One kind of server."""
+
+    @property
+    def health(self) -> str:
+        """The path that answers once the server is ready."""
+
+    def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
+        """Ask a server for its report of itself."""
+
+
+class LawApi(Api, Protocol):
+    """A kind of server that computes a law from a whole history."""
+
+    def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logarithms of the next token's probabilities, float32 [V]."""
+
+
+def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str) -> NDArray[np.float32]:
+    """Return logarithms of probabilities, float32 [V], from those of token ids in any order; errors say ``where``.
+
+    A logarithm that is None is that of probability 0, since JSON has no infinity and servers write null.
+    """
+    nulls = sum(value is None for value in logarithms)
+    try:
+        ids = np.array(tokens, dtype=np.int64)
+        values = np.array([-np.inf if value is None else value for value in logarithms], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise OperationError(f"{where}: the server's log-probabilities are no numbers") from None
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise InputError(
+            f"{where}: the server has token {int(ids.max())}, and the vocabulary has {vocabulary:,}: a side's settings "
+            "say how many there are by vocabulary"
+        )
+    if unknown := int(np.isnan(values).sum()):
+        raise OperationError(f"{where}: {unknown:,} of the server's log-probabilities are NaN; a law has numbers")
+    law = np.full(vocabulary, np.nan)
+    law[ids] = values
+    if missing := int(np.isnan(law).sum()):
+        raise InputError(
+            f"{where}: the server returned {vocabulary - missing:,} of {vocabulary:,} log-probabilities; a law needs "
+            "all of them: vLLM has them with --max-logprobs -1, and a server that cannot return them all can be "
+            'compared at temperature 0, with api = "openai"'
+        )
+    with np.errstate(over="ignore"):
+        total = float(np.exp(law).sum())
+    if not abs(total - 1) < 1e-2:
+        of_nulls = f", with 0 for {nulls:,} that are null" if nulls else ""
+        raise OperationError(
+            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}: they are not those of a law"
+        )
+    return law.astype(np.float32)
+
+
+NAMED_BY_ID: Final = "token_id:"  # how a token is named that is asked for by its id
+
+
+class Vllm:
+    """``vllm serve``, started with ``--max-logprobs -1``."""
+
+    health: Final = "/health"
+
+    def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
+        """Ask for ``/version``, ``/v1/models`` and the tokens of a text."""
+        version = connection.said("/version")
+        if "version" not in version:
+            raise InputError(f"{where}: {connection.url} is no vLLM: it has no /version; write another api")
+        model = first_model(connection, where)
+        said = {
+            "server": "vllm", "version": version["version"],
+            **{name: model.get(name) for name in ("id", "root", "parent")},
+        }  # fmt: skip
+        body = {"model": model["id"], "prompt": PROBE, "add_special_tokens": False}
+        return ServerFacts(
+            said, settings.vocabulary, int(model.get("max_model_len") or 0), (),
+            probed_tokenizer(connection, body),
+        )  # fmt: skip
+
+    def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logarithms of the next token's probabilities, float32 [V]."""
+        body = {
+            "model": facts.reported["id"], "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "top_p": 1.0,
+            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": facts.vocabulary, "seed": 1,
+            "return_tokens_as_token_ids": True, "ignore_eos": True,
+        }  # fmt: skip
+        answer = connection.ask("/v1/completions", body)
+        try:
+            likely: dict[str, Any] = answer["choices"][0]["logprobs"]["top_logprobs"][0] or {}
+            ids = [int(name.removeprefix(NAMED_BY_ID)) for name in likely]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise OperationError(
+                f"{connection.url}/v1/completions: the answer has no log-probabilities by token id"
+            ) from None
+        return whole_law(ids, list(likely.values()), facts.vocabulary, connection.url)
+
+
+def first_model(connection: Connection, where: str) -> dict[str, Any]:
+    """Return the report of an OpenAI-compatible server about the model that it serves."""
+    models = connection.said("/v1/models").get("data")
+    if not models or not isinstance(models[0], dict) or "id" not in models[0]:
+        raise InputError(f"{where}: {connection.url}/v1/models lists no model")
+    return dict(models[0])
+
+
+def probed_tokenizer(connection: Connection, body: dict[str, Any]) -> str | None:
+    """Return SHA-256 of the tokens of a text that distinguishes tokenizers; None if the server cannot tokenize."""
+    tokens = connection.said("/tokenize", body).get("tokens")
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest() if tokens else None
+
+
+_SGLANG_MODEL: Final = ("model_path", "tokenizer_path", "weight_version")
+_SGLANG_SERVER: Final = ("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend", "tp_size")
+
+
+class Sglang:
+    """``python -m sglang.launch_server``."""
+
+    health: Final = "/health"
+
+    def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
+        """Ask for ``/get_model_info``, ``/server_info`` and the tokens of a text."""
+        model = connection.said("/get_model_info") or connection.said("/model_info")
+        if "model_path" not in model:
+            raise InputError(f"{where}: {connection.url} is no SGLang: it has no /get_model_info; write another api")
+        server = connection.said("/server_info") or connection.said("/get_server_info")
+        said = {
+            "server": "sglang",
+            **{name: model.get(name) for name in _SGLANG_MODEL},
+            **{name: server.get(name) for name in _SGLANG_SERVER},
+        }
+        tokenizer = probed_tokenizer(connection, {"prompt": PROBE, "add_special_tokens": False})
+        positions = int(server.get("context_length") or 0)
+        return ServerFacts(said, settings.vocabulary, positions, (), tokenizer)
+
+    def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logarithms of the next token's probabilities, float32 [V]."""
+        sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "ignore_eos": True}
+        body = {
+            "input_ids": list(tokens), "sampling_params": sampling, "return_logprob": True,
+            "top_logprobs_num": facts.vocabulary, "stream": False,
+        }  # fmt: skip
+        answer = connection.ask("/generate", body)
+        try:
+            likely = answer["meta_info"]["output_top_logprobs"][0] or []
+            logarithms, ids = [one[0] for one in likely], [one[1] for one in likely]
+        except (KeyError, IndexError, TypeError):
+            raise OperationError(f"{connection.url}/generate: the answer has no output_top_logprobs") from None
+        return whole_law(ids, logarithms, facts.vocabulary, connection.url)
+
+
+class OpenAi:
+    """A server with ``/v1/completions`` whose answers have token ids."""
+
+    health: Final = "/v1/models"
+
+    def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
+        """Ask for ``/v1/models`` and, if the server has them, ``/version`` and ``/props``."""
+        model = first_model(connection, where)
+        said = {
+            "server": "openai",
+            **{name: model.get(name) for name in ("id", "root", "owned_by")},
+            "version": connection.said("/version").get("version"),
+            "build_info": connection.said("/props").get("build_info"),
+        }
+        positions = int(model.get("max_model_len") or 0)
+        return ServerFacts(said, settings.vocabulary, positions, (), None)
+
+    def written(
+        self, connection: Connection, facts: ServerFacts, tokens: Sequence[int], count: int
+    ) -> tuple[list[int], bool]:
+        """Return the tokens that a server writes after a history, and whether it ended the text there."""
+        body = {
+            "model": facts.reported["id"], "prompt": list(tokens), "max_tokens": count, "temperature": 0.0,
+            "logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False,
+        }  # fmt: skip
+        answer = connection.ask("/v1/completions", body)
+        try:
+            choice = answer["choices"][0]
+            return _token_ids(choice), choice.get("finish_reason") == "stop"
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise InputError(
+                f"{connection.url}/v1/completions: the answer has no token ids, and a text cannot be compared token by "
+                "token: neither token_ids, nor logprobs.content with ids, nor logprobs.tokens of the form token_id:7"
+            ) from None
+
+
+def _token_ids(choice: dict[str, Any]) -> list[int]:
+    """Return the token ids of a choice, from whichever of three places the server uses."""
+    if choice.get("token_ids") is not None:
+        return [int(token) for token in choice["token_ids"]]
+    logprobs = choice["logprobs"]
+    if logprobs.get("content") is not None:
+        return [int(one["id"]) for one in logprobs["content"]]
+    if not all(name.startswith(NAMED_BY_ID) for name in logprobs["tokens"]):
+        raise ValueError
+    return [int(name.removeprefix(NAMED_BY_ID)) for name in logprobs["tokens"]]
+
+
+SAVED: Final = "kvdrift-prompt.bin"  # the file of a saved slot, in the folder that the server was given for such files
+
+_LLAMA_MODEL: Final = ("n_vocab", "n_embd", "n_params", "n_ctx_train", "size", "vocab_type")
+_LLAMA_PROPERTIES: Final = ("build_info", "model_ftype", "bos_token", "eos_token")
+_LLAMA_PARAMETERS: Final = ("speculative.types", "lora")
+
+_vocabularies: dict[tuple[str, str], _Vocabulary] = {}  # by address and what the server says of itself
+
+
+class LlamaServer:
+    """llama-server of llama.cpp."""
+
+    health: Final = "/health"
+
+    def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
+        """Ask for ``/props`` and ``/v1/models``, and for the names of all tokens."""
+        properties = connection.said("/props")
+        if "total_slots" not in properties:
+            raise InputError(
+                f"{where}: {connection.url} is no llama-server: it has no /props; write api in its settings"
+            )
+        models = connection.said("/v1/models").get("data") or [{}]
+        meta = models[0].get("meta") or {}
+        defaults = properties.get("default_generation_settings") or {}
+        parameters = defaults.get("params") or {}
+        vocabulary = settings.vocabulary or int(meta.get("n_vocab") or 0)
+        if not vocabulary:
+            raise InputError(f"{where}: {connection.url} does not say how many tokens there are; write vocabulary")
+        said = {
+            "server": "llama-server",
+            "model": str(properties.get("model_path", "")).rpartition("/")[2],
+            **{name: properties.get(name) for name in _LLAMA_PROPERTIES},
+            **{name: meta.get(name) for name in _LLAMA_MODEL},
+            **{name: parameters.get(name) for name in _LLAMA_PARAMETERS},
+            "chat_template": _sha256(properties.get("chat_template") or ""),
+        }
+        words = _vocabulary(connection, vocabulary, json.dumps(said), properties.get("eos_token"))
+        slots, entries = int(properties["total_slots"]), int(defaults.get("n_ctx") or 0)
+        beside = {"slots": slots, "entries": entries}
+        return ServerFacts(said, vocabulary, entries, words.ends, words.sha256, slots, beside)
+
+    def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
+        """Let a slot hold some tokens, the whole history, and return how many of them the server computed anew.
+
+        ``cached`` says that the slot's present content may be used.
+
+        Raises:
+            LostServerError: The server was gone, and is back.
+        """
+        return _computed(connection, slot, self._complete(connection, slot, tokens, cached=cached, vocabulary=0))
+
+    def law(
+        self, connection: Connection, slot: int, tokens: Sequence[int], vocabulary: int, *, cached: bool = True
+    ) -> tuple[NDArray[np.float32], int]:
+        """Let a slot hold some tokens; return the law after them, float32 [V], and the number of tokens computed anew.
+
+        Raises:
+            LostServerError: The server was gone, and is back.
+            InputError: The law lacks tokens.
+        """
+        answer = self._complete(connection, slot, tokens, cached=cached, vocabulary=vocabulary)
+        found = answer.get("completion_probabilities") or [{}]
+        likely = found[0].get("top_logprobs") or []
+        try:
+            ids, logarithms = [one["id"] for one in likely], [one["logprob"] for one in likely]
+        except (KeyError, TypeError):
+            raise OperationError(f"{connection.url}/completion: log-probabilities have no token ids") from None
+        return whole_law(ids, logarithms, vocabulary, connection.url), _computed(connection, slot, answer)
+
+    def slot_bytes(self, connection: Connection, slot: int) -> int | None:
+        """Return the bytes of a slot's saved state; None if the server was not started to save slots."""
+        written = connection.said(f"/slots/{slot}?action=save", {"filename": SAVED}).get("n_written")
+        return int(written) if written else None
+
+    @staticmethod
+    def _complete(
+        connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool, vocabulary: int
+    ) -> dict[str, Any]:
+        """Return the answer to a request that decodes some tokens; without a law the request draws no token."""
+        body = {
+            "prompt": list(tokens), "id_slot": slot, "cache_prompt": cached, "n_predict": 1 if vocabulary else 0,
+            "n_probs": vocabulary, "samplers": [], "post_sampling_probs": False, "temperature": 1.0, "seed": 1,
+            "stream": False,
+        }  # fmt: skip
+        answer = connection.ask_once("/completion", body)
+        if not isinstance(answer, dict) or answer.get("id_slot") != slot:
+            raise OperationError(f"{connection.url}/completion: slot {slot} was asked, and another one answered")
+        return answer
+
+
+def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
+    """Return how many of the sent tokens the server computed; the others were in its cache."""
+    timings = answer.get("timings")
+    if not isinstance(timings, dict) or not isinstance(timings.get("prompt_n"), int):
+        raise OperationError(
+            f"{connection.url}/completion: slot {slot}: the answer does not say how many tokens were computed "
+            "(timings.prompt_n), so that decoding cannot be told from reading a prompt"
+        )
+    return int(timings["prompt_n"])
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """A server's tokens: SHA-256 of the names of all, and those that end a text."""
+
+    sha256: str
+    ends: tuple[int, ...]
+
+
+def _vocabulary(connection: Connection, vocabulary: int, said: str, eos: Any) -> _Vocabulary:
+    """Return a server's tokens, asked once in a process; ``eos`` is the text of its EOS. A whole law has all names."""
+    key = (connection.url, said)
+    if key in _vocabularies:
+        return _vocabularies[key]
+    likely = all_tokens(connection, vocabulary)
+    names = sorted((one["id"], one.get("bytes") or one.get("token")) for one in likely)
+    whole_law([one["id"] for one in likely], [one["logprob"] for one in likely], vocabulary, connection.url)
+    _vocabularies[key] = _Vocabulary(_sha256(json.dumps(names)), _ends(connection, eos))
+    return _vocabularies[key]
+
+
+def all_tokens(connection: Connection, vocabulary: int) -> list[dict[str, Any]]:
+    """Return what a server reports of each of its ``vocabulary`` tokens, in the order of a distribution."""
+    body = {
+        "prompt": [0], "n_predict": 1, "n_probs": vocabulary, "samplers": [], "cache_prompt": False, "stream": False,
+    }  # fmt: skip
+    answer = connection.ask("/completion", body)
+    return (answer.get("completion_probabilities") or [{}])[0].get("top_logprobs") or []
+
+
+def _ends(connection: Connection, eos: Any) -> tuple[int, ...]:
+    """Return the tokens at which the server ends a text, its EOS first.
+
+    No report lists them, but a request to go on past the end is answered with the tokens that it excludes: all that
+    llama.cpp calls ends of generation.
+    """
+    body = {"prompt": [0], "n_predict": 0, "ignore_eos": True, "cache_prompt": False, "stream": False}
+    excluded = (connection.ask("/completion", body).get("generation_settings") or {}).get("logit_bias") or []
+    ends = sorted(one["token"] for one in excluded)
+    text = {"content": eos or "", "add_special": False, "parse_special": True}
+    tokens = connection.ask("/tokenize", text).get("tokens") if eos else []
+    own = tokens if isinstance(tokens, list) and len(tokens) == 1 and isinstance(tokens[0], int) else []
+    return tuple(dict.fromkeys([*own, *ends]))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
