@@ -13,7 +13,7 @@ from fixtures.gguf_models import write_random_llama
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
-from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF
 from kvdrift.schema.study import Study, load_studies
 
