@@ -23,7 +23,8 @@ import torch
 from benchmarks.cases import Case, model_shape
 from kvdrift.generator.attention.cpu_products import has_product, product
 from kvdrift.generator.attention.holding import DTYPES
-from kvdrift.generator.transformer.memory import ModelShape, matrix_bytes
+from kvdrift.generator.transformer.footprint import matrix_bytes
+from kvdrift.generator.transformer.memory import ModelShape
 
 HERE = Path(__file__).resolve().parent.parent
 NAMES = ("before parting", "after parting")

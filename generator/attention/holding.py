@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.prompt_reads import PrefixLayer
 from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.schema.errors import OperationError, failing_as
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -24,7 +24,7 @@ from kvdrift.generator.engines.model import EngineFootprint, EngineModel, engine
 from kvdrift.generator.engines.registry import engine_model, tokenizer_location
 from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
-from kvdrift.generator.transformer.memory import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
+from kvdrift.generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from kvdrift.generator.transformer.other_weights.named import weights_location, with_own_weights
 from kvdrift.log.units.revisions import newest_revisions
 from kvdrift.schema.errors import KvdriftError

@@ -28,8 +28,9 @@ from kvdrift.generator.actions import build_actions
 from kvdrift.generator.documents.registry import stratum_documents
 from kvdrift.generator.documents.source import Candidate, HeldDocuments, where
 from kvdrift.generator.generation import PendingUnit, Work
+from kvdrift.generator.transformer.footprint import Footprint, local_footprint
 from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.memory import Footprint, ModelShape, local_footprint
+from kvdrift.generator.transformer.memory import ModelShape
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.schema.document import SPLITS, Document

@@ -28,8 +28,9 @@ from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.identity import parts_sha256, selector_sha256
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.transformer.footprint import Footprint
 from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.memory import Footprint, ModelShape
+from kvdrift.generator.transformer.memory import ModelShape
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.study import ActionSection
 

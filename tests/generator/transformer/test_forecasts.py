@@ -15,7 +15,7 @@ from fixtures.families import FAMILIES
 from fixtures.house import ROOT
 
 from kvdrift.generator.transformer.files.configuration import quiet
-from kvdrift.generator.transformer.memory import local_footprint, plan_memory
+from kvdrift.generator.transformer.footprint import local_footprint, plan_memory
 from kvdrift.schema.own_process import own_environment
 from kvdrift.schema.tables import PLAIN
 

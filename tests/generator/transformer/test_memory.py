@@ -23,8 +23,9 @@ from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.selectors.kvpress import KVPress
 from kvdrift.generator.transformer import memory as planner
+from kvdrift.generator.transformer.footprint import plan_memory
 from kvdrift.generator.transformer.fused.head import Head
-from kvdrift.generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, plan_memory
+from kvdrift.generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes
 from kvdrift.generator.transformer.prompts.document import PreparedPrompt
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.retention import Retention

@@ -18,7 +18,7 @@ from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.identity import selector_sha256
-from kvdrift.generator.transformer.memory import plan_memory
+from kvdrift.generator.transformer.footprint import plan_memory
 from kvdrift.log.store import Unit
 from kvdrift.schema.study import ActionSection
 from kvdrift.schema.tables import PLAIN

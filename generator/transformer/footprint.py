@@ -1,0 +1,160 @@
+"""Estimate the bytes of a study's model, caches and decoding, before the model is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvdrift.generator.attention.holding import DTYPES, Holding, bytes_as_stored
+from kvdrift.generator.attention.prompt_reads import PrefixLayer
+from kvdrift.generator.transformer.files.local_folders import local_configuration, safetensors_files
+from kvdrift.generator.transformer.memory import (
+    PREFILL_CHUNK,
+    ModelShape,
+    available_bytes,
+    inner_width,
+    replicates_within,
+)
+from kvdrift.schema.errors import InputError
+
+_INDEX_BYTES = 4  # kept indices are int32
+_EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how a configuration says their number
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A model's shape, and the bytes of its weights in memory."""
+
+    shape: ModelShape
+    weight_bytes: int
+
+    def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
+        """Return the bytes of ``entries`` per KV head and layer as stored: payload, scales, index and metadata.
+
+        A layer with a window holds at most the window's entries. A layer with a state holds the state.
+
+        ``indexed`` says whether entries are ever removed; otherwise there is no index.
+        """
+        shape = self.shape
+        part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
+        stored = bytes_as_stored(PrefixLayer(part, part), holding).total
+        index = shape.kv_heads * entries * _INDEX_BYTES if indexed else 0
+        evictable = shape.layers - shape.without_attention - len(shape.windows)
+        return shape.fixed_bytes(sys.maxsize) + evictable * (stored + index + _EXTENT_BYTES)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The number of replicates decoded at once, and the bytes that decoding takes besides the weights."""
+
+    replicates: int
+    replicates_at_once: int
+    prompt_bytes: int  # the whole prompt and the caches of all actions
+    prefill_bytes: int  # above the prompt, while a chunk is processed
+    replicate_bytes: int  # above the prompt, for each replicate at once, where all actions have as many
+    decoding_bytes: int  # above the prompt, for the replicates at once, and while their steps are tried beforehand
+    available_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most at any time: allocators keep much of what prefill has freed, in pieces of other sizes."""
+        return self.prompt_bytes + self.prefill_bytes + self.decoding_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether prefill fits in the available memory, and so do the replicates at once after its memory is freed."""
+        most = max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
+        return self.prompt_bytes + most <= self.available_bytes
+
+
+def plan_memory(
+    shape: ModelShape, entries: int, kept: Sequence[int], replicates: Sequence[int], horizon: int,
+    available_bytes: int, estimator: str, *, apart: bool = False, scored: int = 0,
+    others: Sequence[tuple[ModelShape, Sequence[int], Sequence[int]]] = (), packed: bool = False,
+) -> MemoryPlan:  # fmt: skip
+    """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
+
+    n is ``entries``; ``kept`` has m of each action, and ``replicates`` how many it has. ``available_bytes`` are left
+    besides the weights. ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a
+    time. Of ``scored`` prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their
+    own, each with m and replicates of its actions: every model has the whole prompt.
+    ``packed`` says whether keys are packed besides, as on a CPU.
+    """
+    sides = [(shape, kept, replicates), *others]
+    whole = [one.fixed_bytes(entries) + one.evictable_bytes * entries for one, *_ in sides]
+    prompt = sum(whole) + sum(one.evictable_bytes * sum(own) for one, own, _ in sides)
+    prompt += prompt // 2 * packed
+    replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own, _ in sides)
+    most = max(max(counts, default=1) for *_, counts in sides)
+    at_once = min(most, replicates_within(available_bytes - prompt, replicate))
+    return MemoryPlan(
+        replicates=most,
+        replicates_at_once=at_once,
+        prompt_bytes=prompt,
+        prefill_bytes=min(entries, PREFILL_CHUNK) * max(one.activation_bytes for one, *_ in sides) + apart * whole[0],
+        replicate_bytes=replicate,
+        decoding_bytes=sum(
+            one.decoding_bytes(
+                [min(count, at_once) for count in counts],
+                entries,
+                horizon,
+                estimator,
+                scored,
+                reference=not number,
+                tried=True,
+            )
+            for number, (one, _, counts) in enumerate(sides)
+        ),
+        available_bytes=available_bytes,
+    )
+
+
+def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> Footprint | None:
+    """Return the model's footprint; None if its ``config.json`` is not on this machine."""
+    config = local_configuration(model_id, revision)
+    if config is None or dtype not in DTYPES:
+        return None
+    try:
+        shape = ModelShape.of(config, dtype)
+        files = [] if config.get("quantization_config") else safetensors_files(model_id, revision)
+        stored = sum(map(_numbers, files)) * shape.item_bytes
+        experts = next((config[name] for name in _EXPERTS if config.get(name)), None)
+        tables = 1 if config.get("tie_word_embeddings") else 2
+        return Footprint(shape, stored or matrix_bytes(shape, tables, inner_width(config, experts)))
+    except (ValueError, KeyError, TypeError, ArithmeticError, OSError, InputError):
+        return None
+
+
+def _numbers(file: Path) -> int:
+    """Return how many numbers a safetensors file has, by its header."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> int:
+    """Return the bytes of the weights' matrices; norms and biases are negligible.
+
+    ``tables`` is 1 if the embedding is also the head, else 2. ``inner`` is the inner width of an MLP or of all experts
+    together, if a token does not go through all of it.
+    """
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
+    layers = shape.layers * shape.width * (attention + 3 * (inner or shape.inner_width))
+    return (layers + tables * shape.vocabulary * shape.width) * shape.item_bytes
+
+
+def memory_here(device: str, device_map: str | None) -> int | None:
+    """Return the bytes that can be allocated on the device, or on all GPUs of a device map; None without one."""
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    devices = [device] if device_map is None else gpus or ["cpu"]
+    try:
+        return sum(available_bytes(name) for name in devices)
+    except (RuntimeError, AssertionError):
+        return None
