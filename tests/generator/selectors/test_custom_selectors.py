@@ -246,6 +246,7 @@ def test_a_wrong_parameter_is_one_line_with_the_file(parameters: dict[str, int],
         ("my-selector:Mine", "is no name of a module and a class in it; write module:Class"),
         ("my_selector:", "is no name of a module and a class in it; write module:Class"),
         ("my_selector", "unknown selector 'my_selector'; "),
+        ("my_selector:Selector", "class Selector has no method keep"),
         ("json:Mine", "json/__init__.py: has no class 'Mine'; it has no class derived from Selector"),
     ],
 )
@@ -260,12 +261,6 @@ def test_no_module_takes_the_name_of_another(tmp_path: Path) -> None:
         line = refused(build_selector, f"{name}:Mine", {}, tmp_path)
         assert line.startswith(f"{path}: the name '{name}' is taken by ")
         assert sys.modules.get(name) is before
-
-
-def test_a_base_of_selectors_is_no_selector(tmp_path: Path) -> None:
-    write_module(tmp_path)
-    assert "class Selector has no method keep" in refused(build_selector, "my_selector:Selector", {}, tmp_path)
-    assert issubclass(type(build_selector(NAME, {}, tmp_path)), Selector)
 
 
 ASKING = (

@@ -57,7 +57,6 @@ class Counted:
     ("check", "change", "says"),
     [
         ("kept sets", (SCORE, SCORE + "\n" + KEEP + "return super().keep(layer, kept).flip(-1)"), "selector Mine: wrong positions in layer 0"),
-        ("kept sets", (SCORE, SCORE + "\n" + KEEP + "return super().keep(layer, kept - 1)"), "it must return exactly 133"),
         ("kept sets", (SCORE, SCORE + "\n\n    def budgets(self, kept, entries, layers):\n        return [kept] * (layers - 1)"), "do not sum to m x layers"),
         ("kept sets", (SCORE, f"import torch\n        with torch.inference_mode():\n            layer.value.mul_(2)\n        {SCORE}"), "keys or values were changed in place"),
         ("kept sets", (SCORE, "return layer.keys"), "AttributeError: 'PromptLayer' object has no attribute 'keys' ("),
