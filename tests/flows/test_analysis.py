@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_parts_give_the_same_bits_abreast_in_other_groups_and_one_by_one(
     synthetic: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = small_parts(synthetic, monkeypatch)
-    sequential = one_by_one(parts)
+    sequential = [*one_by_one(parts)]
     with ThreadPoolExecutor(3) as pool:
         abreast = list(pool.map(estimate_part, parts))
     assert [one.columns for one in abreast] == [one.columns for one in sequential]
@@ -105,9 +105,9 @@ def test_one_action_with_coefficients_has_reduced_estimates_beside_another_witho
     assert any(row["estimate_reduced"] is not None for row in some)
 
 
-def by_key(estimates: Sequence[Estimates]) -> list[dict[str, object]]:
+def by_key(estimates: Iterable[Estimates]) -> list[dict[str, object]]:
     """Estimates as rows, in the order of their keys."""
-    rows = pa.table(Estimates.join(estimates).columns)
+    rows = pa.table(Estimates.join([*estimates]).columns)
     return rows.sort_by([(n, "ascending") for n in ("quantity", "stratum", "action", "baseline", "x")]).to_pylist()
 
 
@@ -222,7 +222,7 @@ def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(tmp_p
 
     def counted(some: Sequence[AnalysisPart]) -> list[Estimates]:
         parts.extend(some)
-        return one_by_one(some)
+        return [*one_by_one(some)]
 
     def analyzed(store: Store, *actions: str, revision: int = 0) -> tuple[set[str], set[tuple[str, str]]]:
         """Add units of actions; return which actions and which contrasts were estimated."""
