@@ -107,7 +107,8 @@ def test_where_memory_is_short_half_as_many_replicates_are_decoded_at_once(
 
     monkeypatch.setattr(generation, "rollout_documents", short)
     if most:
-        assert_same([generate_units(model, "s", document, ITEMS, HORIZON, SEED)], [expected])
+        units = generate_units(model, "s", document, ITEMS, HORIZON, SEED)
+        assert all(unit.events.equals(whole.events) for unit, whole in zip(units, expected, strict=True))
         assert tried == [6, 3, 1, 1, 1, 1, 1, 1]
     else:
         with pytest.raises(OperationError, match=r"^document 'b': .* 3 actions"):

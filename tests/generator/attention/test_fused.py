@@ -76,8 +76,7 @@ def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.M
     network = copy.deepcopy(model.network)
     to_second_device(network)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    for module in ("prefilled", "prepared"):
-        monkeypatch.setattr(f"kvdrift.generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
+    monkeypatch.setattr("kvdrift.generator.transformer.prompts.document.available_bytes", lambda _: 2**33)
     with TwoDevices():
         split = generate_units(replace(model, network=network, device=str(SECOND)), "s", document, pending, 6, 3, FUSED)
     for one, other in zip(whole, split, strict=True):

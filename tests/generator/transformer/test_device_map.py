@@ -75,8 +75,7 @@ def test_a_device_of_its_own_gives_the_same_events(dtype: str, monkeypatch: pyte
     pending = [PendingUnit(HALF_SNAPKV, 0, 3, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
     whole = generate_units(model, "s", DOCUMENT, pending, HORIZON, 3)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    for module in ("prefilled", "prepared"):
-        monkeypatch.setattr(f"kvdrift.generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
+    monkeypatch.setattr("kvdrift.generator.transformer.prompts.document.available_bytes", lambda _: 2**33)
     with TwoDevices():
         other = generate_units(replace(model, network=network, device=str(SECOND)), "s", DOCUMENT, pending, HORIZON, 3)
     for one, twin in zip(whole, other, strict=True):
