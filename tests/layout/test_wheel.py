@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -15,8 +16,9 @@ from fixtures.house import PACKAGES, ROOT
 
 
 def ran(command: Sequence[str | Path], folder: Path) -> str:
-    """Run a command, which must succeed, in a folder; return its standard output."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    """Run a command, which must succeed, in a folder; return its standard output. PYTHONPATH has no say."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
