@@ -1,16 +1,20 @@
 """Pages of the site whose text lies elsewhere in the repository, such as README, the first page.
 
-MkDocs calls the two functions that begin with ``on_``.
+MkDocs calls the functions that begin with ``on_``.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import tempfile
+import tomllib
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -25,6 +29,21 @@ PAGES = {
 """Files of the repository, each with its page."""
 
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^()#\s]+)")
+
+
+_TOGETHER = tempfile.TemporaryDirectory(prefix="kvdrift-site-")  # removed when the process ends
+
+
+@event_priority(100)  # before the plugin reads its paths
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Let mkdocstrings, which reads files and imports nothing, find the packages where a wheel has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    first, *packages = project["tool"]["hatch"]["build"]["only-include"]
+    whole = Path(_TOGETHER.name) / first
+    for name, folder in {first: whole, **{name: whole / name for name in packages}}.items():
+        shutil.copytree(ROOT / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    config.plugins["mkdocstrings"].config["handlers"]["python"]["paths"] = [_TOGETHER.name]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
