@@ -42,7 +42,7 @@ scheduling: $(STAMP)
 # disk failing in four ways, files lost and damaged in any table, commands at once, hostile names, random schedules of
 # writers, of which KVDRIFT_SCHEDULES says how many. About an hour.
 faults: $(STAMP)
-	$(BIN)/python -m pytest tests/faults tests/log/test_schedules.py -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 tests/faults tests/log/test_schedules.py -m "slow or not slow"
 
 # kvpress as an optional source of selectors, and its checks. It declares itself for an older transformers and is
 # installed without what it declares; the extra has what its import needs.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.disk.failing import build_library
-from faults.outcomes import table
+from faults.outcomes import add, table, told
 from fixtures.finite_study import write_smallest_study
 from fixtures.processes import run_command
 
@@ -18,6 +19,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if built is None:
         pytest.skip("no C compiler for Linux, so no change on the disk can be made to fail")
     return built
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the trials of one of several test processes to the process that prints the table."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["trials"] = told()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    add(node.workeroutput["trials"])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -16,6 +16,17 @@ def tell(kind: str, trial: str, outcomes: Iterable[str]) -> None:
     _TOLD.setdefault((kind, trial), Counter()).update(map(_column, outcomes))
 
 
+def told() -> list[tuple[str, str, dict[str, int]]]:
+    """Return the kind, trial and counts by column of all trials of this process."""
+    return [(kind, trial, dict(counts)) for (kind, trial), counts in _TOLD.items()]
+
+
+def add(rows: Iterable[tuple[str, str, dict[str, int]]]) -> None:
+    """Add the trials of another process to the table."""
+    for kind, trial, counts in rows:
+        _TOLD.setdefault((kind, trial), Counter()).update(counts)
+
+
 def _column(outcome: str) -> str:
     """Return the column of an outcome; an outcome that names no column is wrong."""
     return next((column for column in COLUMNS if column in outcome), "wrong")
