@@ -48,9 +48,16 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
         return []
     if there < counted:
         raise rows.fewer_events(units, there, counted)
-    known, found = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]]()
+    known, found, lacking = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]](), list[int]()
     for path, new in rows.unknown(units, events):
-        found |= records_of(folder, events, path, new, known)
+        copies = _copies(folder, path, new, known)
+        found |= copies
+        lacking += [number for number in new if number >= 0 and number not in copies]
+    if lacking:
+        # The program that merged the file may have appended the rows first, after ``units`` was loaded here.
+        newest = folder.read(folder.load("units"), UNITS.columns, where=_numbered(lacking)).to_pylist()
+        found |= {row["unit"]: row for row in newest}
+        found |= _made_from_events(folder, events, [number for number in lacking if number not in found])
     return [found[number] for number in sorted(found)]
 
 
@@ -61,15 +68,31 @@ def records_of(
 
     Of -1, which stands for rows without a unit, there is none.
     """
+    copies = _copies(folder, path, numbers, known)
+    lacking = [number for number in numbers if number >= 0 and number not in copies]
+    return copies | _made_from_events(folder, events, lacking)
+
+
+def _copies(
+    folder: DeltaFolder, path: str, numbers: Collection[int], known: Collection[int]
+) -> dict[int, dict[str, Any]]:
+    """Return the copies of rows of ``units`` in a file's footer, by number, of units that are not ``known``."""
     copies = {record["unit"]: record for record in records_in(folder, path) if record["unit"] not in known}
-    found = {number: copies[number] for number in numbers if number in copies}
-    if lacking := [number for number in numbers if number >= 0 and number not in found]:
-        where = pc.field("unit").isin(pa.array(lacking, pa.int64()))
-        rows = folder.read(events, EVENTS.columns, where=where)
-        for number in lacking:
-            if record := record_from(rows.filter(pc.equal(rows["unit"], number))):
-                found[number] = record
-    return found
+    return {number: copies[number] for number in numbers if number in copies}
+
+
+def _made_from_events(folder: DeltaFolder, events: Snapshot, numbers: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Return rows of ``units`` made from events alone, by number; none for units that are not whole."""
+    if not numbers:
+        return {}
+    rows = folder.read(events, EVENTS.columns, where=_numbered(numbers))
+    made = {number: record_from(rows.filter(pc.equal(rows["unit"], number))) for number in numbers}
+    return {number: record for number, record in made.items() if record is not None}
+
+
+def _numbered(numbers: Collection[int]) -> pc.Expression:
+    """Return the condition that a row is of one of some units."""
+    return pc.field("unit").isin(pa.array(numbers, pa.int64()))
 
 
 def record_from(events: pa.Table) -> dict[str, Any] | None:

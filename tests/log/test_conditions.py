@@ -164,6 +164,24 @@ def test_a_value_that_a_study_did_not_have_concerns_every_writer(
     assert begun == [1]
 
 
+def test_a_seed_of_units_whose_file_was_merged_concerns_every_writer(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer whose rows of ``units`` are older than a merged file of events finds the seed in newer rows."""
+    first, second = stores
+    assert first.append_units([make_unit("d0")]) + second.append_units([make_unit("d1")]) == 2
+
+    def append_and_merge() -> int:
+        added = second.append_units([make_unit("d2", seed=3)])
+        second.compact("events")
+        return added
+
+    begun = once_before_a_commit(monkeypatch, append_and_merge)
+    with pytest.raises(UnlikeUnitsError, match=r"seed is 4 .* 3"):
+        first.append_units([make_unit("d3", seed=4)])
+    assert begun == [1]
+
+
 def test_many_units_at_once_are_as_one_by_one(tmp_path: Path) -> None:
     units = [
         make_unit(f"d{n}", action, first, 1 + n % 3) for n in range(5) for action in ("a", "b") for first in (0, 7)
