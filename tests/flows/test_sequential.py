@@ -162,7 +162,7 @@ def test_a_fixed_plan_becomes_sequential_by_planning_anew(stopped_laws: Path) ->
     plan = find_plan(run.store, "laws", "tables")
     assert plan is not None
     assert plan.looks is None
-    assert "stopping" not in plan.content["settings"]["plan"]
+    assert plan.content["settings"]["plan"]["stopping"] == "fixed"
 
 
 def material(study: Study, **clusters: list[str]) -> Material:
