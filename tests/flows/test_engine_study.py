@@ -151,6 +151,7 @@ def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
     assert "δ = 0 exactly" in page
 
 
+@pytest.mark.slow
 def test_an_action_within_the_kernel_floor_is_not_distinguished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

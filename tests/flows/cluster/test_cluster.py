@@ -181,6 +181,7 @@ def test_a_driver_that_is_killed_is_gone_on_from(dask_cluster: DaskCluster, tmp_
     assert_same(tmp_path / "store", here)
 
 
+@pytest.mark.slow
 def test_a_sick_worker_takes_nobody_elses_work_with_it(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     """The sick worker fails at once, so Dask gives it a document again while the sound worker is busy."""
     with run_in(tmp_path, dask_cluster.address) as run:

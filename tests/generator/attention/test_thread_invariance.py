@@ -85,6 +85,7 @@ def test_one_thread_computes_if_products_depend_on_threads(folder: str, monkeypa
     assert not any(control.events["delta"].to_pylist())
 
 
+@pytest.mark.slow
 def test_one_thread_computes_if_only_steps_depend_on_threads(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by trying whole steps before anything is decoded, and said in one line."""
     said: list[str] = []
