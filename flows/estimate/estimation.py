@@ -64,7 +64,8 @@ def inputs_sha256(*inputs: Any) -> str:
 def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mapping[str, int]) -> pa.Table:
     """Return the newest rows of ``results`` or ``calibration`` for each wanted SHA-256 of inputs, at any version.
 
-    The rows cite the events version and the documents' revision in ``cited``, by column. Inputs without rows have none.
+    ``cited`` has the events version and the documents' revision that the rows cite, by column. Inputs without rows are
+    left out.
     """
     stored = store.read(table)
     rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))

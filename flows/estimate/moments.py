@@ -33,7 +33,7 @@ def measured(table: pa.Table) -> pa.Table:
 
 
 def trajectory_moments(views: Views, windows: Windows, study: str, model: str, split: str) -> pa.Table:
-    """Compute the scalar moments of every replicate of a split from its steps, controls left out.
+    """Compute the scalar moments of every replicate of a split from its steps, except those of controls.
 
     Returns:
         Columns study, model, doc, action, replicate, stratum, cluster, and one for each scalar moment.

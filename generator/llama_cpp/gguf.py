@@ -241,7 +241,7 @@ class GgufTokenizer:
             room = -length
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the tokens by their names in the file; of tokens with equal names, the last."""
+        """Return token ids by the names that the file gives; if two tokens have one name, the later id."""
         return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
 
     def names(self) -> list[bytes]:

@@ -66,7 +66,7 @@ def records_of(
 ) -> dict[int, dict[str, Any]]:
     """Return rows of ``units``, by number, for units with events in a file that are not ``known``.
 
-    Of -1, which stands for rows without a unit, there is none.
+    The number -1 marks events that belong to no unit, and no row is made for these.
     """
     copies = _copies(folder, path, numbers, known)
     lacking = [number for number in numbers if number >= 0 and number not in copies]

@@ -157,10 +157,7 @@ def gap_section(content: PageContent) -> Section | None:
     shown = estimates.known("gap")
     words = f"Gap in token mismatch to {baseline}, split into exposure, rate and occurrence"
     drawings = term_drawings("gap_terms", words, content, GAP_TERMS) if shown else ()
-    values = {
-        "shown": shown,
-    }
-    return Section("gap", "What the gap is made of", tuple(tables), drawings, values)
+    return Section("gap", "What the gap is made of", tuple(tables), drawings, {"shown": shown})
 
 
 def _with_shares_of_gaps(table: PrintedTable, content: PageContent) -> PrintedTable:

@@ -31,7 +31,7 @@ _ACROSS = 3  # panels in a row
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sequential study is."""
+    """How many interim looks of a sequential study were taken, and with what result."""
 
     looks: int  # how many the plan has
     reached: int  # the last look that was taken; 0 if there was none

@@ -53,7 +53,7 @@ class _Bounded(ScoringPolicy):
 
     @property
     def first_cut(self) -> Selector:
-        """The policy's first cut."""
+        """The selector that chooses a prompt's entries before decoding."""
         return self._policy.first_cut
 
     @property
@@ -112,7 +112,7 @@ class GuardedRule(RuleAround):
         return scores
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
-        """The rule's answer if its shape is right, else None."""
+        """Return what the rule returned if the shape is right; None otherwise."""
         found = super().left(entries, scores)
         expected = (*entries.query.shape[:2], entries.prompt_key.shape[1])
         return found if isinstance(found, Tensor) and found.shape == expected else None
