@@ -8,7 +8,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from kvdrift.generator.actions import Action, build_actions
-from kvdrift.generator.documents.conversations import TokenizerWithVariables
+from kvdrift.generator.documents.prompts import TokenizerWithVariables
 from kvdrift.generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from kvdrift.generator.documents.source import NOTHING_HELD, Candidate, HeldDocuments, document_of
 from kvdrift.generator.engines.registry import engine_model, load_prompt_tokenizer

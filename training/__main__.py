@@ -18,9 +18,8 @@ from transformers.utils import logging
 
 from kvdrift.generator.embedded.documents import LENGTHS, TASKS, make_document
 from training.accuracy import Accuracy, measure_accuracy
-from training.checkpoint import save_checkpoint
-from training.curriculum import run_curriculum, run_last
-from training.initialization import build_model
+from training.model import build_model, save_checkpoint
+from training.trainer import run_curriculum, run_last
 
 CHECK_SEED = 20_000_003
 """Seed of the documents on which the final accuracy is measured; studies use other seeds."""

@@ -1,16 +1,85 @@
-"""One optimizer step of the training: batches of sequences, their weighted loss, and running measures."""
+"""The training: sequences with one right answer, optimizer steps on batches of them, and their order.
+
+A curriculum of growing documents comes first, then the study lengths with a falling rate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 from transformers import Qwen2ForCausalLM
 
 from kvdrift.generator.embedded import vocabulary as v
-from training.sequences import TrainingSequence
+from kvdrift.generator.embedded.documents import (
+    MEAN_FILLER,
+    Episode,
+    PromptLayout,
+    draw_distinct,
+    draw_episode,
+    draw_filler,
+    named_stream,
+)
+
+# Study documents have another stream: no seed makes a study document out of a training sequence.
+_STREAM = "kvdrift/embedded/training"
+
+
+@dataclass(frozen=True)
+class TrainingSequence:
+    """A prompt with one right answer.
+
+    Attributes:
+        tokens: Prompt and answer.
+        prompt_tokens: Length of the prompt.
+        choices: The positions of ``tokens`` where several tokens are right, each with the tokens that are right there
+            besides filler: after an ``A`` the first keys of the items that are left; after an item and its filler
+            another ``A``, or ``<eos>`` when no item is left.
+        contents: The positions of an item's tokens after its first, which the prompt determines.
+    """
+
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    choices: tuple[tuple[int, tuple[int, ...]], ...]
+    contents: tuple[int, ...]
+
+
+def make_training_sequence(layout: PromptLayout, index: int, seed: int) -> TrainingSequence:
+    """Make the training sequence number ``index`` of a layout under a seed."""
+    random = named_stream(_STREAM, layout.task, layout.length, layout.items, layout.asked, index, seed)
+    episode = draw_episode(layout, random)
+    return _answered(episode, random)
+
+
+def _answered(episode: Episode, random: np.random.Generator) -> TrainingSequence:
+    """Add one right answer, drawn at random."""
+    tokens = list(episode.prompt)
+    left = [episode.asked[number] for number in draw_distinct(random, len(episode.asked), len(episode.asked))]
+    choices: list[tuple[int, tuple[int, ...]]] = []
+    contents: list[int] = []
+    while left:
+        choices.append((len(tokens), tuple(item[0] for item in left)))
+        item = left.pop()
+        contents += range(len(tokens) + 1, len(tokens) + len(item))
+        tokens += item
+        between = draw_filler(random, _geometric(random))
+        closing = v.ANSWER if left else v.EOS
+        choices += [(len(tokens) + step, (closing,)) for step in range(len(between) + 1)]
+        tokens += [*between, closing]
+    return TrainingSequence(tuple(tokens), len(episode.prompt), tuple(choices), tuple(contents))
+
+
+def _geometric(random: np.random.Generator) -> int:
+    """Draw a geometric count, at least 0, with mean ``MEAN_FILLER``."""
+    go_on = MEAN_FILLER / (1 + MEAN_FILLER)
+    # 1 - random() is never 0, so the logarithm is finite.
+    return int(np.log(1 - random.random()) / np.log(go_on))
+
 
 EMBEDDING_SHARE = 0.3
 """Learning rate of the embedding over that of the other parameters."""
@@ -129,3 +198,117 @@ def _choice_log_law(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     outside[v.FIRST_KEY : v.FIRST_VALUE] = False
     rows, columns = batch.choices.unbind(1)
     return logits[rows, columns].masked_fill(outside, -torch.inf).log_softmax(-1)
+
+
+PEAK_RATE = 1.5e-3
+LAST_RATE = 5e-5
+CHOICE_WEIGHT = 0.5
+"""Weight of the loss on choices in the curriculum."""
+LAST_CHOICE_WEIGHT = 1.0
+"""Weight of the loss on choices after the curriculum."""
+
+
+@dataclass(frozen=True)
+class CurriculumStage:
+    """One stage of the curriculum."""
+
+    length: int  # tokens of a body
+    needles: tuple[int, int]  # items of a needle document, and how many of them are asked
+    chains: tuple[int, int]  # chains of a variable-tracking document, and how many of them are asked
+    batch: int  # sequences of a batch
+    steps: int  # most steps of the stage
+    least: int = 40  # fewest steps; after them the stage ends as soon as both running measures pass
+
+    def layouts(self) -> tuple[PromptLayout, PromptLayout]:
+        """Return the needle and the chain layout of the stage."""
+        return (
+            PromptLayout("needle", self.length, *self.needles),
+            PromptLayout("variable_tracking", self.length, *self.chains),
+        )
+
+
+CURRICULUM = (
+    CurriculumStage(31, needles=(6, 3), chains=(2, 1), batch=32, steps=1500),
+    CurriculumStage(61, needles=(8, 4), chains=(3, 2), batch=32, steps=600),
+    CurriculumStage(160, needles=(12, 5), chains=(4, 2), batch=24, steps=400),
+    CurriculumStage(384, needles=(16, 5), chains=(5, 3), batch=12, steps=400),
+    CurriculumStage(768, needles=(16, 5), chains=(5, 3), batch=8, steps=300),
+)
+PASS_ACCURACY = 0.9
+PASS_ASKED = 0.9
+LAST_BATCHES = {384: 12, 768: 8, 1536: 4}
+
+
+def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch]:
+    """Make the endless batches of a stage, half of each needles and half chains, from document ``first`` on."""
+    index = first
+    while True:
+        half = stage.batch // 2
+        sequences = [make_training_sequence(layout, index + n, seed) for layout in stage.layouts() for n in range(half)]
+        index += half
+        yield collate(sequences)
+
+
+class TrainingProgress:
+    """Prints a line now and then: where training is, its rate, and at most how long it still takes."""
+
+    def __init__(self, total_tokens: int) -> None:
+        self.total, self.skipped = total_tokens, 0
+        self.started = self.printed = time.monotonic()
+
+    def report(self, name: str, trainer: Trainer, scores: StepScores, *, last: bool = False) -> None:
+        """Print one line, if the last line is ten seconds old or ``last`` is set."""
+        now = time.monotonic()
+        if not last and now - self.printed < 10:
+            return
+        self.printed = now
+        rate = trainer.tokens / (now - self.started)
+        left = max(0, self.total - self.skipped - trainer.tokens) / rate
+        print(
+            f"{name:>10}  step {trainer.steps:5d}  loss {scores.loss:.3f}  contents {trainer.accuracy:.3f}"
+            f"  asked {trainer.asked:.3f}  {rate:7,.0f} tokens/s  at most {left / 60:4.1f} min left",
+            flush=True,
+        )
+
+
+def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
+    """Train on growing documents at the peak rate.
+
+    A stage ends when retrieval and the choice of asked keys both pass. A model that moves on before it chooses the
+    asked keys never learns to choose them.
+    """
+    trainer = Trainer(model, CHOICE_WEIGHT)
+    progress = TrainingProgress(sum(_tokens(stage) for stage in CURRICULUM))
+    for stage in CURRICULUM:
+        trainer.forget_measures()
+        first = trainer.steps
+        for batch in batches(stage, seed):
+            scores = trainer.step(batch, PEAK_RATE)
+            taken = trainer.steps - first
+            passed = taken >= stage.least and trainer.accuracy > PASS_ACCURACY and trainer.asked > PASS_ASKED
+            done = passed or taken == stage.steps
+            progress.report(f"{stage.length} body", trainer, scores, last=done)
+            if done:
+                progress.skipped += _tokens(stage) * (stage.steps - taken) // stage.steps
+                break
+    return trainer
+
+
+def run_last(model: Qwen2ForCausalLM, seed: int, cycles: int) -> Trainer:
+    """Train for ``cycles`` rounds over the study lengths, with a fresh optimizer, while the rate falls."""
+    trainer = Trainer(model, LAST_CHOICE_WEIGHT)
+    stages = [CurriculumStage(length, (16, 5), (5, 3), batch, cycles) for length, batch in LAST_BATCHES.items()]
+    progress = TrainingProgress(sum(_tokens(stage) for stage in stages))
+    # Documents that the curriculum has not shown.
+    streams = [batches(stage, seed, first=1_000_000) for stage in stages]
+    for cycle in range(cycles):
+        rate = LAST_RATE + (PEAK_RATE - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * cycle / cycles))
+        for stream in streams:
+            scores = trainer.step(next(stream), rate)
+            progress.report("all bodies", trainer, scores, last=cycle == cycles - 1 and stream is streams[-1])
+    return trainer
+
+
+def _tokens(stage: CurriculumStage) -> int:
+    """Return roughly how many tokens a stage has if it uses all its steps."""
+    return stage.steps * stage.batch * (stage.length + 70)

@@ -21,7 +21,7 @@ from kvdrift.flows.generate.local import LocalGenerator, with_actions
 from kvdrift.flows.generate.storing import not_stored, store_units
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.generation import Work, together
-from kvdrift.generator.generation.events import gpu_here
+from kvdrift.generator.generation.units import gpu_here
 from kvdrift.generator.identity import ActionIdentity, GpuKinds, changes
 from kvdrift.generator.transformer.decoder import is_device_lost
 from kvdrift.generator.transformer.files.text_ends import text_ends

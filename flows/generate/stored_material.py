@@ -12,7 +12,7 @@ import pyarrow as pa
 from kvdrift.flows.material import Material
 from kvdrift.flows.plan.stored_documents import CHANGEABLE, changed
 from kvdrift.generator.actions import Action
-from kvdrift.generator.documents.records import find_records
+from kvdrift.generator.documents.answers import find_records
 from kvdrift.generator.engines.registry import tokenizer_location
 from kvdrift.generator.finite.model import finite_model
 from kvdrift.generator.finite.study_systems import exact_value_rows

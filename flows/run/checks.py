@@ -16,7 +16,7 @@ from kvdrift.generator.attention.parts import LayerTraits
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.finite.model import finite_model
 from kvdrift.generator.finite.study_systems import exact_value_rows
-from kvdrift.generator.generation.events import library_versions
+from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.transformer.files.fingerprints import model_identity
 from kvdrift.generator.transformer.files.local_folders import (
     has_local_weights,

@@ -26,7 +26,7 @@ from kvdrift.flows.plan.making import NOTHING, evaluated_size, size_bounds
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.engines.registry import tokenizer_location
 from kvdrift.generator.generation import Work
-from kvdrift.generator.generation.events import gpu_here
+from kvdrift.generator.generation.units import gpu_here
 from kvdrift.generator.identity import GpuKinds
 from kvdrift.generator.transformer.files.tokenizer import text_decoder
 from kvdrift.log.store import Store

@@ -60,7 +60,7 @@ def generators(
             "run it without --endpoint"
         )
     if address is not None:
-        from kvdrift.generator.service.remote import RemoteGenerator  # noqa: PLC0415 - where a service generates
+        from kvdrift.generator.service.client import RemoteGenerator  # noqa: PLC0415 - where a service generates
 
         remote = RemoteGenerator(address, studies, progress.say)
 

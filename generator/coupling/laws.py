@@ -130,8 +130,7 @@ class LawTable:
     """A table of laws, [rows, V], from which pairs use two laws each; row -1 is the point mass of an ended side.
 
     Pairs are processed some at a time, so that intermediate results fit a processor's cache, or the memory that an
-    accelerator has besides the laws. ``kvdrift.generator.coupling.laws`` does the same in one pass over the
-    laws. An ended side emits ``absorbed_token``.
+    accelerator has besides the laws. An ended side emits ``absorbed_token``.
     """
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:

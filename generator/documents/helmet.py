@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvdrift.generator.documents.answers import score_text
-from kvdrift.generator.documents.draws import DocumentDraws
 from kvdrift.generator.documents.files import SourceRow, find_file, read_object, read_rows
 from kvdrift.generator.documents.prompts import PromptText, Tokenizer, longest_prompt
 from kvdrift.generator.documents.source import (
     Candidate,
+    DocumentDraws,
     DocumentSource,
     document_of,
     need_tokenizer,

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from kvdrift.generator.documents.answers import score_text
-from kvdrift.generator.documents.conversations import (
+from kvdrift.generator.documents.files import SourceRow, find_file, read_rows
+from kvdrift.generator.documents.prompts import (
     ASSISTANT,
     SYSTEM,
     TOOL,
     USER,
     Conversation,
+    PromptText,
     TemplateRefusalError,
+    Tokenizer,
 )
-from kvdrift.generator.documents.files import SourceRow, find_file, read_rows
-from kvdrift.generator.documents.prompts import PromptText, Tokenizer
 from kvdrift.generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
 from kvdrift.schema.document import SCORINGS, SPLITS, Document
 from kvdrift.schema.errors import InputError

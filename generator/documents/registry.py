@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count, islice
 from pathlib import Path
 
-from kvdrift.generator.documents.embedded import EmbeddedSource
 from kvdrift.generator.documents.files import read_object
 from kvdrift.generator.documents.helmet import HelmetSource
 from kvdrift.generator.documents.jsonl import JsonlSource
@@ -21,10 +21,39 @@ from kvdrift.generator.documents.source import (
     HeldDocuments,
     where,
 )
-from kvdrift.generator.documents.splits import divided
-from kvdrift.schema.document import SPLITS, Document, part_of, split_of
+from kvdrift.generator.embedded import documents
+from kvdrift.schema.document import SPLITS, Document, hash_position, part_of, split_of
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import DocumentsSection
+
+
+class EmbeddedSource(DocumentSource):
+    """Records hidden in filler, and a question about some of them."""
+
+    tasks = generated = documents.TASKS
+    reads_text = False
+    summary = f"lengths {', '.join(map(str, documents.LENGTHS))}"
+
+    def check(self, section: DocumentsSection) -> None:
+        """Check that the model was trained on the length."""
+        if section.length not in documents.LENGTHS:
+            lengths = ", ".join(map(str, documents.LENGTHS))
+            raise InputError(
+                f"{where(section)}: length {section.length}: the embedded source has the lengths {lengths}"
+            )
+
+    def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - names alone
+        """Yield documents 0, 1, 2, …; each is its own cluster."""
+        names = (documents.document_name(task, section.length, index) for index in count())
+        yield from (Candidate(name, name, task, index) for index, name in enumerate(names))
+
+    def documents(
+        self, section: DocumentsSection, chosen: Sequence[Candidate], _tokenizer: Tokenizer | None, seed: int
+    ) -> list[Document]:
+        """Make the documents of the chosen numbers; their tokens need no tokenizer."""
+        made = (documents.make_document(item.task, section.length, item.number, seed) for item in chosen)
+        return [replace(document, stratum=section.stratum_name) for document in made]
+
 
 SOURCES: dict[str, DocumentSource] = {
     "embedded": EmbeddedSource(),
@@ -282,3 +311,47 @@ class _TaskCandidates:
             and candidate.cluster not in self._excluded
             and part_of(candidate.cluster, self._parts) == self._which
         )
+
+
+def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[str, str]) -> dict[str, str]:
+    """Return the split of each cluster: that of its hash, unless a side would have too few documents.
+
+    The side that has too few takes clusters of the other, which keeps enough: development the smallest hashes of
+    evaluation, and evaluation the largest of development, as far as whole clusters give both what they need. If they
+    cannot, the hashes decide.
+
+    Args:
+        sizes: the number of documents of each cluster.
+        wanted: the number of documents that each split needs.
+        fixed: the split of clusters that stay where they are.
+    """
+    splits = {cluster: fixed.get(cluster) or split_of(cluster) for cluster in sizes}
+    free = sorted((cluster for cluster in sizes if cluster not in fixed), key=hash_position)
+
+    def documents(split: str, clusters: Iterable[str]) -> int:
+        return sum(sizes[cluster] for cluster in clusters if splits[cluster] == split)
+
+    development, evaluation = SPLITS
+    for short, other, order in ((development, evaluation, free[::-1]), (evaluation, development, free)):
+        if not free or documents(short, sizes) >= wanted[short]:
+            continue
+        # Free clusters give the short side from ``least`` to ``most`` documents. Sums are bits of an integer.
+        staying = [cluster for cluster in sizes if cluster in fixed]
+        least = wanted[short] - documents(short, staying)
+        most = sum(sizes[cluster] for cluster in free) - (wanted[other] - documents(other, staying))
+        most = min(most, least + max(sizes[cluster] for cluster in free) - 1)  # of more, a cluster could go
+        within = (1 << max(most + 1, 0)) - 1
+        sums = [1]  # of the last clusters of the order: none, one, two …
+        for cluster in reversed(order):
+            sums.append((sums[-1] | sums[-1] << sizes[cluster]) & within)
+        if not sums.pop() >> least:
+            continue
+        taken = 0
+        for cluster in order:
+            left, here = sums.pop(), splits[cluster] == short
+            for taking in (here, not here):
+                after = taken + taking * sizes[cluster]
+                if (left << after & within) >> least:
+                    splits[cluster], taken = short if taking else other, after
+                    break
+    return splits

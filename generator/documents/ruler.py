@@ -1,19 +1,29 @@
-"""RULER: six tasks generated for any tokenizer and length, or all thirteen from the benchmark's files."""
+"""RULER: six tasks generated for any tokenizer and length, or all thirteen from the benchmark's files.
+
+Task definitions, parameters and wording are those of RULER (Hsieh et al. 2024, arXiv:2404.06654; NVIDIA/RULER:
+``scripts/synthetic.yaml``, ``scripts/data/synthetic/constants.py``). A generated prompt has any number of parts
+(sentences, needles or words); the random draws differ from the official files.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
-from itertools import count
+import string
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import count, pairwise
 from pathlib import Path
 
-from kvdrift.generator.documents.draws import DocumentDraws
 from kvdrift.generator.documents.files import SourceRow, find_file, read_rows
 from kvdrift.generator.documents.prompts import PromptText, Tokenizer, longest_prompt
-from kvdrift.generator.documents.ruler_tasks import GENERATED
 from kvdrift.generator.documents.source import (
     Candidate,
+    DocumentDraws,
     DocumentSource,
     document_of,
     need_tokenizer,
@@ -23,6 +33,191 @@ from kvdrift.generator.documents.source import (
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import DocumentsSection
+
+_NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
+_NEEDLE_PROMPT = (
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {kind} afterwards.\n{context}\n"
+    "What is the special magic {kind} for {query} mentioned in the provided text?"
+)
+_NEEDLE_OPENING = " The special magic {kind} for {query} mentioned in the provided text is"
+_CHAIN_PROMPT = (
+    "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}\n"
+    "Question: Find all variables that are assigned the value {value} in the text above."
+)
+_CHAIN_OPENING = (
+    " Answer: According to the chain(s) of variable assignment in the text above, "
+    "{count} variables are assigned the value {value}, they are: "
+)
+_COMMON_PROMPT = (
+    "Below is a numbered list of words. In these words, some appear more often than others. "
+    "Memorize the ones that appear most often.\n{context}\n"
+    "Question: What are the 10 most common words in the above list?"
+)
+_COMMON_OPENING = " Answer: The top 10 words that appear most often in the list are:"
+_FREQUENT_PROMPT = (
+    "Read the following coded text and track the frequency of each coded word. "
+    "Find the three most frequently appeared coded words. {context}\n"
+    "Question: Do not provide any explanation. Please ignore the dots '....'. "
+    "What are the three most frequently appeared words in the above coded text?"
+)
+_FREQUENT_OPENING = " Answer: According to the coded text above, the three most frequently appeared words are:"
+
+_HOPS = 4
+_EXAMPLE_TOKENS = 500  # of the worked example before a variable-tracking prompt
+_COMMON_WORDS = 10
+_FULL_LENGTH = 4096  # shorter common-words prompts repeat their words less often
+_ALPHA = 2.0  # of the zeta law of coded words
+
+Composed = tuple[PromptText, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class RulerTask:
+    """One task.
+
+    Attributes:
+        generated_tokens: RULER's allowance of generated tokens.
+        compose: ``compose(draws, length, parts, tokenizer)`` returns the prompt and its answers.
+        least: The fewest parts.
+        finite: Whether parts are words of the word list, which limits a prompt to about 100,000 tokens.
+    """
+
+    generated_tokens: int
+    compose: Callable[[DocumentDraws, int, int, Tokenizer], Composed]
+    least: int = 5
+    finite: bool = False
+
+    @property
+    def most(self) -> int | None:
+        """The most parts; None for no bound."""
+        return len(_all_words()) if self.finite else None
+
+
+def _words_of(kind: str) -> list[str]:
+    text = files("wonderwords.assets").joinpath(f"{kind}list.txt").read_text(encoding="utf-8")
+    return [word.strip() for word in text.splitlines() if word.strip()]
+
+
+@cache
+def _key_words() -> tuple[list[str], list[str]]:
+    """Return the adjectives and nouns of keys; a key is one of each."""
+    return sorted(set(_words_of("adjective"))), sorted(set(_words_of("noun")))
+
+
+@cache
+def _all_words() -> list[str]:
+    return sorted({word for kind in ("noun", "adjective", "verb") for word in _words_of(kind)})
+
+
+def _key(draws: DocumentDraws, kind: str) -> str:
+    if kind == "uuid":
+        return _uuid(draws)
+    adjectives, nouns = _key_words()
+    return f"{adjectives[draws.below(len(adjectives))]}-{nouns[draws.below(len(nouns))]}"
+
+
+def _uuid(draws: DocumentDraws) -> str:
+    number = 0
+    for _ in range(4):
+        number = number << 32 | draws.below(1 << 32)
+    return str(uuid.UUID(int=number, version=4))
+
+
+def _value(draws: DocumentDraws, kind: str) -> str:
+    return _uuid(draws) if kind == "uuid" else str(10**6 + draws.below(9 * 10**6))
+
+
+def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws, int, int, Tokenizer], Composed]:
+    """Return the task that asks for one needle among ``parts`` sentences of noise or ``parts`` other needles."""
+
+    def needle(draws: DocumentDraws) -> tuple[str, str, str]:
+        name, content = _key(draws, key), _value(draws, value)
+        return name, content, _NEEDLE.format(kind=value, key=name, value=content)
+
+    def compose(draws: DocumentDraws, _length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
+        query, answer, asked = needle(draws)
+        place = draws.below(parts)
+        lines = [_NOISE] * parts if haystack == "noise" else [needle(draws)[2] for _ in range(parts)]
+        lines.insert(place, asked)
+        text = _NEEDLE_PROMPT.format(kind=value, context="\n".join(lines), query=query)
+        opening = _NEEDLE_OPENING.format(kind=value, query=query)
+        return PromptText(text, opening, opening), (answer,)
+
+    return compose
+
+
+def _chain(draws: DocumentDraws, letters: int, parts: int) -> Composed:
+    """Write one chain of assignments among ``parts`` sentences of noise."""
+    names = draws.different_letters(string.ascii_uppercase, letters, _HOPS + 1)
+    value = str(10_000 + draws.below(89_999))
+    links = [f"VAR {names[0]} = {value}"]
+    links += [
+        f"VAR {name} = VAR {previous} " for previous, name in pairwise(names)
+    ]  # with the benchmark's trailing space
+    lines = [_NOISE] * parts
+    for moved, (place, link) in enumerate(zip(sorted(draws.chosen(range(parts), len(links))), links, strict=True)):
+        lines.insert(place + moved, link)
+    opening = _CHAIN_OPENING.format(count=len(names), value=value)
+    prompt = _CHAIN_PROMPT.format(context="\n".join(lines), value=value)
+    return PromptText(prompt, opening, opening), tuple(names)
+
+
+def _variable_tracking(draws: DocumentDraws, _length: int, parts: int, tokenizer: Tokenizer) -> Composed:
+    """Write a worked example with short names, then the question."""
+    key = draws.letters(string.ascii_lowercase, 8)
+
+    def example(noise: int) -> PromptText:
+        prompt, names = _chain(DocumentDraws("example", key), 3, noise)
+        return PromptText(prompt.text + prompt.plain_opening + " " + " ".join(names))
+
+    fitted = longest_prompt(example, tokenizer, chat=False, tokens=_EXAMPLE_TOKENS, least=5)
+    shown = example(5) if fitted is None else fitted[0]
+    prompt, names = _chain(draws, 5, parts)
+    text = f"{shown.text}\n\n{prompt.text}"
+    return PromptText(text, prompt.plain_opening, prompt.chat_opening), names
+
+
+def _word_list(draws: DocumentDraws, count: int, common_times: int, other_times: int) -> tuple[str, list[str]]:
+    """Return a numbered list of ``count`` different words, ten of which are common, and the ten common words."""
+    words = draws.chosen(_all_words(), count)
+    common = words[:_COMMON_WORDS]
+    listed = draws.shuffled(common * common_times + words[_COMMON_WORDS:] * other_times)
+    return " ".join(f"{number}. {word}" for number, word in enumerate(listed, start=1)), common
+
+
+def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
+    """Write a worked example, then the question."""
+    full = length >= _FULL_LENGTH
+    shown, shown_answers = _word_list(draws, *((40, 10, 3) if full else (20, 3, 1)))
+    listed, answers = _word_list(draws, parts, *((30, 3) if full else (6, 1)))
+    example = _COMMON_PROMPT.format(context=shown) + _COMMON_OPENING
+    example += " " + " ".join(f"{number}. {word}" for number, word in enumerate(shown_answers, start=1))
+    text = f"{example}\n{_COMMON_PROMPT.format(context=listed)}"
+    return PromptText(text, _COMMON_OPENING, _COMMON_OPENING), tuple(answers)
+
+
+def _frequent_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
+    """Write about ``parts`` coded words whose counts follow a zeta law; the most frequent are dots, to be ignored."""
+    vocabulary = ["...", *draws.different_letters(string.ascii_lowercase, 6, max((length - 50) // 50, 4) - 1)]
+    total = math.pi**2 / 6  # zeta(2)
+    text: list[str] = []
+    for rank, word in enumerate(vocabulary, start=1):
+        text += [word] * int(parts * rank**-_ALPHA / total)
+    prompt = _FREQUENT_PROMPT.format(context=" ".join(draws.shuffled(text)))
+    return PromptText(prompt, _FREQUENT_OPENING, _FREQUENT_OPENING), tuple(vocabulary[1:4])
+
+
+GENERATED: dict[str, RulerTask] = {
+    "niah_single_1": RulerTask(128, _needle_task("word", "number", "noise")),
+    "niah_multikey_2": RulerTask(128, _needle_task("word", "number", "needle")),
+    "niah_multikey_3": RulerTask(128, _needle_task("uuid", "uuid", "needle")),
+    "vt": RulerTask(30, _variable_tracking),
+    "cwe": RulerTask(120, _common_words, least=_COMMON_WORDS + 1, finite=True),
+    "fwe": RulerTask(50, _frequent_words, least=60),
+}
+
 
 _FROM_FILES = (
     "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "qa_1", "qa_2",

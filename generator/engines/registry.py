@@ -9,8 +9,7 @@ from typing import Any, Final
 from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.engines.engine import Engine, Side
 from kvdrift.generator.engines.http.connection import OPENAI, Requests
-from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots
-from kvdrift.generator.engines.http.tokenizer import server_tokenizer
+from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots, server_tokenizer
 from kvdrift.generator.engines.llama_cpp import LlamaCpp
 from kvdrift.generator.engines.model import EngineModel, RepeatedReference
 from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256

@@ -1,20 +1,44 @@
 """The finite-state systems of a study, drawn or read: as documents, with their exact values.
 
 The tables hold the law by which the study draws tokens. torch is needed only for a law other than the tables' own.
+
+A file of systems is JSON:
+
+    {
+      "systems": {
+        "coin": {
+          "alphabet": 2,
+          "horizon": 2,
+          "eos": [],
+          "reference": {"": [0.5, 0.5], "0": [0.5, 0.5], "1": [0.5, 0.5]},
+          "actions": {
+            "tilted": {"": [0.25, 0.75], "0": [0.5, 0.5], "1": [0.5, 0.5]}
+          }
+        }
+      }
+    }
+
+A kernel maps histories to laws. A history is its tokens 0..V-1 in decimal with a space between them, "" at position 1.
+A kernel has all histories of 0..H-1 tokens; those that contain an EOS token may be left out, since the law after one is
+the point mass on the first token of "eos". "eos" may be left out where there is no EOS token. A law lists the
+probabilities of tokens 0..V-1.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvdrift.generator.finite.enumeration import exact_rows
-from kvdrift.generator.finite.system import FiniteSystem, mixture_system
-from kvdrift.generator.finite.tables import read_system_file
+from kvdrift.generator.finite.system import FiniteSystem, FloatArray, Laws, check_shape, history_of, mixture_system
 from kvdrift.schema.document import SPLITS, Document
-from kvdrift.schema.errors import InputError
+from kvdrift.schema.errors import InputError, nearest, reading
 from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 from kvdrift.schema.study import FINITE_STATE, DocumentsSection, Study
 
@@ -109,3 +133,119 @@ def _stored(study: Study, read: Iterable[FiniteSystem]) -> Iterator[FiniteSystem
             reference=system.reference[:horizon],
             actions={name: system.laws(name)[:horizon] for name in names},
         )
+
+
+_KEYS = ("alphabet", "horizon", "eos", "reference", "actions")
+
+
+def read_system_file(path: Path) -> dict[str, FiniteSystem]:
+    """Read the systems of a file, by name and in the file's order."""
+    try:
+        with reading("cannot be read"):
+            return _systems(_content(path))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _content(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise InputError("not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+
+
+def _systems(content: Any) -> dict[str, FiniteSystem]:
+    if not isinstance(content, dict) or set(content) != {"systems"}:
+        raise InputError('the file is not one object {"systems": {NAME: SYSTEM, ...}}')
+    systems = _object(content["systems"], "systems")
+    if not systems:
+        raise InputError("systems: the object is empty; it needs at least one system")
+    return {name: _system(name, given) for name, given in systems.items()}
+
+
+def _system(name: str, given: Any) -> FiniteSystem:
+    where = f"system '{name}'"
+    content = _object(given, where)
+    for key in content:
+        if key not in _KEYS:
+            raise InputError(f"{where}: unknown key '{key}'; {nearest(key, _KEYS)}")
+    for key in _KEYS:
+        if key not in content and key != "eos":
+            raise InputError(f"{where}: '{key}' is missing")
+    alphabet, horizon = (_integer(content[key], f"{where}, {key}") for key in ("alphabet", "horizon"))
+    eos = content.get("eos", [])
+    if not isinstance(eos, list):
+        raise InputError(f"{where}, eos: {_shown(eos)} is not a list of tokens")
+    eos_tokens = tuple(_integer(token, f"{where}, eos") for token in eos)
+    check_shape(name, alphabet, horizon, eos_tokens)
+    reference = _laws(f"{where}, reference", content["reference"], alphabet, horizon, eos_tokens)
+    actions = {
+        action: _laws(f"{where}, action '{action}'", kernel, alphabet, horizon, eos_tokens)
+        for action, kernel in _object(content["actions"], f"{where}, actions").items()
+    }
+    return FiniteSystem(name, alphabet, horizon, reference, actions, eos_tokens)
+
+
+def _laws(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]) -> Laws:
+    kernel = dict(_object(given, where))
+    laws = []
+    for t in range(horizon):
+        table = np.empty((alphabet**t, alphabet))
+        for code in range(alphabet**t):
+            history = history_of(code, t, alphabet)
+            place = f"{where}, position {t + 1}, history {list(history)}"
+            key = " ".join(map(str, history))
+            if key in kernel:
+                table[code] = _law(kernel.pop(key), alphabet, place)
+            elif any(token in eos_tokens for token in history):
+                table[code] = np.arange(alphabet) == eos_tokens[0]
+            else:
+                raise InputError(f'{place}: no law; a kernel needs one for every history, here under "{key}"')
+        laws.append(table)
+    for key in kernel:
+        raise InputError(
+            f'{where}: "{key}" is not a history of at most {horizon - 1} tokens 0..{alphabet - 1} with spaces between'
+        )
+    return tuple(laws)
+
+
+def _law(given: Any, alphabet: int, where: str) -> FloatArray:
+    if not isinstance(given, list) or len(given) != alphabet:
+        raise InputError(f"{where}: {_shown(given)} is not a list of {alphabet} probabilities")
+    for token, value in enumerate(given):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise InputError(f"{where}: token {token} has {_shown(value)}, not a probability")
+    return np.array(given, dtype=np.float64)
+
+
+def _object(given: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise InputError(f"{where}: {_shown(given)} is not an object")
+    return given
+
+
+def _integer(given: Any, where: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InputError(f"{where}: {_shown(given)} is not an integer")
+    return given
+
+
+def _shown(given: Any) -> str:
+    text = json.dumps(given)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InputError(f"'{name}' is given twice in one object")
+        found[name] = value
+    return found
+
+
+def _no_number(constant: str) -> float:
+    raise InputError(f"{constant} is not a probability")

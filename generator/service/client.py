@@ -1,4 +1,9 @@
-"""The client side of one endpoint: its address, its identity and its answers."""
+"""The client side of one endpoint: its address and answers, and generation that survives a lost endpoint.
+
+An endpoint may die, hang or fail for a while without loss of work. A thread requests one document at a time, and the
+thread that consumes the units watches it. The next document is requested before the consumer stores the last one. A
+lost endpoint is asked again after ever longer pauses.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +11,40 @@ import ipaddress
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import flight
 from pydantic import ValidationError
 
+from kvdrift.generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, ModelIdentity
 from kvdrift.generator.service.credentials import token_certificate
 from kvdrift.generator.service.protocol import (
     IDENTITY_ACTION,
     LENGTH_HEADER,
+    MAX_EVENTS,
+    PROTOCOL,
     ErrorKind,
     ErrorMessage,
     GenerationRequest,
     Identity,
     StreamMetadata,
 )
+from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
+from kvdrift.generator.transformer.files.local_folders import model_location
+from kvdrift.generator.transformer.files.text_ends import joined_ends
 from kvdrift.log.store import Unit
-from kvdrift.schema.errors import InputError, KvdriftError, OperationError
-from kvdrift.schema.tables import EVENTS
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, nearest
+from kvdrift.schema.study import TRANSFORMER, Study
+from kvdrift.schema.tables import EVENTS, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from kvdrift.generator.actions import Action
+    from kvdrift.generator.generation import PendingUnit, Work
 
 TLS_SCHEME = "grpc+tls"
 SCHEMES = ("grpc", TLS_SCHEME)
@@ -216,3 +233,215 @@ class ServiceAddress:
         if "failed to connect" in text and re.search("Socket closed|Connection reset", text):
             reason += f"; {self._handshake_hint()}"
         return " ".join(reason.split())[:300]
+
+
+_LOSSES = 5  # in a row: then the endpoint counts as gone
+_LOOK_SECONDS = 0.2
+_VERSIONS = {"protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics": NUMERICS_VERSION}
+
+Units = Sequence["PendingUnit"]
+
+
+@dataclass
+class _Attempt:
+    """A request under way: a thread of its own sets ``outcome`` and then ``ended``."""
+
+    call: Call = field(default_factory=Call)
+    ended: threading.Event = field(default_factory=threading.Event)
+    outcome: list[Unit] | Exception | None = None
+
+    def wait(self, timeout: float) -> list[Unit] | Exception | None:
+        """Return the outcome; None, and cancel the call, if no sign of life came for ``timeout`` seconds."""
+        while not self.ended.wait(_LOOK_SECONDS):
+            if time.monotonic() - self.call.heard > timeout:
+                self.call.cancel()
+                return None
+        return self.outcome
+
+
+class RemoteGenerator:
+    """Generates for the studies of one file, one model under one law or several, at an endpoint.
+
+    ``say`` is called with a line when the endpoint is lost and when it is back. ``pause`` is the number of seconds
+    until a lost endpoint is asked again for the first time.
+    """
+
+    def __init__(
+        self, address: ServiceAddress, studies: Sequence[Study], say: Callable[[str], None], pause: float = 1.0
+    ) -> None:
+        self._address, self._study, self._say, self._pause = address, studies[0], say, pause
+        self._models = dict.fromkeys(study.model.id for study in studies)
+        self._where = f"endpoint {address.location}"
+        self._identity: Identity | None = None  # None: the endpoint is to be asked
+        self._weights: str | None = None
+        self._gpus: GpuKinds | None = None  # those of the study's units
+        self._told_gpu = False
+        self._tokenizer: tuple[str | None] | None = None
+        self._losses = 0  # in a row
+        self._attempt: _Attempt | None = None
+
+    def check(self, made_on: GpuKinds | None = None) -> None:
+        """Ask the endpoint for its identity, unless that was done, and check it.
+
+        ``made_on`` are the GPU models that made the studies' units so far.
+
+        Raises:
+            InputError: The endpoint refuses the caller or serves something else than the studies ask for.
+            OperationError: The endpoint does not answer.
+        """
+        if self._study.model.kind != TRANSFORMER:
+            raise InputError(f"model.kind = '{self._study.model.kind}': uses no service; run it without --endpoint")
+        if len(self._models) > 1:
+            raise InputError(
+                f"--endpoint: a service has one model, and the study file has {', '.join(self._models)}; --cluster "
+                "generates for all of them"
+            )
+        if made_on is not None and made_on.names:
+            self._gpus = made_on
+        self._check_gpu(self._asked())
+
+    def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return a function that gives an action's identity, from the endpoint's weights and this machine's tokenizer.
+
+        Raises as ``check`` does; without an answer only if the weights are ``required``.
+        """
+        try:
+            self.check()
+        except OperationError:
+            if required:
+                raise
+        ends = None if self._identity is None else self._ends_of(study, self._identity)
+        return lambda action: ModelIdentity(self._weights, self._tokenizer_of(study), ends).of(action.parts)
+
+    def generate(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
+        """Generate the pending units of documents, and yield each document's units as they arrive.
+
+        Close the iterator to cancel the request under way.
+
+        Raises:
+            InputError: The endpoint refuses the work.
+            WorkFailed: The endpoint failed twice at the same work.
+            NobodyLeftError: The endpoint was lost five times in a row.
+        """
+        horizon = study.study.horizon
+        parts = [(document, units) for document, pending in work for units in requests(pending, horizon)]
+        try:
+            for place, (document, units) in enumerate(parts):
+                if self._attempt is None:
+                    self._begin(study, document, units)
+                made = self._settled(study, document, units)
+                self._attempt = None
+                if place + 1 < len(parts):
+                    self._begin(study, *parts[place + 1])
+                yield made
+        finally:
+            if self._attempt is not None:
+                self._attempt.call.cancel()
+                self._attempt = None
+
+    def _begin(self, study: Study, document: Document, units: Units) -> None:
+        """Request a document's units in a daemon thread, since a call may be impossible to cancel."""
+        self._attempt = _Attempt()
+        threading.Thread(target=self._ask, args=(study, document, units, self._attempt), daemon=True).start()
+
+    def _ask(self, study: Study, document: Document, units: Units, attempt: _Attempt) -> None:
+        try:
+            served = self._asked()
+            ends = self._ends_of(study, served)
+            request = GenerationRequest.of(study, served, document, units, self._tokenizer_of(study), ends)
+            attempt.call.sign_of_life()
+            attempt.outcome = self._address.generate(request, attempt.call)
+        except Exception as error:  # noqa: BLE001 - raised again in _settled
+            attempt.outcome = error
+        attempt.ended.set()
+
+    def _settled(self, study: Study, document: Document, units: Units) -> list[Unit]:
+        """Return a document's units; the request is repeated while the endpoint is lost."""
+        failed = False
+        while True:
+            assert self._attempt is not None  # noqa: S101 - begun by the caller
+            outcome = self._attempt.wait(self._address.timeout)
+            if isinstance(outcome, list):
+                if self._losses:
+                    self._say(f"{self._where}: is back")
+                self._losses = 0
+                return outcome
+            if isinstance(outcome, WorkFailed):
+                if failed:
+                    raise outcome
+                failed = True
+                self._lose(f"{self._where}: {outcome}")
+            elif outcome is None or isinstance(outcome, EndpointLost):
+                self._lose(str(outcome or f"{self._where}: silent for {self._address.timeout:g} s"))
+            else:
+                raise outcome
+            time.sleep(self._pause * 2 ** (self._losses - 1))
+            self._begin(study, document, units)
+
+    def _lose(self, reason: str) -> None:
+        self._identity, self._losses = None, self._losses + 1
+        if self._losses >= _LOSSES:
+            raise NobodyLeftError(
+                f"the endpoint is gone ({reason}); what was generated is kept; run the command again to continue"
+            )
+        if self._losses == 1:
+            self._say(f"{reason}; its work will be repeated")
+
+    def _asked(self) -> Identity:
+        """Return the endpoint's identity, which must be the one that the studies ask for."""
+        if self._identity is None:
+            self._identity = self._recognized(self._address.identity())
+        return self._identity
+
+    def _recognized(self, identity: Identity) -> Identity:
+        where, model = self._where, self._study.model
+        for name, ours in _VERSIONS.items():
+            if (theirs := getattr(identity, name)) != ours:
+                raise InputError(f"{where}: another version of kvdrift ({name} {theirs}, not {ours})")
+        if identity.model != model.id:
+            raise InputError(f"{where}: serves '{identity.model}'; model.id: {nearest(identity.model, [model.id])}")
+        asked = {name: getattr(model, name) for name in ("dtype", "revision")}
+        served = {name: getattr(identity, name) for name in asked}
+        if model.device_map is None:  # of several GPUs of one kind, any will do
+            asked["device"], served["device"] = (name.partition(":")[0] for name in (model.device, identity.device))
+        for name, value in asked.items():
+            if served[name] != value:
+                raise InputError(f"{where}: serves {name} = {_toml(served[name])}, the study asks for {_toml(value)}")
+        self._check_gpu(identity)
+        if identity.weights != (self._weights or identity.weights):
+            raise InputError(f"{where}: serves other weights of '{identity.model}' than before")
+        self._weights = identity.weights
+        return identity
+
+    def _check_gpu(self, identity: Identity) -> None:
+        """Compare the endpoint's GPU with those of the studies' units."""
+        gpu = identity.versions.get("gpu")
+        if self._gpus is None:
+            self._gpus = GpuKinds.at(self._where, gpu)
+        self._gpus.check(self._where, gpu, self._study.model)
+        if not self._told_gpu and (line := self._gpus.difference(self._where, gpu)) is not None:
+            self._told_gpu = True
+            self._say(f"{line}, and each unit says which one made it")
+
+    def _tokenizer_of(self, study: Study) -> str | None:
+        """Return the SHA-256 of this machine's tokenizer, with which the prompts are made; None without one."""
+        if self._tokenizer is None:
+            self._tokenizer = (tokenizer_sha256(model_location(study.model), study.model.revision),)
+        return self._tokenizer[0]
+
+    def _ends_of(self, study: Study, served: Identity) -> tuple[int, ...]:
+        """Return the tokens that end the study's texts: the endpoint's, and those of this machine's chat template."""
+        named = [(token, self._where) for token in served.eos_tokens]
+        return joined_ends(study, served.vocabulary, named, model_location(study.model)).tokens
+
+
+def requests(pending: Units, horizon: int) -> list[Units]:
+    """Return a document's units as one request or, if they are too many events for one, as one for each law."""
+    if sum(item.count for item in pending) * horizon <= MAX_EVENTS:
+        return [pending]
+    laws = dict.fromkeys(item.of for item in pending)
+    return [[item for item in pending if item.of == of] for of in laws]
+
+
+def _toml(value: str | None) -> str:
+    return "none" if value is None else f"'{value}'"

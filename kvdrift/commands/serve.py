@@ -108,7 +108,7 @@ def _serve_until_interrupted(service: GenerationService, ready: str) -> None:
 
 
 def _log_to_standard_error() -> None:
-    from kvdrift.generator.service.admission import log
+    from kvdrift.generator.service.server import log
 
     handler = logging.StreamHandler()
     formatter = logging.Formatter("%(asctime)sZ kvdrift: %(message)s", "%Y-%m-%dT%H:%M:%S")

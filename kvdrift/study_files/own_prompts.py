@@ -13,8 +13,7 @@ from pathlib import Path
 
 from kvdrift.generator.documents.files import read_rows
 from kvdrift.generator.documents.jsonl import TASK, cluster_of, cluster_splits
-from kvdrift.generator.documents.registry import SOURCES
-from kvdrift.generator.documents.splits import divided
+from kvdrift.generator.documents.registry import SOURCES, divided
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import DocumentsSection
 from kvdrift.schema.study.reading import expanded

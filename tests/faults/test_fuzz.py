@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 from kvdrift.generator.checks.random_models import ARCHITECTURES, save_random_model
 from kvdrift.generator.documents.files import read_object, read_rows
-from kvdrift.generator.finite.tables import read_system_file
+from kvdrift.generator.finite.study_systems import read_system_file
 from kvdrift.generator.transformer.files.configuration import head_size, position_limit, vocabulary_size
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model_checks import check_model

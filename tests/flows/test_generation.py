@@ -27,7 +27,7 @@ from kvdrift.generator.attention.row_invariance import TriedSteps
 from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.finite.model import FiniteModel
 from kvdrift.generator.generation import Work
-from kvdrift.generator.generation.events import library_versions
+from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.identity import GpuKinds
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError, OperationError

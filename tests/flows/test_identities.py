@@ -24,7 +24,7 @@ from kvdrift.flows.run.checks import check_study
 from kvdrift.flows.run.comparison import check_agrees, differences
 from kvdrift.flows.run.revisions import redo_actions
 from kvdrift.flows.run.study_run import StudyRun
-from kvdrift.generator.generation.events import library_versions
+from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.selectors import SELECTORS
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import OperationError, PlanError

@@ -33,8 +33,7 @@ from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTORS
 from kvdrift.generator.selectors.selector import ScoringSelector
-from kvdrift.generator.service.client import ServiceAddress
-from kvdrift.generator.service.remote import RemoteGenerator
+from kvdrift.generator.service.client import RemoteGenerator, ServiceAddress
 from kvdrift.generator.service.server import GenerationService, identity_of
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.model import LoadedModel

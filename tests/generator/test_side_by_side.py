@@ -20,7 +20,7 @@ from kvdrift.generator.coupling.rollout import CoupledSteps, DocumentReplicates,
 from kvdrift.generator.coupling.streams import StreamDecoder
 from kvdrift.generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
 from kvdrift.generator.generation import units as generation
-from kvdrift.generator.generation.events import library_versions, versions_on
+from kvdrift.generator.generation.units import library_versions, versions_on
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.selectors.h2o import H2O
 from kvdrift.generator.selectors.selector import Selector

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from oracles.plain_generator import Chooser, _advance, _expanded, _prefill, coupled_pair, inverse_cdf, law_of
 
-from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 

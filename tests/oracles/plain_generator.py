@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from oracles.plain_laws import plain_law
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 # One layer's attention over the prompt [heads, n, n] and the number of KV heads -> kept positions [KV heads, m].

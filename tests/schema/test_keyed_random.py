@@ -8,8 +8,8 @@ import torch
 
 from benchmarks import synthetic_study
 from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.coupling.uniforms import uniform_table
-from kvdrift.generator.documents.draws import DocumentDraws
+from kvdrift.generator.coupling.rollout import uniform_table
+from kvdrift.generator.documents.source import DocumentDraws
 from kvdrift.generator.embedded import documents as embedded
 from kvdrift.generator.finite import system as families
 from kvdrift.generator.selectors.random_entries import RandomEntries

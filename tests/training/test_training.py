@@ -12,8 +12,8 @@ from kvdrift.generator import embedded
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.generator.embedded.documents import LENGTHS, MEAN_FILLER, TASKS, make_document, study_layout
 from training import accuracy
-from training.checkpoint import build_tokenizer
-from training.sequences import make_training_sequence
+from training.model import build_tokenizer
+from training.trainer import make_training_sequence
 
 CHECKPOINT = Path(embedded.__file__).parent / "checkpoint"
 ACCURACY_SEED = 40_000_003

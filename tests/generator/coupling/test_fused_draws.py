@@ -21,9 +21,9 @@ from kvdrift.generator.coupling.laws import (
     fused_fault,
     pair_sums,
 )
+from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.generator.coupling.steps import StepIndices
 from kvdrift.generator.coupling.streams import Savings
-from kvdrift.generator.coupling.uniforms import uniform_table
 
 ABSENT = 17
 

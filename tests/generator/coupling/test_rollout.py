@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair, inverse_cdf
 from scipy import stats
 
-from kvdrift.generator.coupling.rollout import CoupledSteps
+from kvdrift.generator.coupling.rollout import CoupledSteps, uniform_table
 from kvdrift.generator.coupling.streams import Savings
-from kvdrift.generator.coupling.uniforms import uniform_table
 
 
 @cache

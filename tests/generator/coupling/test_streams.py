@@ -13,9 +13,8 @@ from fixtures.table_kernels import CASES, Case, TableKernels, actions_for, rollo
 
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model
-from kvdrift.generator.coupling.rollout import CoupledSteps
+from kvdrift.generator.coupling.rollout import CoupledSteps, uniform_table
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
-from kvdrift.generator.coupling.uniforms import uniform_table
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.transformer.prompts.document import PreparedPrompt

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.coupling.rollout import uniform_table
 
 KEY = (7, "RULER-768-3", "snapkv-half")
 

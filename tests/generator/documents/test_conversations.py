@@ -17,9 +17,13 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from kvdrift.generator.documents.conversations import Conversation, TemplateRefusalError, TokenizerWithVariables
-from kvdrift.generator.documents.prompts import PromptText
-from kvdrift.generator.documents.special_tokens import control_tokens
+from kvdrift.generator.documents.prompts import (
+    Conversation,
+    PromptText,
+    TemplateRefusalError,
+    TokenizerWithVariables,
+    control_tokens,
+)
 from kvdrift.generator.llama_cpp.gguf import load_gguf_tokenizer
 from kvdrift.schema.document import Document
 

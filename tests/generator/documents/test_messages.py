@@ -11,7 +11,7 @@ import pytest
 from fixtures.chat_tokenizers import chat_tokenizer, family_tokenizer
 from fixtures.refusals import refused
 
-from kvdrift.generator.documents.conversations import Conversation
+from kvdrift.generator.documents.prompts import Conversation
 from kvdrift.generator.documents.registry import stratum_documents
 from kvdrift.schema.document import Document, Turn
 from kvdrift.schema.study import DocumentsSection

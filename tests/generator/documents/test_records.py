@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvdrift.generator.documents.records import MOST_PLACES, Record, find_records
+from kvdrift.generator.documents.answers import MOST_PLACES, Record, find_records
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.generator.embedded.documents import TASKS, make_document
 

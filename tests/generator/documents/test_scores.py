@@ -25,7 +25,7 @@ from oracles.plain_scores import (
 
 from kvdrift.generator.documents.answers import Decode, Tokens, answer_characters, score_pairs, score_text, task_scoring
 from kvdrift.generator.documents.registry import SOURCES, stratum_documents
-from kvdrift.generator.documents.ruler_tasks import GENERATED
+from kvdrift.generator.documents.ruler import GENERATED
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.generator.embedded.documents import TASKS, make_document
 from kvdrift.generator.transformer.files.tokenizer import text_decoder

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kvdrift.generator.documents import files, registry
 from kvdrift.generator.documents.registry import SOURCES, stratum_documents
-from kvdrift.generator.documents.ruler_tasks import GENERATED
+from kvdrift.generator.documents.ruler import GENERATED
 from kvdrift.generator.documents.source import Candidate
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.transformer.files.tokenizer import load_tokenizer

@@ -15,9 +15,8 @@ from fixtures.chat_tokenizers import chat_tokenizer, family_tokenizer
 from fixtures.gguf_models import write_random_llama
 from transformers import PreTrainedTokenizerFast
 
-from kvdrift.generator.documents.prompts import PromptText
+from kvdrift.generator.documents.prompts import PromptText, control_tokens, controls_in, plain_tokens, prompt_controls
 from kvdrift.generator.documents.registry import stratum_documents
-from kvdrift.generator.documents.special_tokens import control_tokens, controls_in, plain_tokens, prompt_controls
 from kvdrift.generator.llama_cpp.gguf import GgufTokenizer, load_gguf_tokenizer
 from kvdrift.schema.study import DocumentsSection
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from fixtures.refusals import refused
 
-from kvdrift.generator.documents.registry import choose_candidates
+from kvdrift.generator.documents.registry import choose_candidates, divided
 from kvdrift.generator.documents.source import Candidate, HeldDocument, HeldDocuments
-from kvdrift.generator.documents.splits import divided
 from kvdrift.schema.document import SPLITS, hash_position, split_of
 from kvdrift.schema.study import DocumentsSection
 

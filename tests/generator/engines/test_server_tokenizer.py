@@ -12,10 +12,8 @@ from fixtures.gguf_models import write_random_llama
 from fixtures.llama_server import llama_server
 from fixtures.refusals import refused
 
-from kvdrift.generator.documents.conversations import Conversation, TemplateRefusalError
-from kvdrift.generator.documents.prompts import PromptText
-from kvdrift.generator.documents.special_tokens import control_tokens
-from kvdrift.generator.engines.http.tokenizer import ServerTokenizer, server_tokenizer
+from kvdrift.generator.documents.prompts import Conversation, PromptText, TemplateRefusalError, control_tokens
+from kvdrift.generator.engines.http.engine import ServerTokenizer, server_tokenizer
 from kvdrift.generator.llama_cpp.gguf import GgufTokenizer, load_gguf_tokenizer
 from kvdrift.schema.study import ModelSection
 

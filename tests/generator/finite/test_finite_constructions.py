@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from oracles.constructed_systems import fixed_reference_system, sharp_system
 
 from kvdrift.generator.finite.enumeration import exact_quantities
-from kvdrift.generator.finite.tables import read_system_file
+from kvdrift.generator.finite.study_systems import read_system_file
 
 # A few hundred paths, whose probabilities are products of up to 8 factors: some 1e-15.
 ROUNDING = 1e-12

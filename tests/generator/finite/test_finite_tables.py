@@ -13,8 +13,8 @@ from fixtures.random_systems import ACTION, KINDS, random_system, side_law
 from fixtures.refusals import refused
 
 from kvdrift.generator.finite.enumeration import exact_rows
+from kvdrift.generator.finite.study_systems import read_system_file
 from kvdrift.generator.finite.system import FiniteSystem, history_of, mixture_system
-from kvdrift.generator.finite.tables import read_system_file
 
 HALF = np.array([[0.5, 0.5]])
 

@@ -15,7 +15,7 @@ from pyarrow import flight
 
 from kvdrift.generator.identity import NUMERICS_VERSION, ModelIdentity, selector_sha256
 from kvdrift.generator.selectors import Recent
-from kvdrift.generator.service import admission, server
+from kvdrift.generator.service import server
 from kvdrift.generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from kvdrift.generator.service.server import GenerationService
 from kvdrift.schema.errors import OperationError
@@ -157,7 +157,7 @@ def test_who_waits_hears_so_all_the_time() -> None:
 
 
 def test_so_many_calls_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MOST_CALLS", 2)
+    monkeypatch.setattr(server, "MOST_CALLS", 2)
     with running(Long()) as run, run.client() as busy, run.client() as client:
         answers = [run.asked(busy, "long") for _ in range(2)]
         for answer in answers:

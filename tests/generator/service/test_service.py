@@ -37,11 +37,17 @@ from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.generation import PendingUnit, StudyLaw
 from kvdrift.generator.identity import NUMERICS_VERSION, GpuKinds
-from kvdrift.generator.service import remote
-from kvdrift.generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
+from kvdrift.generator.service import client
+from kvdrift.generator.service.client import (
+    Call,
+    EndpointLost,
+    RemoteGenerator,
+    ServiceAddress,
+    WorkFailed,
+    is_loopback,
+)
 from kvdrift.generator.service.credentials import token_certificate
 from kvdrift.generator.service.protocol import PROTOCOL, GenerationRequest, Identity
-from kvdrift.generator.service.remote import RemoteGenerator
 from kvdrift.generator.service.server import requested_work
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError, NobodyLeftError, OperationError
@@ -536,9 +542,9 @@ def test_units_that_are_too_many_for_one_request_are_one_for_each_law(
     _, pending = pending_work_of(study)[0]
     laws = [StudyLaw(name, SamplingLaw(temperature)) for name, temperature in (("a", 0.0), ("b", 0.5))]
     several = [replace(unit, of=of) for of in laws for unit in pending]
-    assert remote.requests(several, 12) == [several]
-    monkeypatch.setattr(remote, "MAX_EVENTS", 2 * 12 * len(several) - 1)
-    assert remote.requests(several, 12) == [several[: len(pending)], several[len(pending) :]]
+    assert client.requests(several, 12) == [several]
+    monkeypatch.setattr(client, "MAX_EVENTS", 2 * 12 * len(several) - 1)
+    assert client.requests(several, 12) == [several[: len(pending)], several[len(pending) :]]
 
 
 def identity_for(study: Study, **changes: object) -> Identity:

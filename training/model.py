@@ -1,4 +1,4 @@
-"""The embedded model's architecture and its seeded initialization.
+"""The embedded model: its architecture, its seeded initialization, and the files of a checkpoint.
 
 Retrieval needs two heads in sequence: one head writes each position's previous token beside it, and another looks for
 the positions whose previous token is the current token. Two more heads choose what to retrieve: one reads the keys of
@@ -10,9 +10,11 @@ the first weights, so that training starts from retrieval and only refines it.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tokenizers import AddedToken
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from kvdrift.generator.embedded import vocabulary as v
 
@@ -136,3 +138,34 @@ def _write_stated_head(model: Qwen2ForCausalLM, current: torch.Tensor, previous:
     attention.q_proj.bias[_rows(0)][_PAIRS - 1] = _SELECT_BIAS
     attention.v_proj.weight[_rows(0)] = current[_rows(0)]
     attention.o_proj.weight[:, _rows(0)] = -_STATED_GAIN * current[_rows(0)].T
+
+
+def save_checkpoint(model: Qwen2ForCausalLM, folder: Path) -> None:
+    """Write the model and its tokenizer to a folder that ``from_pretrained`` of transformers can read."""
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, bos_token_id=v.BOS, eos_token_id=v.EOS, pad_token_id=v.PAD
+    )
+    model.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+
+
+def build_tokenizer() -> Qwen2Tokenizer:
+    """Make the tokenizer whose ids are those of the vocabulary and whose decoded text is that of ``to_text``.
+
+    Transformers reads a folder with a Qwen2 configuration by its byte-pair tokenizer. Each symbol is therefore an added
+    token, which byte pairs never touch, spelled with the space before it except for the three in brackets. Text that
+    is no symbol has no id and is dropped; ``to_tokens`` of the vocabulary raises an error for it instead.
+    """
+    spellings = [symbol if symbol.startswith("<") else f" {symbol}" for symbol in v.SYMBOLS]
+    tokenizer = Qwen2Tokenizer(
+        vocab={spelling: token for token, spelling in enumerate(spellings)},
+        merges=[],
+        # The class would add an unknown token of its own as a 257th symbol.
+        unk_token=v.SYMBOLS[v.PAD],
+        bos_token=v.SYMBOLS[v.BOS],
+        eos_token=v.SYMBOLS[v.EOS],
+        pad_token=v.SYMBOLS[v.PAD],
+    )
+    bracketed = {v.SYMBOLS[v.PAD], v.SYMBOLS[v.BOS], v.SYMBOLS[v.EOS]}
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=text in bracketed) for text in spellings])
+    return tokenizer
