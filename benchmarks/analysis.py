@@ -39,10 +39,10 @@ from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from kvdrift.sql.contracts import contract
+from kvdrift.stats.bootstrap import Estimates, Request
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.reduction import CONTROLS, REDUCED
-from kvdrift.stats.resampling.intervals import Estimates, Request
 from kvdrift.transforms.pipeline import run_derivation
 
 LARGE = ("events", "steps")  # one row per event: scanned here

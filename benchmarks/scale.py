@@ -33,7 +33,7 @@ from kvdrift.log.units.unit import DERIVED
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.tables import PLAIN
 from kvdrift.sql.quoting import parquet_files
-from kvdrift.stats.resampling.intervals import Request
+from kvdrift.stats.bootstrap import Request
 from kvdrift.transforms.pipeline import run_derivation
 
 QUANTITIES = ("mismatch", "occurrence", "exposure", "mismatch_rate")

@@ -2,7 +2,7 @@
 
 Truth and what follows from it
     ``events`` is the truth: the commit of a unit's events makes the unit visible. Its row of ``units`` is appended
-    right after. If a writer is killed in between, the next writer makes the row (``kvdrift.log.units.records``); until
+    right after. If a writer is killed in between, the next writer makes the row (``kvdrift.log.units.commits``); until
     then ``read("units")`` lacks a unit whose events are visible, and ``Store.units`` does not. If ``events`` is read
     after ``units``, every unit in ``units`` has its events.
 
@@ -41,8 +41,7 @@ from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.forgotten import refuse_forgotten
 from kvdrift.log.prompts import append_prompts, kept_row
 from kvdrift.log.small_tables import KEYED, append_new_rows
-from kvdrift.log.units.commits import ContradictionError, UnitCommits
-from kvdrift.log.units.records import as_rows, missing_records, records_in, records_of
+from kvdrift.log.units.commits import ContradictionError, UnitCommits, as_rows, missing_records, records_in, records_of
 from kvdrift.log.units.revisions import current_documents, current_units
 from kvdrift.log.units.rows import (
     DerivedFile,

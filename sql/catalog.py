@@ -3,7 +3,8 @@
 The SQL of each view is in a file of its own. It reads other views as ``main.NAME`` or ``internal.NAME``, and stored
 tables from the schema ``stored``. This module fills that schema with a view for each stored table, over exactly the
 Parquet files of the table's pinned version. The SQL uses no variables, macros or extensions, so that a view means the
-same in every client.
+same in every client. ``breaches`` checks the rows of a view against its contract: unique grains, columns that are never
+null, identities.
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ from kvdrift.schema.errors import InputError, KvdriftError, OperationError, near
 from kvdrift.schema.location import is_local
 from kvdrift.schema.tables import TABLES
 from kvdrift.sql.contracts import Contract, contract, contracts
-from kvdrift.sql.empty_views import create_views
-from kvdrift.sql.quoting import literal, quoted
-from kvdrift.sql.stored_tables import create_stored_view, parquet_source
+from kvdrift.sql.empty_views import create_views, view_texts
+from kvdrift.sql.quoting import literal, parquet_files, quoted
 from kvdrift.sql.unlike_units import refuse_unlike_units
-from kvdrift.sql.view_texts import view_texts
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
@@ -272,3 +271,80 @@ def _place_of(column: str) -> str:
     """Say which view has a column that rows of other views have only by a join; empty for other columns."""
     places = ((view, keys) for view, keys in _JOINED.items() if column in contract(view).columns)
     return next((f"{view} has it: add join {view} using ({keys})" for view, keys in places), "")
+
+
+def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, source: str | None) -> None:
+    """Replace the empty table ``stored.TABLE`` by a view of a source; without a source the empty table stays.
+
+    The source is SQL text that can follow ``from``.
+    """
+    if source:
+        connection.execute(f"drop table stored.{quoted(table)}")
+        connection.execute(f"create view stored.{quoted(table)} as {_rows(table, source)}")
+
+
+def guard_stored_view(connection: duckdb.DuckDBPyConnection, table: str, source: str | None, condition: str) -> None:
+    """Add a condition to the view ``stored.TABLE`` that is the same for all rows: it is true, or it raises."""
+    if source:
+        rows = f"{_rows(table, source)} where {condition}"
+        connection.execute(f"create or replace view stored.{quoted(table)} as {rows}")
+
+
+def fill_stored_table(connection: duckdb.DuckDBPyConnection, table: str, source: str | None) -> None:
+    """Insert a table's rows into the empty table ``stored.TABLE``."""
+    if source:
+        connection.execute(f"insert into stored.{quoted(table)} {_rows(table, source)}")
+
+
+def _rows(table: str, source: str) -> str:
+    """Return the query for a table's declared columns."""
+    return f"select {', '.join(map(quoted, TABLES[table].columns))} from {source}"  # noqa: S608 - names of ours
+
+
+def parquet_source(store: Store, table: str, version: int) -> str | None:
+    """Return a local table's files as a source; None without files."""
+    files = store.files(table, version)
+    return parquet_files(files) if files else None
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A promise of a view's contract that some rows of the view break."""
+
+    view: str
+    promise: str
+    rows: int
+    example: dict[str, Any]  # the grain of one of them
+
+
+def computed_views() -> tuple[str, ...]:
+    """Return the views that compute rows, sorted, without costly views and views of a stored table's rows."""
+    computed = {name: promised for name, promised in contracts().items() if name not in TABLES or promised.identities}
+    return tuple(name for name, promised in computed.items() if not promised.costly)
+
+
+def promises(view: str) -> int:
+    """Return the number of promises in a view's contract."""
+    promised = contract(view)
+    return 1 + len(promised.not_null) + len(promised.identities)
+
+
+def breaches(views: Views, view: str) -> list[Breach]:
+    """Return the promises of its contract that a view breaks.
+
+    An identity may read other views, even once for every row. Open ``views`` with these views ``kept``.
+    """
+    promised = contract(view)
+    grain, rows = ", ".join(map(quoted, promised.grain)), f"from {promised.relation} as view"
+    broken = {f"{name} is never null": f"{quoted(name)} is null" for name in promised.not_null}
+    broken |= {name: f"({predicate}) is not true" for name, predicate in promised.identities.items()}
+    found = {f"one row for each {', '.join(promised.grain)}": f"{rows} select {grain} group by all having count(*) > 1"}
+    # One query tells whether any promise is broken. To count the rows of each promise would take twice as long.
+    if views.table(f"{rows} where {' or '.join(broken.values())} limit 1").num_rows:
+        found |= {promise: f"{rows} select {grain} where {condition}" for promise, condition in broken.items()}
+    examples = {promise: views.table(query) for promise, query in found.items()}
+    return [
+        Breach(view, promise, table.num_rows, table.slice(0, 1).to_pylist()[0])
+        for promise, table in examples.items()
+        if table.num_rows
+    ]

@@ -20,11 +20,18 @@ from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, OperationError, is_forbidden
 from kvdrift.schema.location import is_local
 from kvdrift.schema.locking import sweep, temporary_folder
-from kvdrift.sql.catalog import PINNING, be_quiet, keep_views
+from kvdrift.sql.catalog import (
+    PINNING,
+    be_quiet,
+    create_stored_view,
+    fill_stored_table,
+    guard_stored_view,
+    keep_views,
+    parquet_source,
+)
 from kvdrift.sql.contracts import comments, contract
 from kvdrift.sql.empty_views import create_views
 from kvdrift.sql.quoting import literal
-from kvdrift.sql.stored_tables import create_stored_view, fill_stored_table, guard_stored_view, parquet_source
 from kvdrift.sql.unlike_units import refuse_unlike_units
 
 CATALOG_NAME = "catalog.duckdb"

@@ -1,16 +1,19 @@
-"""Create all views over empty stored tables; ``kvdrift.sql.catalog`` then replaces the tables by a store's files.
+"""The SQL text of every view, and all views over empty stored tables, which ``kvdrift.sql.catalog`` then replaces.
 
-DuckDB takes most of a second to resolve all views and set their columns' comments. So the views are created once, in a
-small database that is kept in the user's cache folder (measured: it saves .7 s of each command that opens views).
-DuckDB copies that database into each connection without resolving the views again.
+Views are in files, except views of stored tables, which leave out superseded rows. DuckDB takes most of a second to
+resolve all views and set their columns' comments. So the views are created once, in a small database that is kept in
+the user's cache folder (measured: it saves .7 s of each command that opens views). DuckDB copies that database into
+each connection without resolving the views again.
 """
 
 from __future__ import annotations
 
 import functools
+import graphlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -22,9 +25,54 @@ import pyarrow as pa
 
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.tables import TABLES
-from kvdrift.sql.contracts import comments, contract, contracts
+from kvdrift.sql.contracts import comments, contract, contracts, stored_tables, view_files
 from kvdrift.sql.quoting import file_pattern, literal, quoted
-from kvdrift.sql.view_texts import qualified_texts
+
+_READS: Final = re.compile(r"\b(?:main|internal)\.\w+")
+
+
+def view_texts() -> Mapping[str, str]:
+    """Return the SQL text of every view's file by view name, each view after the views that it reads."""
+    return {name.partition(".")[2]: text for name, text in qualified_texts().items()}
+
+
+@functools.cache
+def qualified_texts() -> Mapping[str, str]:
+    """The SQL text of every view by schema and name, each after the views that it reads."""
+    texts = {_qualified(table): stored_text(table) for table in stored_tables()}
+    texts |= {_qualified(name): text for name, text in view_files(".sql").items()}
+    reads = {name: set(_READS.findall(text)) & texts.keys() for name, text in texts.items()}
+    return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
+
+
+def _qualified(view: str) -> str:
+    return f"{contract(view).schema}.{view}"
+
+
+def stored_text(table: str) -> str:
+    """Return the SQL text of a stored table's view: its declared columns, without the rows of superseded revisions.
+
+    Table ``plans`` keeps all revisions. Rows made under a plan are shown only if the plan is the newest. Documents, and
+    rows scored or estimated from documents, are shown only in the newest revision.
+    """
+    declared = TABLES[table].columns
+    columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)
+    text = f"select\n    {columns}\nfrom stored.{quoted(table)} as own"
+    for name, revision in (("action", "action_revision"), ("baseline", "baseline_revision")):
+        if {"study", name, revision} <= set(declared):
+            same = f"own.study = {name}s.study and own.{name} = {name}s.action"
+            text += f"\nanti join internal.superseded as {name}s on {same} and own.{revision} = {name}s.action_revision"
+    if "plan_sha256" in declared and "plan_revision" not in declared:
+        same = " and ".join(f"own.{name} = plans.{name}" for name in ("study", "model", "plan_sha256"))
+        text += f"\nanti join internal.superseded_plans as plans on {same}"
+    if "document_revision" in declared:
+        same = " and ".join(f"own.{name} = documents.{name}" for name in ("study", "model", "doc", "document_revision"))
+        text += f"\nanti join internal.superseded_documents as documents on {same}"
+    if "documents_revision" in declared:
+        same = " and ".join(f"own.{name} = analyses.{name}" for name in ("study", "model", "documents_revision"))
+        text += f"\nanti join internal.superseded_analyses as analyses on {same}"
+    return text
+
 
 _KEPT: Final = 16  # files of the newest versions in the cache folder
 

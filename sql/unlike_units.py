@@ -1,6 +1,6 @@
 """Make views that pool replicates raise an error if units that they would pool are unlike.
 
-Units of one kept set must keep and read the same entries (``kvdrift.log.units.kept_sets``). Units of one study and
+Units of one kept set must keep and read the same entries and units of one study and
 model must have one horizon, seed and model (``kvdrift.log.units.conditions``). Stored tables and views of single
 replicates stay readable.
 """
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from kvdrift.log.store import Store
 from kvdrift.log.units import conditions
-from kvdrift.log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
+from kvdrift.log.units.conditions import ALIKE, KEPT_COLUMNS, SAME, unlike_units
 from kvdrift.log.units.revisions import current_units
 from kvdrift.schema.errors import UnlikeUnitsError
 from kvdrift.schema.rows import Flags, Hashes, Wide, row_hashes
@@ -92,7 +92,7 @@ def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
             return line
     if not len(numbers := facts.kept.unlike()):
         return None
-    units = store.unit_rows(numbers, [*COMPARED], versions["units"])
+    units = store.unit_rows(numbers, [*KEPT_COLUMNS], versions["units"])
     current = current_units(units, store.read("actions", versions["actions"]))
     return next(unlike_units(current.to_pylist()), None)
 

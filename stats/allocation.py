@@ -30,8 +30,7 @@ from kvdrift.stats.endpoints import Endpoint, Family
 from kvdrift.stats.ends import MOST_UNLIKE, Alike, reach_of
 from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
 from kvdrift.stats.pooling import Pooling
-from kvdrift.stats.quantities import quantity_named
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities import ANSWER_QUANTITIES, quantity_named
 from kvdrift.stats.reduction import is_reduced
 from kvdrift.stats.registry import Array, Between, Pooled
 from kvdrift.stats.standard_errors import STEP

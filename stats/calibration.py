@@ -33,13 +33,13 @@ from numpy.typing import NDArray
 
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.bootstrap import resampled
 from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.ends import PERCENTILE, STUDENTIZED, document_intervals, percentile_intervals
 from kvdrift.stats.moments import DocumentMoments, Float, Text
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import quantity_named
 from kvdrift.stats.registry import Range
-from kvdrift.stats.resampling.bootstrap import resampled
 
 FOLDS = 6
 PENALTY = 10.0

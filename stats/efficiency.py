@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import POOLED
+from kvdrift.stats.bootstrap import BLOCK, COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
 from kvdrift.stats.clusters import ClusterDraws
 from kvdrift.stats.ends import PERCENTILE, percentile_intervals
 from kvdrift.stats.moments import Float, MeasuredDocuments, Text, standardize
 from kvdrift.stats.pooling import pooled_means
-from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from kvdrift.stats.quantities import BRANCHING_QUANTITIES
 from kvdrift.stats.registry import Support
-from kvdrift.stats.resampling.bootstrap import BLOCK
-from kvdrift.stats.resampling.intervals import COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
 
 # For one document, action and estimator: means over replicates, and the variance and cost of one replicate (view
 # ``swrb``).
@@ -95,7 +94,7 @@ def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> d
     if draws < 1:
         raise InputError(f"{draws} draws: give 1 or more")
     clusters = ClusterDraws(moments.strata, moments.clusters)
-    # Whole blocks, as in kvdrift.stats.resampling.bootstrap: BLAS may round otherwise for another number of rows.
+    # Whole blocks, as in kvdrift.stats.bootstrap: BLAS may round otherwise for another number of rows.
     blocks = [_evaluate(moments, clusters.counts(seed, first, first + BLOCK)) for first in range(0, draws, BLOCK)]
     return {name: np.concatenate([block[name] for block in blocks])[:draws] for name in BRANCHING_QUANTITIES}
 

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import ndtr, stdtrit
 
 from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.bootstrap import observed, observed_errors, resampled, whole_clusters
 from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.ends import (
@@ -33,8 +34,6 @@ from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import quantity_named
 from kvdrift.stats.registry import Between
-from kvdrift.stats.resampling.bootstrap import observed, observed_errors, resampled
-from kvdrift.stats.resampling.intervals import whole_clusters
 
 STUDENT: Final = "student"
 

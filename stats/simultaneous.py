@@ -17,13 +17,12 @@ from scipy.special import stdtrit
 
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.bootstrap import COLUMNS, EXPLORATORY, Estimates, nullable, resampled, whole_clusters
 from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.ends import at_least, distance_quantiles, document_intervals
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
-from kvdrift.stats.resampling.bootstrap import resampled
-from kvdrift.stats.resampling.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
 
 SIMULTANEOUS = "simultaneous"
 

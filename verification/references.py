@@ -18,7 +18,7 @@ import pyarrow as pa
 from kvdrift.log.checked_files import CheckedFiles
 from kvdrift.log.store import Store
 from kvdrift.log.units import conditions
-from kvdrift.log.units.kept_sets import unlike_units
+from kvdrift.log.units.conditions import unlike_units
 from kvdrift.log.units.revisions import current_actions, current_revision
 from kvdrift.log.units.unit import unit_name
 from kvdrift.schema.document import SCORINGS

@@ -26,7 +26,7 @@ from kvdrift.log.delta.parquet_files import replace_file
 from kvdrift.log.delta.table_log import RELIED_ON, TableLog, empty_commit
 from kvdrift.log.small_tables import KEYED
 from kvdrift.log.store import ESTIMATED_TABLES, Store
-from kvdrift.log.units.records import record_from
+from kvdrift.log.units.commits import record_from
 from kvdrift.log.units.unit import DERIVED_TABLES, NUMBERED, in_order, unit_name
 from kvdrift.schema.errors import InputError, KvdriftError
 from kvdrift.schema.location import is_local
@@ -35,8 +35,17 @@ from kvdrift.schema.rows import run_begins
 from kvdrift.schema.tables import EVENTS, IDENTITIES, TABLES
 from kvdrift.sql.catalog_file import CATALOG_NAME, refresh_catalog
 from kvdrift.transforms.segments import COVERED, PARTIAL, commit, derive_segment, in_parts, pending
-from kvdrift.verification.files import Fault, UnitRecord, memory_of, number_of, read_files, remember, whole_rows
-from kvdrift.verification.logs import files_of, table_logs
+from kvdrift.verification.files import (
+    Fault,
+    UnitRecord,
+    files_of,
+    memory_of,
+    number_of,
+    read_files,
+    remember,
+    table_logs,
+    whole_rows,
+)
 from kvdrift.verification.units import checked_events, rows_by_unit
 
 _BATCH = 256  # segments of one commit

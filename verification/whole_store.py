@@ -17,11 +17,19 @@ from kvdrift.schema.errors import DamagedStoreError, InputError, KvdriftError
 from kvdrift.schema.location import is_local
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.tables import TABLES
-from kvdrift.sql.catalog import PINNING, open_views
+from kvdrift.sql.catalog import PINNING, breaches, computed_views, open_views, promises
 from kvdrift.sql.catalog_file import CATALOG_NAME, catalog_fault
-from kvdrift.sql.promises import breaches, computed_views, promises
-from kvdrift.verification.files import Fault, Verified, check_small_table, memory_of, number_of, read_files, remember
-from kvdrift.verification.logs import check_leftovers, check_logs
+from kvdrift.verification.files import (
+    Fault,
+    Verified,
+    check_leftovers,
+    check_logs,
+    check_small_table,
+    memory_of,
+    number_of,
+    read_files,
+    remember,
+)
 from kvdrift.verification.references import (
     check_citations,
     check_conditions,

@@ -12,7 +12,7 @@ from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.log.last_times import LastTimes
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities import ANSWER_QUANTITIES
 
 if TYPE_CHECKING:
     from kvdrift.flows.estimate.scores import Scoring

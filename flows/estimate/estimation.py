@@ -30,18 +30,21 @@ from kvdrift.flows.plan.frozen_plan import FrozenPlan
 from kvdrift.log.store import Store
 from kvdrift.schema.progress import Progress
 from kvdrift.schema.python_source import syntax_sha256
-from kvdrift.schema.study.sweeps import families
+from kvdrift.schema.study.reading import families
 from kvdrift.schema.tables import RESULTS
 from kvdrift.sql.catalog import Views
+from kvdrift.stats.bootstrap import Estimates, Request, estimate, groups
 from kvdrift.stats.efficiency import BranchingMoments, estimate_branching
 from kvdrift.stats.ends import STUDENTIZED
 from kvdrift.stats.moments import DocumentMoments, Float
-from kvdrift.stats.quantities import PAIR_QUANTITIES, SIMULTANEOUS_GAP, SIMULTANEOUS_OF
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
-from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from kvdrift.stats.quantities import (
+    ANSWER_QUANTITIES,
+    BRANCHING_QUANTITIES,
+    PAIR_QUANTITIES,
+    SIMULTANEOUS_GAP,
+    SIMULTANEOUS_OF,
+)
 from kvdrift.stats.reduction import NO_COEFFICIENTS, is_reduced, reduced_documents
-from kvdrift.stats.resampling.bootstrap import estimate, groups
-from kvdrift.stats.resampling.intervals import Estimates, Request
 from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"

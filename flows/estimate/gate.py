@@ -30,15 +30,13 @@ from kvdrift.schema.study import CONTROL_ACTION, NUMERICS, POOLED
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import Views, open_views
 from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.bootstrap import EXPLORATORY, SEEN, Request, estimate, planned_status
 from kvdrift.stats.endpoints import Decision, Endpoint, decidable_quantity, decide
 from kvdrift.stats.ends import ALIKE, MOST_UNLIKE, STUDENTIZED, Alike, settling_factor
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
-from kvdrift.stats.quantities import SIMULTANEOUS_GAP
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities import ANSWER_QUANTITIES, SIMULTANEOUS_GAP
 from kvdrift.stats.registry import Between, Higher, Quantity
-from kvdrift.stats.resampling.bootstrap import estimate
-from kvdrift.stats.resampling.intervals import EXPLORATORY, SEEN, Request, planned_status
 from kvdrift.stats.simultaneous import simultaneous_gaps
 
 LARGER_FLOOR: Final = ""

@@ -43,13 +43,13 @@ from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.tables import CALIBRATION, LOOKS, RESULTS
 from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
+from kvdrift.stats.bootstrap import EXPLORATORY, planned_status
 from kvdrift.stats.calibration import Calibration, calibrate
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments, Float
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities import ANSWER_QUANTITIES
 from kvdrift.stats.reduction import NO_COEFFICIENTS, fit_coefficients
 from kvdrift.stats.repeated import repeated_intervals
-from kvdrift.stats.resampling.intervals import EXPLORATORY, planned_status
 from kvdrift.stats.sequential import EQUIVALENCE
 
 REPEATED = "repeated"

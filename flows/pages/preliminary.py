@@ -16,10 +16,8 @@ from kvdrift.flows.estimate.moments import analyzed_splits, document_moments, st
 from kvdrift.flows.pages.reports import waiting_words, writing
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import Views
-from kvdrift.stats.quantities import PAIR_QUANTITIES
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
-from kvdrift.stats.resampling.bootstrap import estimate
-from kvdrift.stats.resampling.intervals import COLUMNS, Request
+from kvdrift.stats.bootstrap import COLUMNS, Request, estimate
+from kvdrift.stats.quantities import ANSWER_QUANTITIES, PAIR_QUANTITIES
 
 _DRAWS = 400  # ten draws lie beyond each end at 95%; every look repeats them
 _QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES]  # answers are scored only at the end

@@ -22,7 +22,7 @@ from kvdrift.schema.errors import InputError, OperationError, first_line, is_dis
 from kvdrift.schema.location import folder_name, is_local
 from kvdrift.schema.own_process import OwnProcesses
 from kvdrift.schema.progress import SILENT, Progress
-from kvdrift.schema.study.sweeps import name_of_all
+from kvdrift.schema.study.reading import name_of_all
 
 if TYPE_CHECKING:
     from kvdrift.report.page import DrawFigures

@@ -30,10 +30,9 @@ from kvdrift.schema.errors import InputError
 from kvdrift.schema.location import absolute, folder_name
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views
+from kvdrift.stats.bootstrap import Request, estimate
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments
-from kvdrift.stats.resampling.bootstrap import estimate
-from kvdrift.stats.resampling.intervals import Request
 
 _IDENTITY = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "eos_tokens")
 

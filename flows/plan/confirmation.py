@@ -20,8 +20,7 @@ from kvdrift.generator.documents.registry import excluded_clusters
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study, load_studies
-from kvdrift.schema.study.reading import read_content
-from kvdrift.schema.study.sweeps import of_each_law
+from kvdrift.schema.study.reading import of_each_law, read_content
 from kvdrift.stats.quantities import PAIR_QUANTITIES
 
 _SEEDS = 20  # seeds that are tried

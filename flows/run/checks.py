@@ -31,7 +31,7 @@ from kvdrift.schema.errors import ControlError, InputError, OperationError
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, KERNEL_FLOOR_ACTION, Study
 from kvdrift.schema.tables import PLAIN
 from kvdrift.sql.catalog import open_views
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities import ANSWER_QUANTITIES
 
 _SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 _ABSENT = "; not on this machine"

@@ -20,7 +20,7 @@ from kvdrift.flows.plan.stored_documents import changed
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action
 from kvdrift.generator.identity import ActionIdentity, changes
-from kvdrift.log.units.kept_sets import COMPARED, check_alike
+from kvdrift.log.units.conditions import KEPT_COLUMNS, check_alike
 from kvdrift.log.units.revisions import current_actions
 from kvdrift.schema.document import SPLITS
 from kvdrift.schema.errors import PlanError
@@ -244,7 +244,7 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
     Actions to ``redo`` may have changed.
     """
     if (store := run.stored) is not None:
-        units = store.units(run.study.name, run.study.model.id, COMPARED).to_pylist()
+        units = store.units(run.study.name, run.study.model.id, KEPT_COLUMNS).to_pylist()
         check_alike(unit for unit in units if unit["action"] not in redo)
     every = differences(run)
     growth = [one for one in every if one.kind is Kind.GROWTH]

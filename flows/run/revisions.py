@@ -19,7 +19,7 @@ from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action
 from kvdrift.generator.identity import changes
 from kvdrift.log.store import Store
-from kvdrift.log.units.kept_sets import COMPARED, unlike_units
+from kvdrift.log.units.conditions import KEPT_COLUMNS, unlike_units
 from kvdrift.log.units.revisions import current_actions, newest_revisions
 from kvdrift.schema.errors import InputError, PlanError, nearest
 from kvdrift.schema.tables import ACTIONS
@@ -78,7 +78,7 @@ def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
     A revision whose units keep unlike entries cannot go on.
     """
     for run in runs:
-        units = run.store.units(run.study.name, run.study.model.id, COMPARED)
+        units = run.store.units(run.study.name, run.study.model.id, KEPT_COLUMNS)
         if any(unlike_units(units.filter(pc.equal(units["action"], action.name)).to_pylist())):
             return False
         stored = stored_identities(run.store, run.study.name, run.study.model.id).get((action.name, revision))

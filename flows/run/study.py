@@ -35,7 +35,7 @@ from kvdrift.schema.location import absolute, is_local
 from kvdrift.schema.locking import run_alone
 from kvdrift.schema.progress import Progress
 from kvdrift.schema.study import FIXED, Study
-from kvdrift.stats.resampling.intervals import Estimates
+from kvdrift.stats.bootstrap import Estimates
 
 FLOW = "kvdrift study"
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws take up to 400 MB

@@ -5,7 +5,7 @@ same dtype, and the bytes of the stored form. Generated entries are stored as co
 
 Checksums are of the entries that the compressed side reads in place of the prompt's entries, one for each layer. They
 show influences that an action's identity cannot see. Units of one document, action and revision must have equal
-checksums, or they are refused (``kvdrift.log.units.kept_sets``). Sums of 64-bit integers have no order, so the threads
+checksums, or they are refused (``kvdrift.log.units.conditions``). Sums of 64-bit integers have no order, so the threads
 of a device change nothing.
 """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study
-from kvdrift.schema.study.sweeps import of_each_member
+from kvdrift.schema.study.reading import of_each_member
 
 _WIDTH = 100
 _FEWEST = 12  # evaluation documents of a stratum, if there are that many

@@ -12,9 +12,9 @@ from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_col
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Estimate, ReportedEstimates
 from kvdrift.schema.study import POOLED
+from kvdrift.stats.bootstrap import EXPLORATORY, PRESPECIFIED, SEEN
 from kvdrift.stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
 from kvdrift.stats.registry import DIFFERENCE, Scale
-from kvdrift.stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 NOISE_FLOOR = "noise floor"  # printed under the name of an action that differs by numerics alone
 

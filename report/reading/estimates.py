@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from kvdrift.schema.study import POOLED
+from kvdrift.stats.bootstrap import EXPLORATORY, PRESPECIFIED, SEEN
 from kvdrift.stats.ends import SKEWED
 from kvdrift.stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
 from kvdrift.stats.registry import Quantity
-from kvdrift.stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 ViewRow = dict[str, Any]
 

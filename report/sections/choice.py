@@ -21,8 +21,8 @@ from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
 from kvdrift.report.reading.facts import EVALUATION
 from kvdrift.report.sections.looks import progress
 from kvdrift.schema.frozen_text import wanted_documents
+from kvdrift.stats.bootstrap import PRESPECIFIED, SEEN
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP
-from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
 
 _TOO_MANY = 0.5  # of the right answers are lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference

@@ -15,7 +15,7 @@ from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
-from kvdrift.schema.study.sweeps import families
+from kvdrift.schema.study.reading import families
 from kvdrift.stats.quantities import SIMULTANEOUS_OF
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))

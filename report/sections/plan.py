@@ -16,11 +16,10 @@ from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.section import Section
 from kvdrift.schema.frozen_text import with_measured
-from kvdrift.stats.quantities import ALL_QUANTITIES
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.bootstrap import PRESPECIFIED, SEEN
+from kvdrift.stats.quantities import ALL_QUANTITIES, ANSWER_QUANTITIES
 from kvdrift.stats.reduction import saving
 from kvdrift.stats.registry import Quantity, Scale
-from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
 
 # Labels of the plan's entries: first the decisions, then the numbers that they rest on.
 _CHOSEN = {

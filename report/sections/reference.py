@@ -15,7 +15,7 @@ from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Facts
 from kvdrift.report.sections.section import Section
 from kvdrift.schema.location import folder_name
 from kvdrift.schema.study import FLOOR_ACTION, HTTP
-from kvdrift.schema.study.documents import stratum_of
+from kvdrift.schema.study.design import stratum_of
 from kvdrift.schema.windows import Windows
 
 _OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have their own columns

@@ -18,9 +18,9 @@ from kvdrift.report.sections.contrasts import Claim, Sample, grounds_of, standin
 from kvdrift.report.sections.frontier import bytes_figure, frontier_values, has_bytes
 from kvdrift.report.sections.ranking import glance_table, ranked_table
 from kvdrift.report.sections.section import Drawing, Section
+from kvdrift.stats.bootstrap import PRESPECIFIED
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP
 from kvdrift.stats.registry import Scale
-from kvdrift.stats.resampling.intervals import PRESPECIFIED
 
 _MOST = 3  # most actions that a sentence names
 _FURTHER = 25.0  # beyond so many times the documents, more of them are no way to settle a difference

@@ -1,7 +1,7 @@
 """Read and validate study files: TOML in, validated values out.
 
-Each section of a study file has a module here, in which every key says its meaning. ``whole`` has the checks that need
-several sections. ``reading`` reads a file, and ``mistakes`` makes one line of a file's faults.
+Every key says its meaning in its section: ``design``, ``model`` or ``actions``. ``whole`` has the checks that need
+several sections, and ``reading`` reads a file.
 """
 
 from kvdrift.schema.study.actions import (
@@ -13,9 +13,8 @@ from kvdrift.schema.study.actions import (
     NUMERICS,
     ActionSection,
 )
-from kvdrift.schema.study.documents import DocumentsSection
+from kvdrift.schema.study.design import FIXED, DocumentsSection, PlanSection
 from kvdrift.schema.study.model import EXACT_TYPES, FINITE_STATE, HTTP, LLAMA_CPP, TRANSFORMER, ModelSection
-from kvdrift.schema.study.plan import FIXED, PlanSection
 from kvdrift.schema.study.reading import load_studies
 from kvdrift.schema.study.whole import POOLED, Study
 

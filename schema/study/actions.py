@@ -9,9 +9,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.study.mistakes import missing
 from kvdrift.schema.study.model import FINITE_STATE, HTTP
-from kvdrift.schema.study.section import ActionName, Section, Value, meaning
+from kvdrift.schema.study.section import ActionName, Section, Value, meaning, missing
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2

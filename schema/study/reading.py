@@ -1,20 +1,153 @@
-"""Read study files; paths in a study file are relative to the file's own folder."""
+"""Read study files, and expand their lists: sweeps into one action for each member, temperatures into one study each.
+
+Paths in a study file are relative to the file's own folder. Studies of several temperatures differ only in name and
+law.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.location import check_regular, straight
-from kvdrift.schema.study.mistakes import explained
-from kvdrift.schema.study.section import MOST_LISTED
-from kvdrift.schema.study.sweeps import of_each_law, of_each_member
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study.section import MOST_LISTED, explained
 from kvdrift.schema.study.whole import Study, check_distinct
+
+SWEPT: Final = ("keep", "codec")
+"""The keys of an action that may be lists, in the order of their values in a member's name."""
+
+SIGN: Final = "@"
+"""The sign before each value in a member's name."""
+
+_TRUNCATING: Final = ("top_p", "top_k")
+_ONE_OF_SEVERAL: Final = re.compile(r"(.+)-t\d[\d.e-]*")
+
+
+def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a study file's content, which need not be valid, with one action for each member of a sweep in its place.
+
+    The action NAME with ``keep = ["1/8", "1/4"]`` becomes ``NAME@1/8`` and ``NAME@1/4``; with a list of codecs too, an
+    action for each combination, as in ``NAME@1/8@int4``.
+    """
+    actions = content.get("actions")
+    if not isinstance(actions, list):
+        return content
+    made = [member for number, action in enumerate(actions) for member in _members(action, f"actions[{number}]")]
+    if len(made) > max(MOST_LISTED, len(actions)):
+        raise InputError(f"actions: their lists make {len(made):,} actions; write at most {MOST_LISTED}")
+    return content | {"actions": made}
+
+
+def families(actions: list[str]) -> dict[str, list[str]]:
+    """Return the members of each sweep, in the order of ``actions``; a sweep of one member is no sweep.
+
+    Combinations with different codecs are different sweeps: one for each codec.
+    """
+    found: dict[str, list[str]] = {}
+    for action in actions:
+        parts = action.split(SIGN)
+        if len(parts) > 1:
+            found.setdefault(SIGN.join([parts[0], *parts[2:]]), []).append(action)
+    return {name: members for name, members in found.items() if len(members) > 1}
+
+
+def _members(action: Any, where: str) -> list[Any]:
+    """Return the actions that one section makes: one, or one for each member of its lists."""
+    if not isinstance(action, dict):
+        return [action]
+    swept = [key for key in SWEPT if isinstance(action.get(key), list)]
+    if not swept or not isinstance(action.get("name"), str):
+        return [action]
+    labels = [_labels(action[key], key, f"{where}.{key}") for key in swept]
+    found = []
+    for chosen in itertools.product(*(zip(labels[at], action[key], strict=True) for at, key in enumerate(swept))):
+        name = SIGN.join([action["name"], *(label for label, _ in chosen)])
+        values = {key: value for key, (_, value) in zip(swept, chosen, strict=True)}
+        found.append(action | values | {"name": name})
+    return found
+
+
+def _labels(listed: list[Any], key: str, where: str) -> list[str]:
+    """Return the part of each member's name that stands for its value."""
+    if not listed:
+        raise InputError(f"{where} = []: has no value; write one, or several as in {_EXAMPLES[key]}")
+    labels = [_label(value, key, f"{where}[{place}]") for place, value in enumerate(listed)]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"{where}: '{label}' is given {labels.count(label)} times; give each value once")
+    return labels
+
+
+def _label(value: Any, key: str, where: str) -> str:
+    if key == "keep":
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise InputError(f'{where} = {value!r}: write an integer, or an exact fraction such as "1/2"')
+        try:
+            Retention.parse(value)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        return str(value).replace(" ", "")
+    name = value.get("name") if isinstance(value, dict) else value
+    if not isinstance(name, str) or not name:
+        raise InputError(f'{where} = {value!r}: write a codec\'s name, or {{ name = "int4", group = 64 }}')
+    return name
+
+
+_EXAMPLES: Final = {"keep": '["1/8", "1/4", "1/2"]', "codec": '["int8", "int4"]'}
+
+
+def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a study file's content, which need not be valid, once for each of its temperatures.
+
+    The study NAME at temperature 0.7 is called ``NAME-t0.7``. Temperature 0 takes the most probable token, so its study
+    gets no keys that truncate a law.
+    """
+    section = content.get("study")
+    listed = section.get("temperature") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or not isinstance(listed, list):
+        return [content]
+    if not listed:
+        raise InputError("study.temperature = []: has no temperature; write one, or several as in [0.0, 0.7, 1.0]")
+    if len(listed) > MOST_LISTED:
+        raise InputError(
+            f"study.temperature: {len(listed):,} temperatures, each of which is a study; write at most {MOST_LISTED}"
+        )
+    for one in listed:
+        if listed.count(one) > 1:
+            raise InputError(f"study.temperature: {one} is given {listed.count(one)} times; give each temperature once")
+    return [content | {"study": _section_of(section, temperature)} for temperature in listed]
+
+
+def _section_of(section: dict[str, Any], temperature: Any) -> dict[str, Any]:
+    """Return section ``[study]`` for one temperature; the schema refuses a temperature that is no number."""
+    own = section | {"temperature": temperature}
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        return own
+    if not temperature:
+        own = {key: value for key, value in own.items() if key not in _TRUNCATING}
+    name = section.get("name")
+    return own | {"name": law_name(name, temperature)} if isinstance(name, str) else own
+
+
+def law_name(study: str, temperature: float) -> str:
+    """Return the name of the study at one of several temperatures, written as the shortest decimal number."""
+    number = repr(float(temperature)).removesuffix(".0").replace("+", "")
+    return f"{study}-t{number}"
+
+
+def name_of_all(study: str) -> str | None:
+    """Return the name in the file for a study named after one of several temperatures; None for other names."""
+    found = _ONE_OF_SEVERAL.fullmatch(study)
+    return found and found[1]
+
 
 _READ_PATHS = ("path", "exclude")  # of [[documents]]
 

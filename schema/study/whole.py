@@ -13,12 +13,9 @@ from pydantic import Field, PrivateAttr, model_validator
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.sampling import SamplingLaw
 from kvdrift.schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, ActionSection
-from kvdrift.schema.study.documents import DocumentsSection
-from kvdrift.schema.study.horizon import StudySection, WindowsSection
-from kvdrift.schema.study.mistakes import missing
+from kvdrift.schema.study.design import DocumentsSection, PlanSection, StudySection, WindowsSection
 from kvdrift.schema.study.model import FINITE_STATE, ModelSection
-from kvdrift.schema.study.plan import PlanSection
-from kvdrift.schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Section, meaning
+from kvdrift.schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Section, meaning, missing
 from kvdrift.schema.windows import Windows
 
 POOLED = "pooled"

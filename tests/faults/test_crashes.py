@@ -27,7 +27,7 @@ from kvdrift.flows.run.forgetting import find_removal, remove_document
 from kvdrift.log.delta import folder as delta_folder
 from kvdrift.log.delta.table_log import TableLog
 from kvdrift.log.store import Store
-from kvdrift.verification.logs import check_logs
+from kvdrift.verification.files import check_logs
 
 # --- power cuts: every state that the fsyncs of real commits allow -------------------------------------------------------
 

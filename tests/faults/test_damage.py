@@ -33,8 +33,7 @@ from kvdrift.schema.tables import TABLES
 from kvdrift.sql.catalog import open_views
 from kvdrift.transforms.compaction import compact
 from kvdrift.transforms.segments import commit, derive_segment, pending
-from kvdrift.verification.files import Verified
-from kvdrift.verification.logs import check_leftovers, check_logs
+from kvdrift.verification.files import Verified, check_leftovers, check_logs
 from kvdrift.verification.repair import repair
 from kvdrift.verification.whole_store import verify
 

@@ -35,11 +35,10 @@ from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import ACTIONS, DOCUMENTS
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from kvdrift.stats import bootstrap
+from kvdrift.stats.bootstrap import COLUMNS, Estimates, Request, estimate
 from kvdrift.stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from kvdrift.stats.reduction import CONTROLS, REDUCED, fit_coefficients, is_reduced, reduced_documents
-from kvdrift.stats.resampling import bootstrap
-from kvdrift.stats.resampling.bootstrap import estimate
-from kvdrift.stats.resampling.intervals import COLUMNS, Estimates, Request
 from kvdrift.stats.simultaneous import simultaneous_gaps
 from kvdrift.transforms.pipeline import run_derivation
 

@@ -22,7 +22,7 @@ from kvdrift.flows.run.forecast import forecast
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.sql.catalog import open_views
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities import ANSWER_QUANTITIES
 from kvdrift.verification.whole_store import verify
 
 Rows = list[dict[str, Any]]

@@ -29,8 +29,7 @@ from kvdrift.generator.selectors import SELECTORS
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import OperationError, PlanError
 from kvdrift.schema.tables import IDENTITIES, TABLES
-from kvdrift.sql.catalog import open_views, view_texts
-from kvdrift.sql.promises import computed_views
+from kvdrift.sql.catalog import computed_views, open_views, view_texts
 from kvdrift.verification.whole_store import verify
 
 TABLES_STUDY = (

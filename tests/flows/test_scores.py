@@ -28,7 +28,7 @@ from kvdrift.generator.embedded.documents import make_document
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.tables import DOCUMENTS, EVENTS, TABLES
 from kvdrift.sql.catalog import open_views
-from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities import ANSWER_QUANTITIES
 from kvdrift.transforms.pipeline import run_derivation
 from kvdrift.verification.whole_store import verify
 

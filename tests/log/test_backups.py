@@ -13,7 +13,7 @@ from fixtures.processes import start_process
 from fixtures.stored_units import derive, make_unit
 
 from kvdrift.log.store import Store
-from kvdrift.verification.logs import check_logs
+from kvdrift.verification.files import check_logs
 
 COPIES = 5
 FLOCK = shutil.which("flock")

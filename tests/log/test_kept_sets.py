@@ -13,7 +13,7 @@ from fixtures.stored_units import make_unit
 
 from kvdrift.log.prompts import MOST_COUNTS, KeptEntries, kept_entries, layer_groups
 from kvdrift.log.store import Store
-from kvdrift.log.units.kept_sets import unlike_units
+from kvdrift.log.units.conditions import unlike_units
 from kvdrift.schema.errors import UnlikeUnitsError
 
 KEPT, OTHERS = ["ab" * 32, "cd" * 32], ["ab" * 32, "ef" * 32]

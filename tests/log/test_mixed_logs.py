@@ -13,7 +13,7 @@ from fixtures.stored_units import derive, make_unit
 
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import DamagedStoreError
-from kvdrift.verification.logs import check_logs
+from kvdrift.verification.files import check_logs
 
 
 def grown(path: Path, *docs: str) -> Store:

@@ -11,9 +11,9 @@ from fixtures.simulated_studies import simulated_study
 from kvdrift.report.figures.canvas import properties, with_properties
 from kvdrift.report.printing.numbers import in_text, interval, sure_decimals
 from kvdrift.report.reading.estimates import Estimate
+from kvdrift.stats.bootstrap import estimate
 from kvdrift.stats.ends import error_of_ends
 from kvdrift.stats.registry import Scale
-from kvdrift.stats.resampling.bootstrap import estimate
 
 
 def made(low: float, high: float, draws: int | None, level: float | None = 0.95) -> Estimate:

@@ -31,8 +31,7 @@ from kvdrift.report.printing.numbers import MISSING, significant
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.branching import LOSES, OPEN, PAYS, verdict
 from kvdrift.schema.windows import Windows
-from kvdrift.stats.quantities import ALL_QUANTITIES
-from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from kvdrift.stats.quantities import ALL_QUANTITIES, BRANCHING_QUANTITIES
 from kvdrift.stats.registry import Scale
 
 ACTIONS = ("snapkv-half", "recent-half", "recent-10")

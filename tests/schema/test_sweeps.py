@@ -10,7 +10,7 @@ from fixtures.refusals import refused
 from fixtures.small_study import TEXT
 
 from kvdrift.schema.study import load_studies
-from kvdrift.schema.study.sweeps import families, of_each_member
+from kvdrift.schema.study.reading import families, of_each_member
 
 SWEEP = '[[actions]]\nname = "snapkv"\nselector = "snapkv"\nkeep = ["1/4", "25 %", 128]\ncodec = {codec}\n\n[plan]'
 

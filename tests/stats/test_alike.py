@@ -12,12 +12,11 @@ import scipy.stats
 
 from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
+from kvdrift.stats.bootstrap import Request, estimate
 from kvdrift.stats.endpoints import Decision, decide
 from kvdrift.stats.ends import Alike, most_unlike, settling_factor
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.registry import Between, Higher
-from kvdrift.stats.resampling.bootstrap import estimate
-from kvdrift.stats.resampling.intervals import Request
 
 STUDIES = 400
 PAGE = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")

@@ -16,10 +16,10 @@ from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.allocation import Allocation, allocate, influences, linearize
+from kvdrift.stats.bootstrap import observed, resample
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import ReplicateMoments
 from kvdrift.stats.quantities import QUANTITIES
-from kvdrift.stats.resampling.bootstrap import observed, resample
 
 W = Windows.of(16)
 STRATA = ("s", "t")

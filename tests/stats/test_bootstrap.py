@@ -19,14 +19,13 @@ from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.tables import RESULTS
 from kvdrift.schema.windows import Windows
+from kvdrift.stats.bootstrap import BLOCK, COLUMNS, Request, estimate, groups, observed, planned_status, resample
 from kvdrift.stats.clusters import ClusterDraws
 from kvdrift.stats.endpoints import Endpoint, Family
 from kvdrift.stats.ends import percentile_intervals
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import pooled_means
 from kvdrift.stats.quantities import QUANTITIES
-from kvdrift.stats.resampling.bootstrap import BLOCK, estimate, groups, observed, resample
-from kvdrift.stats.resampling.intervals import COLUMNS, Request, planned_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,6 +26,7 @@ from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.tables import EVENTS, TABLES
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import open_views
+from kvdrift.stats.bootstrap import Request, estimate, observed
 from kvdrift.stats.calibration import (
     CANDIDATES,
     OBSERVATIONS,
@@ -40,8 +41,6 @@ from kvdrift.stats.calibration import (
 )
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments
-from kvdrift.stats.resampling.bootstrap import estimate, observed
-from kvdrift.stats.resampling.intervals import Request
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,10 +39,10 @@ from benchmarks.synthetic_study import (
 from kvdrift.flows.estimate.moments import document_moments
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.bootstrap import BLOCK, groups, observed, observed_errors, resample
 from kvdrift.stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import QUANTITIES
-from kvdrift.stats.resampling.bootstrap import BLOCK, groups, observed, observed_errors, resample
 from kvdrift.stats.standard_errors import constant_gradient, features_read
 
 DRAWS = 4 * BLOCK

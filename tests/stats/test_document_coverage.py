@@ -11,7 +11,7 @@ import pytest
 from fixtures.document_laws import LAWS, PAIRS, Law, studies_of
 
 from kvdrift.schema.study import POOLED
-from kvdrift.stats.resampling.bootstrap import estimate
+from kvdrift.stats.bootstrap import estimate
 
 BATCHES = 12  # of 125 studies: 1,500 contrasts, 3,000 actions
 CLUSTERS = (6, 12, 24, 48)  # of a stratum

@@ -22,6 +22,7 @@ from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
 from kvdrift.sql.catalog import open_views
+from kvdrift.stats.bootstrap import COLUMNS
 from kvdrift.stats.clusters import ClusterDraws
 from kvdrift.stats.efficiency import (
     MEASURED,
@@ -31,9 +32,7 @@ from kvdrift.stats.efficiency import (
     resample_branching,
 )
 from kvdrift.stats.endpoints import Endpoint
-from kvdrift.stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
-from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from kvdrift.stats.resampling.intervals import COLUMNS
+from kvdrift.stats.quantities import BRANCHING_QUANTITIES, QUANTITIES, SIMULTANEOUS_GAP
 from kvdrift.transforms.pipeline import run_derivation
 
 STRATA = ["a"] * 7 + ["b"] * 4

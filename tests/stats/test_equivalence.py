@@ -7,11 +7,10 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.simulated_studies import PAIRS, exact_truth, simulated_study
 
+from kvdrift.stats.bootstrap import Request, estimate, observed
 from kvdrift.stats.endpoints import Decision, decidable_quantities, decidable_quantity, decide
 from kvdrift.stats.quantities import DIFFERENCES, PAIR_QUANTITIES, QUANTITIES
 from kvdrift.stats.registry import Higher
-from kvdrift.stats.resampling.bootstrap import estimate, observed
-from kvdrift.stats.resampling.intervals import Request
 
 EQUIVALENT, WORSE, UNRESOLVED = Decision.EQUIVALENT, Decision.WORSE, Decision.UNRESOLVED
 

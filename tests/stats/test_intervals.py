@@ -13,6 +13,7 @@ from oracles.plain_intervals import Document, effective_clusters, interval
 
 from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
+from kvdrift.stats.bootstrap import Request, estimate, observed, observed_errors, resample
 from kvdrift.stats.clusters import ClusterBlocks, ClusterDraws
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.ends import expanded_intervals
@@ -20,8 +21,6 @@ from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import ALL_QUANTITIES, QUANTITIES
 from kvdrift.stats.registry import Range, Scale
-from kvdrift.stats.resampling.bootstrap import estimate, observed, observed_errors, resample
-from kvdrift.stats.resampling.intervals import Request
 from kvdrift.stats.standard_errors import StandardErrors, constant_gradient, features_read
 
 H = 8

@@ -18,13 +18,12 @@ from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.contracts import contract
+from kvdrift.stats.bootstrap import estimate, observed
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments, ReplicateMoments
 from kvdrift.stats.pooling import Pooling
-from kvdrift.stats.quantities import ALL_QUANTITIES, QUANTITIES, quantity_named
-from kvdrift.stats.quantities.actions import median_entry
+from kvdrift.stats.quantities import ALL_QUANTITIES, QUANTITIES, median_entry, quantity_named
 from kvdrift.stats.registry import Pooled
-from kvdrift.stats.resampling.bootstrap import estimate, observed
 
 H = 16
 W = Windows.of(H)  # T = 8, early lags 1..2, late lags 7..8

@@ -12,10 +12,10 @@ from scipy.stats import norm
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
+from kvdrift.stats.bootstrap import observed_errors, resample
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.repeated import RepeatedInterval, draws_of, repeated_intervals
-from kvdrift.stats.resampling.bootstrap import observed_errors, resample
 from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution, critical_constants
 
 MISMATCH = Endpoint("mismatch", "one")

@@ -7,10 +7,10 @@ import pytest
 
 from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
+from kvdrift.stats.bootstrap import observed_errors, resample
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP
-from kvdrift.stats.resampling.bootstrap import observed_errors, resample
 from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 

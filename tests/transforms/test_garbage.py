@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvdrift.schema.tables import PAIR_COLUMNS
 from kvdrift.transforms import DeriveTrajectories
-from kvdrift.transforms.streams.packed import cut_all, events_of
+from kvdrift.transforms.streams.assembly import cut_all, events_of
 
 TEXTS = ("study", "model", "doc", "action")
 WHOLE = ("replicate", "t", "x_token", "y_token")

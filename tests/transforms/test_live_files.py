@@ -41,11 +41,10 @@ from hypothesis import given, settings
 from kvdrift.ingestion.files import EventFile
 from kvdrift.ingestion.ingest import IngestReport, ingest
 from kvdrift.ingestion.records import read_documents
-from kvdrift.ingestion.waiting_rows import Taking, WaitingRows, alone
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import TABLES
-from kvdrift.transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, ingest_pieces
+from kvdrift.transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, Taking, WaitingRows, alone, ingest_pieces
 from kvdrift.transforms.watch import watch
 
 DERIVED = ("trajectories", "steps")

@@ -33,8 +33,7 @@ from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, T
 from kvdrift.transforms import pipeline, segments
 from kvdrift.transforms.compaction import Gathering
 from kvdrift.transforms.derivation import derive_trajectories
-from kvdrift.transforms.pipeline import run_derivation
-from kvdrift.transforms.records import read_records, record_folder, write_record
+from kvdrift.transforms.pipeline import read_records, record_folder, run_derivation, write_record
 from kvdrift.transforms.residual_branches import derive_branchings
 from kvdrift.transforms.watch import watch
 

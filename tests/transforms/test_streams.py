@@ -24,7 +24,7 @@ from kvdrift.schema.errors import InputError
 from kvdrift.transforms import AssembleReplicates, DeriveTrajectories, ReadEvents, WriteDerived, WriteReplicates
 from kvdrift.transforms.derivation import derive_trajectories
 from kvdrift.transforms.streams import assembly
-from kvdrift.transforms.streams.packed import ROW, cut, events_of, table_of, unpacked
+from kvdrift.transforms.streams.assembly import ROW, cut, events_of, table_of, unpacked
 from kvdrift.transforms.streams.replicates import DerivedReplicates
 from kvdrift.transforms.streams.stored import _ReadVersions, write_derived
 

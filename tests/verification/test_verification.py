@@ -29,15 +29,13 @@ from kvdrift.log.checked_files import MEMORY
 from kvdrift.log.delta.parquet_files import content_digest, encode_parquet
 from kvdrift.log.last_times import FOLDER
 from kvdrift.log.store import Store, Unit
-from kvdrift.log.units.commits import UnitCommits
-from kvdrift.log.units.records import FOOTER
+from kvdrift.log.units.commits import FOOTER, UnitCommits
 from kvdrift.log.units.unit import NUMBERED, conform_unit
 from kvdrift.schema.errors import DamagedStoreError, InputError
 from kvdrift.schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from kvdrift.sql.catalog import Views, open_views
+from kvdrift.sql.catalog import Views, breaches, computed_views, open_views
 from kvdrift.sql.catalog_file import catalog_fault, write_catalog
 from kvdrift.sql.contracts import contract
-from kvdrift.sql.promises import breaches, computed_views
 from kvdrift.transforms.segments import commit, derive_segment, pending
 from kvdrift.verification.files import Verified
 from kvdrift.verification.repair import repair

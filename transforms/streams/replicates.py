@@ -28,7 +28,7 @@ from kvdrift.schema.rows import run_bounds
 from kvdrift.schema.tables import STEPS, TRAJECTORIES
 from kvdrift.transforms.derivation import derive_trajectories
 from kvdrift.transforms.streams import assembly
-from kvdrift.transforms.streams.packed import (
+from kvdrift.transforms.streams.assembly import (
     ROW,
     Horizons,
     Piece,

@@ -14,7 +14,7 @@ from kvdrift.log.store import Store
 from kvdrift.schema.errors import DamagedStoreError
 from kvdrift.schema.tables import DOCUMENTS
 from kvdrift.sql.catalog_file import write_catalog
-from kvdrift.verification.logs import check_logs
+from kvdrift.verification.files import check_logs
 from kvdrift.verification.repair import repair
 
 ACKNOWLEDGED = "acknowledged"  # a file below the root: each write to it says that something was acknowledged

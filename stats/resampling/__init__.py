@@ -1,1 +1,0 @@
-"""Draws of documents, and the intervals of estimates that these draws give."""
