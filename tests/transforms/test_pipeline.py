@@ -214,7 +214,7 @@ def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: p
     (left / "0.json").write_text("[]")
     run_derivation(store.location)
     assert left.exists()  # it could belong to a run that is still going on
-    monkeypatch.setattr("kvdrift.transforms.records.STALE", timedelta(days=-1))
+    monkeypatch.setattr("kvdrift.transforms.pipeline.STALE", timedelta(days=-1))
     with record_folder(store.location):
         pass
     assert not left.exists()
@@ -236,7 +236,7 @@ def test_a_clock_that_jumps_takes_no_record_from_a_run(
             def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
                 return datetime.now(tz) + timedelta(days=days)
 
-        monkeypatch.setattr("kvdrift.transforms.records.datetime", Jumped)
+        monkeypatch.setattr("kvdrift.transforms.pipeline.datetime", Jumped)
         with record_folder(store.location):
             pass
         assert read_records(folder) == [written]
@@ -266,7 +266,7 @@ def test_the_end_of_a_run_leaves_a_second_one_its_folder(store: Store, monkeypat
 
     runs: list[str] = []
     with contextlib.ExitStack() as stack:
-        monkeypatch.setattr("kvdrift.transforms.records.filesystem_of", overtaken)
+        monkeypatch.setattr("kvdrift.transforms.pipeline.filesystem_of", overtaken)
         with record_folder(store.location):
             pass
         written = segments.SegmentOutcome(7, events=3, errors=("a line",))
