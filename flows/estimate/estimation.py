@@ -28,10 +28,10 @@ import pyarrow.compute as pc
 from kvdrift.flows.estimate.moments import action_revisions, branching_moments, documents_revision
 from kvdrift.flows.plan.frozen_plan import FrozenPlan
 from kvdrift.log.store import Store
+from kvdrift.schema.estimate_tables import RESULTS
 from kvdrift.schema.progress import Progress
 from kvdrift.schema.python_source import syntax_sha256
 from kvdrift.schema.study.reading import families
-from kvdrift.schema.tables import RESULTS
 from kvdrift.sql.catalog import Views
 from kvdrift.stats.bootstrap import Estimates, Request, estimate, groups
 from kvdrift.stats.efficiency import BranchingMoments, estimate_branching

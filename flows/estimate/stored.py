@@ -40,8 +40,8 @@ from kvdrift.log.last_times import record_estimates
 from kvdrift.log.store import Store
 from kvdrift.log.studies import count_waiting
 from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.estimate_tables import CALIBRATION, LOOKS, RESULTS
 from kvdrift.schema.progress import SILENT, Progress
-from kvdrift.schema.tables import CALIBRATION, LOOKS, RESULTS
 from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
 from kvdrift.stats.bootstrap import EXPLORATORY, planned_status
 from kvdrift.stats.calibration import Calibration, calibrate

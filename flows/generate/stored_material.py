@@ -22,8 +22,9 @@ from kvdrift.log.forgotten import forgotten_documents
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, newest_revisions
 from kvdrift.schema.document import SPLITS, Document
+from kvdrift.schema.estimate_tables import EXACT_VALUES
 from kvdrift.schema.study import FINITE_STATE, Study
-from kvdrift.schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, IDENTITIES, STUDIES
 
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:

@@ -28,9 +28,10 @@ from kvdrift.flows.plan.stored_documents import frozen_documents
 from kvdrift.log.store import Store
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, OperationError, PlanError
+from kvdrift.schema.estimate_tables import PLANS
 from kvdrift.schema.frozen_text import MEASURED, frozen_sha256, frozen_text
 from kvdrift.schema.study import FIXED, PlanSection, Study
-from kvdrift.schema.tables import PLAIN, PLANS, SWRB
+from kvdrift.schema.tables import PLAIN, SWRB
 from kvdrift.stats.allocation import Allocation, allocate
 from kvdrift.stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
 from kvdrift.stats.endpoints import Endpoint, Family

@@ -24,10 +24,11 @@ from kvdrift.log.delta.durability import sync
 from kvdrift.log.forgotten import add_forgotten, forgotten_documents
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, nearest, reading
+from kvdrift.schema.estimate_tables import LOOKS, PLANS
 from kvdrift.schema.frozen_text import frozen_sha256, frozen_text
 from kvdrift.schema.location import is_local
 from kvdrift.schema.locking import TEMPORARY, repaired, run_alone, sweep
-from kvdrift.schema.tables import LOOKS, PLANS, TABLES
+from kvdrift.schema.tables import TABLES
 from kvdrift.sql.catalog_file import CATALOG_NAME, refresh_catalog
 
 _SOURCES = ("units", "events", "prompts", "documents")  # of everything else, so their rows go last, in this order

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvdrift.schema.columns import Table
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line, is_forbidden, nearest
 from kvdrift.schema.location import absolute, filesystem_of, is_local, join
 from kvdrift.schema.locking import hold, sweep
-from kvdrift.schema.tables import Table
 
 ROW_GROUP_ROWS = 1 << 17  # readers of few rows skip whole row groups; threads share them
 

@@ -42,7 +42,8 @@ from kvdrift.ingestion import files as event_files
 from kvdrift.ingestion import formats, intake
 from kvdrift.ingestion.ingest import Finding, ingest
 from kvdrift.log.store import Store, Unit
-from kvdrift.schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, PLANS, STUDIES
+from kvdrift.schema.estimate_tables import PLANS
+from kvdrift.schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, STUDIES
 from kvdrift.sql.catalog import open_views
 from kvdrift.transforms.pipeline import run_derivation
 

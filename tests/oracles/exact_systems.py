@@ -28,9 +28,10 @@ from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Full
 from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.unit import DERIVED_TABLES
+from kvdrift.schema.estimate_tables import EXACT_VALUES
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import FINITE_STATE, POOLED
-from kvdrift.schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
+from kvdrift.schema.tables import DOCUMENTS, PLAIN, STUDIES, SWRB
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import open_views
 

@@ -12,7 +12,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from kvdrift.log.store import Store
-from kvdrift.schema.tables import TABLES, Table
+from kvdrift.schema.columns import Table
+from kvdrift.schema.tables import TABLES
 
 ALLOWED = {
     pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC"),

@@ -14,7 +14,8 @@ from fixtures.stored_units import make_unit
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.tables import ACTIONS, CALIBRATION, DOCUMENTS
+from kvdrift.schema.estimate_tables import CALIBRATION
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS
 from kvdrift.sql.catalog import open_views, view_texts
 from kvdrift.sql.catalog_file import write_catalog
 from kvdrift.transforms.pipeline import run_derivation

@@ -16,8 +16,8 @@ import scipy.special
 import scipy.stats
 
 from kvdrift.schema.errors import InputError
+from kvdrift.schema.estimate_tables import RESULTS
 from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from kvdrift.schema.tables import RESULTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.bootstrap import BLOCK, COLUMNS, Request, estimate, groups, observed, planned_status, resample
 from kvdrift.stats.clusters import ClusterDraws

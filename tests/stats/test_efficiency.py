@@ -20,7 +20,8 @@ from kvdrift.flows.estimate.moments import branching_moments
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
+from kvdrift.schema.estimate_tables import RESULTS
+from kvdrift.schema.tables import DOCUMENTS, PLAIN, SWRB
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.bootstrap import COLUMNS
 from kvdrift.stats.clusters import ClusterDraws

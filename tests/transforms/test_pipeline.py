@@ -27,9 +27,10 @@ from fixtures.random_units import branched_unit, unit
 
 from kvdrift.log.store import Store
 from kvdrift.log.units.unit import NUMBERED
+from kvdrift.schema.columns import Table
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.location import filesystem_of
-from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TABLES, TRAJECTORIES, Table
+from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TABLES, TRAJECTORIES
 from kvdrift.transforms import pipeline, segments
 from kvdrift.transforms.compaction import Gathering
 from kvdrift.transforms.derivation import derive_trajectories

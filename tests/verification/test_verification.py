@@ -32,7 +32,8 @@ from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.commits import FOOTER, UnitCommits
 from kvdrift.log.units.unit import NUMBERED, conform_unit
 from kvdrift.schema.errors import DamagedStoreError, InputError
-from kvdrift.schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
+from kvdrift.schema.estimate_tables import CALIBRATION, RESULTS
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, TABLES
 from kvdrift.sql.catalog import Views, breaches, computed_views, open_views
 from kvdrift.sql.catalog_file import catalog_fault, write_catalog
 from kvdrift.sql.contracts import contract
