@@ -18,8 +18,8 @@ from kvdrift.generator.selectors import Recent, SnapKV
 from kvdrift.generator.transformer.decoder import whole_sums
 from kvdrift.generator.transformer.footprint import matrix_bytes
 from kvdrift.generator.transformer.fused.layers import join_weights, layers_fault
+from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.generator.transformer.memory import ModelShape
-from kvdrift.generator.transformer.model import LoadedModel
 from kvdrift.schema.document import Document
 from kvdrift.schema.retention import Retention
 

@@ -21,7 +21,7 @@ from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.coupling.laws import couple, draw, total_variation
 from kvdrift.generator.coupling.rollout import uniform_table
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.schema.document import Document

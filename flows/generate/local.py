@@ -22,7 +22,7 @@ from kvdrift.schema.progress import SILENT
 from kvdrift.schema.study import FINITE_STATE, Study
 
 if TYPE_CHECKING:
-    from kvdrift.generator.transformer.model import LoadedModel
+    from kvdrift.generator.transformer.loading import LoadedModel
     from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
 
 NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudyLaw | None]]]]

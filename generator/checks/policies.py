@@ -24,10 +24,9 @@ from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Full, Selector
 from kvdrift.generator.selectors.policies import POLICY_KIND, Policy
-from kvdrift.generator.selectors.policies.guarded import GuardedRule, rule_of
+from kvdrift.generator.selectors.policies.around import GuardedRule, rule_of
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
-from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError

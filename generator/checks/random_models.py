@@ -15,8 +15,7 @@ import torch
 
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.transformer.files.configuration import library, quiet
-from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.schema.document import Document
 
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {

@@ -27,7 +27,7 @@ from kvdrift.generator.identity import parts_sha256
 from kvdrift.generator.selectors import Full
 from kvdrift.generator.selectors.custom.parts import PartKind
 from kvdrift.generator.selectors.parameters import Value
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError, failure_of, first_line

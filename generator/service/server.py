@@ -59,7 +59,7 @@ from kvdrift.generator.service.protocol import (
     plain_record,
 )
 from kvdrift.generator.transformer.decoder import is_device_lost
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line

@@ -27,7 +27,7 @@ from kvdrift.schema.keyed_random import keyed_generator
 from kvdrift.schema.tables import SWRB
 
 if TYPE_CHECKING:
-    from kvdrift.generator.transformer.model import LoadedModel
+    from kvdrift.generator.transformer.loading import LoadedModel
     from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
 
 BUDGET_SECONDS = 75.0  # approximate time that loading and measuring may take

@@ -106,7 +106,7 @@ def test_a_limit_is_shared_by_the_studies_of_a_file(tmp_path: Path) -> None:
 
 def test_two_threads_that_are_interrupted_are_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C behind the first document, stored units stay, and no thread is left."""
-    monkeypatch.setattr("kvdrift.generator.transformer.model._PAIRS_AT_ONCE", 1)
+    monkeypatch.setattr("kvdrift.generator.transformer.loading._PAIRS_AT_ONCE", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
     class Interrupting(type(SILENT)):

@@ -35,8 +35,7 @@ from kvdrift.generator.selectors import SELECTORS
 from kvdrift.generator.selectors.selector import ScoringSelector
 from kvdrift.generator.service.client import RemoteGenerator, ServiceAddress
 from kvdrift.generator.service.server import GenerationService, identity_of
-from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.log.store import Unit

@@ -32,8 +32,7 @@ from kvdrift.generator.transformer import loading
 from kvdrift.generator.transformer import model_checks as proofs
 from kvdrift.generator.transformer.files.configuration import position_switch
 from kvdrift.generator.transformer.footprint import local_footprint
-from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.model_checks import check_model
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.log.units.unit import Unit

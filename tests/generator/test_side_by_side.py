@@ -24,8 +24,8 @@ from kvdrift.generator.generation.units import library_versions, versions_on
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.selectors.h2o import H2O
 from kvdrift.generator.selectors.selector import Selector
-from kvdrift.generator.transformer import model as transformer_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer import loading
+from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import OperationError
@@ -72,7 +72,7 @@ def test_events_are_the_same_side_by_side_and_in_two_threads(
     model = random_model(kind, dtype)
     expected = alone(model)
     assert_same(generate_together(model, "s", WORK, HORIZON, SEED), expected)
-    monkeypatch.setattr(transformer_model, "_PAIRS_AT_ONCE", 20)
+    monkeypatch.setattr(loading, "_PAIRS_AT_ONCE", 20)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert len(list(together(model.pairs_at_once, WORK))) > 2
     before = torch.get_num_threads()
@@ -147,7 +147,7 @@ def test_what_keeps_the_device_busy_is_generated_one_by_one() -> None:
 
 def test_threads_get_equally_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three parts would leave one of two threads without work half of the time."""
-    monkeypatch.setattr(transformer_model, "_PAIRS_AT_ONCE", 96)
+    monkeypatch.setattr(loading, "_PAIRS_AT_ONCE", 96)
     model, work = (
         random_model("llama"),
         [(random_document(f"d{i}", 80), [PendingUnit(CONTROL, 0, 16)]) for i in range(18)],
@@ -181,7 +181,7 @@ def of_selector(selector: Selector, count: int) -> list[tuple[Document, list[Pen
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer_model, "_PAIRS_AT_ONCE", 20)
+    monkeypatch.setattr(loading, "_PAIRS_AT_ONCE", 20)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
 

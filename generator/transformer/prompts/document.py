@@ -15,8 +15,7 @@ from kvdrift.generator.attention.prompt_reads import PrefixLayer, same_entries, 
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.states import LayerStates
 from kvdrift.generator.coupling.streams import Savings
-from kvdrift.generator.selectors.policies.guarded import rule_of
-from kvdrift.generator.selectors.policies.watched import WatchedRule, watched_steps
+from kvdrift.generator.selectors.policies.around import WatchedRule, rule_of, watched_steps
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from kvdrift.generator.transformer.model_checks import check_layers

@@ -18,7 +18,7 @@ from kvdrift.generator.attention.holding import AsComputed, Holding, bytes_as_st
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.selectors import Full, Selector
-from kvdrift.generator.selectors.policies.watched import Left
+from kvdrift.generator.selectors.policies.around import Left
 from kvdrift.generator.selectors.selector import ScoringSelector
 from kvdrift.log.prompts import KeptEntries, kept_entries
 from kvdrift.schema.errors import OperationError, failing_as

@@ -17,8 +17,7 @@ from kvdrift.generator.attention.tables import few_rows
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.generator.transformer.prompts.streams import random_step_deviation
 

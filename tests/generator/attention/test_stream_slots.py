@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvdrift.generator.attention.slots import StreamSlots
+from kvdrift.generator.attention.shared_prefix import StreamSlots
 
 STREAMS, HORIZON = 12, 9
 

@@ -23,7 +23,7 @@ from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, 
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors.policies import POLICIES
-from kvdrift.generator.selectors.policies.watched import watched_steps
+from kvdrift.generator.selectors.policies.around import watched_steps
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import ActionSection

@@ -18,8 +18,7 @@ from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTORS, Full
-from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import Study

@@ -21,7 +21,7 @@ from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.generation.units import generate_together
 from kvdrift.generator.transformer.files.text_ends import model_files
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.generator.transformer.other_weights.model import ModelWithOthers, load_transformer
 from kvdrift.generator.transformer.other_weights.named import check_shared, identities
 from kvdrift.log.store import Unit

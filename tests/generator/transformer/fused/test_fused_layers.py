@@ -18,7 +18,7 @@ from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.fused import layers
 from kvdrift.generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault, slower
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.log.store import Unit
 
 DOCUMENT = random_document("d150", 150)

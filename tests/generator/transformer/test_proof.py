@@ -26,11 +26,9 @@ from kvdrift.generator.attention.states import StreamStates
 from kvdrift.generator.transformer import decoder, loading
 from kvdrift.generator.transformer.files.configuration import quiet
 from kvdrift.generator.transformer.fused.head import Head
-from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.streams import TransformerStreams
-from kvdrift.generator.transformer.proof.forward import Probe, Reference
-from kvdrift.generator.transformer.proof.proof import refusal
+from kvdrift.generator.transformer.proof import Probe, Reference, refusal
 
 DTYPES = ("float32", "bfloat16", "float16")
 LAYERS = 5
