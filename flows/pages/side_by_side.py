@@ -24,8 +24,7 @@ from kvdrift.log.store import Store
 from kvdrift.log.studies import stored_studies
 from kvdrift.report.reading.content import read_content
 from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS, Estimate, Provenance, StudyRows
-from kvdrift.report.side_by_side.content import Comparison, Difference, Entry, Pairing
-from kvdrift.report.side_by_side.page import build_comparison
+from kvdrift.report.side_by_side import Comparison, Difference, Entry, Pairing, build_comparison
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.location import absolute, folder_name
 from kvdrift.schema.progress import SILENT, Progress

@@ -77,8 +77,14 @@ def init(
 
     with ConsoleProgress() as console:
         console.doing("reading the model's tokenizer and the prompts")  # importing transformers takes seconds
-        from kvdrift.study_files.engine_study import engine_choice
-        from kvdrift.study_files.new_study import check_absent, named_action, new_study, swept_action, write_study
+        from kvdrift.study_files.new_study import (
+            check_absent,
+            engine_choice,
+            named_action,
+            new_study,
+            swept_action,
+            write_study,
+        )
 
         check_absent([study])
         asked = [*map(named_action, action or []), *map(swept_action, sweep or [])]

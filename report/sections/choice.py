@@ -19,15 +19,13 @@ from itertools import combinations
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
 from kvdrift.report.reading.facts import EVALUATION
-from kvdrift.report.sections.looks import progress
+from kvdrift.report.sections.plan import progress
 from kvdrift.schema.frozen_text import wanted_documents
 from kvdrift.stats.bootstrap import PRESPECIFIED, SEEN
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP
 
 _TOO_MANY = 0.5  # of the right answers are lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
-
-
 _RUN = "kvdrift run goes on to the end of the study."
 _ANALYZE = "kvdrift analyze makes the intervals."
 

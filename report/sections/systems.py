@@ -29,8 +29,6 @@ from kvdrift.stats.registry import Scale
 _STUDY, _HORIZON = "finite-state", 3  # the paper's study and horizon in the view ``published``
 ESTIMATORS = (PLAIN, SWRB)
 _PAPERS_NAMES = {PLAIN: "naive_estimate", SWRB: "swrb_estimate"}
-
-
 _STYLES = {PLAIN: (ACTION_COLOURS[1], "s", "coupled pairs"), SWRB: (ACTION_COLOURS[0], "o", "SWRB")}
 
 

@@ -18,10 +18,16 @@ from kvdrift.command import main
 from kvdrift.flows.pages.reports import report_folder
 from kvdrift.flows.pages.side_by_side import comparison_folder, pairings, read_entries
 from kvdrift.log.store import Store
-from kvdrift.report.side_by_side.content import Comparison, Entry
-from kvdrift.report.side_by_side.leaderboard import leaderboard
-from kvdrift.report.side_by_side.page import build_comparison, obstacles
-from kvdrift.report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
+from kvdrift.report.side_by_side import (
+    Comparison,
+    Entry,
+    build_comparison,
+    by_temperature,
+    leaderboard,
+    obstacles,
+    temperature_of,
+    temperatures_table,
+)
 from kvdrift.schema.sampling import SamplingLaw
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.moments import DocumentMoments

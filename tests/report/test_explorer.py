@@ -16,8 +16,7 @@ import pytest
 from fixtures.report_views import Page, content_of, make_views
 
 from kvdrift.report.explorer.page import pack, write_explorer
-from kvdrift.report.explorer.sample import POSITIONS, choose
-from kvdrift.report.explorer.trajectories import Outcomes, Streams
+from kvdrift.report.explorer.trajectories import POSITIONS, Outcomes, Streams, choose
 from kvdrift.schema.errors import OperationError
 from kvdrift.sql.catalog import Views
 

@@ -15,10 +15,9 @@ from fixtures.browser import Tabs, overflow
 from fixtures.report_views import MODEL
 
 from kvdrift.generator.transformer.files.tokenizer import token_reader
-from kvdrift.report.explorer import prompts
+from kvdrift.report.explorer import page as prompts
 from kvdrift.report.explorer.page import write_explorer
-from kvdrift.report.explorer.sample import choose
-from kvdrift.report.explorer.trajectories import read_outcomes
+from kvdrift.report.explorer.trajectories import choose, read_outcomes
 from kvdrift.report.reading.content import PageContent
 from kvdrift.sql.catalog import Views
 

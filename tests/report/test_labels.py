@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from kvdrift.report.figures.canvas import drawing, new_figure, save
 from kvdrift.report.figures.labels import Mark, name_marks
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.side_by_side.leaderboard import leaderboard_figure
+from kvdrift.report.side_by_side import leaderboard_figure
 
 FRONTIER = {
     "snapkv-eighth": (0.125, 0.683), "snapkv-half-int4": (0.197, 0.144), "int2": (0.25, 0.371),

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from kvdrift.report.figures.canvas import drawing
 from kvdrift.report.reading.content import PublishedStudy
-from kvdrift.report.sections import calibration, clocks, divergence
+from kvdrift.report.sections import calibration, divergence
 
 
 def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_gaps_of_many_actions_stand_at_their_own_block() -> None:
     actions = tuple(f"action-{number}" for number in range(12))
     content = content_of(make_views(actions, strata=("NIAH-4K",), documents_each=1))
     with drawing():
-        axes = clocks.clocks_figure(content).axes[2]
+        axes = divergence.clocks_figure(content).axes[2]
     lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 3]
     assert len(lines) == len(actions) - 1
     low, high = axes.get_xlim()

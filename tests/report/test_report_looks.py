@@ -8,7 +8,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, content_of, make_views
 
 from kvdrift.report.reading.content import PageContent
-from kvdrift.report.sections.looks import Progress, progress, section, sequence_figure
+from kvdrift.report.sections.plan import Progress, progress, section, sequence_figure
 from kvdrift.report.sections.section import Section
 
 HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}

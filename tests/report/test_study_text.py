@@ -20,7 +20,7 @@ from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.log.store import Store
 from kvdrift.report.reading.estimates import StudyRows
 from kvdrift.report.reading.facts import read_facts
-from kvdrift.report.sections.reference import study_text
+from kvdrift.report.sections.study import study_text
 from kvdrift.schema.study.actions import ActionSection
 from kvdrift.sql.catalog import open_views
 

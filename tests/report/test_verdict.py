@@ -11,10 +11,17 @@ from fixtures.report_views import PAIR, FakeViews, content_of, make_views
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice, choose
 from kvdrift.report.sections.frontier import bytes_figure, frontier_values, undominated
-from kvdrift.report.sections.ranking import glance_table, ranked_table
 from kvdrift.report.sections.study import actions_table, study_rows
 from kvdrift.report.sections.study import section as study_section
-from kvdrift.report.sections.verdict import Recommendation, deciding_table, documents_needed, recommendation, section
+from kvdrift.report.sections.verdict import (
+    Recommendation,
+    deciding_table,
+    documents_needed,
+    glance_table,
+    ranked_table,
+    recommendation,
+    section,
+)
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 TWELVE = tuple(f"{selector}-{share}" for selector in ("snapkv", "recent", "knorm") for share in (90, 75, 50, 25))

@@ -1,0 +1,458 @@
+"""The page of several studies side by side: the leaderboard, its figure, temperatures, and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from kvdrift.report.figures.canvas import Axes, Figure, action_styles, legend_line, new_figure
+from kvdrift.report.figures.labels import Mark, name_marks
+from kvdrift.report.figures.strokes import WIDTH, action_legend, errors, moved_aside, percent_axis, round_ticks
+from kvdrift.report.page import draw_figures, relative_link
+from kvdrift.report.printing.estimate_tables import QuantityColumns
+from kvdrift.report.printing.html import rendered
+from kvdrift.report.printing.numbers import MISSING, count, count_range, fixed, meanings, size
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate, ViewRow
+from kvdrift.report.sections.section import Drawing
+from kvdrift.stats.quantities import ALL_QUANTITIES
+
+_BUDGET = ("keep", "codec", "codec_parameters", "policy", "policy_parameters")
+
+Identity = tuple[str | None, ...]
+_RANKED = ("mismatch", "divergence_probability", "mean_entry", "exposure", "accuracy")
+_ASIDE = 8.0  # points between marks of the same share
+_SAME = 0.004  # shares of the full cache that differ by less look the same
+_ROOM = 0.05  # margin beyond the lowest and the highest temperature
+_BESIDE = 0.02  # distance between two actions, as a fraction of the range of temperatures
+_BY_TEMPERATURE = ("mismatch", "divergence_probability", "mean_entry", "exposure")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One study and model of a store."""
+
+    name: str  # its name on the page, which no other entry has
+    location: str  # the store's folder or URL
+    content: PageContent  # the content of the study's own page
+    documents: Mapping[str, ViewRow]  # the documents of the page's split that have events, by name
+    # the hashes of what made each action's units: weights, tokenizer, selector, numerics
+    identities: Mapping[str, Identity]
+    page: Path | None = None  # the study's own page; None if there is none
+
+    @property
+    def study(self) -> str:
+        """The study's name."""
+        return self.content.facts.study
+
+    @property
+    def model(self) -> str:
+        """The model's id."""
+        return self.content.facts.model
+
+    def budget(self, action: str) -> tuple[Any, ...] | None:
+        """Return the settings that decide how many bytes an action keeps; None if they are unknown."""
+        (row,) = [row for row in self.content.facts.actions if row["action"] == action]
+        return None if row["keep"] == "unknown" else tuple(row.get(name) for name in _BUDGET)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two actions by quantity: a later entry's action less an earlier entry's."""
+
+    first_action: str
+    other_action: str
+    same: bool
+    estimates: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Two entries, and what they have in common."""
+
+    first: Entry  # the earlier entry
+    other: Entry  # the later entry
+    documents: int  # how many documents both entries have
+    # whether documents are matched by name, stratum and cluster alone, since prompts have other tokens under another
+    # model
+    by_name: bool
+    obstacle: str | None  # why nothing is subtracted; None if actions are subtracted
+    differences: tuple[Difference, ...] = ()  # one for each two actions of the same name or of the same budget
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The content of a comparison's page."""
+
+    entries: tuple[Entry, ...]
+    pairings: tuple[Pairing, ...]
+
+    def record(self, pairing: Pairing, difference: Difference, estimate: Estimate) -> dict[str, Any]:
+        """Return one line of the CSV file of differences."""
+        return {
+            "first": pairing.first.name, "first_action": difference.first_action, "other": pairing.other.name,
+            "other_action": difference.other_action, "quantity": estimate.quantity, "estimate": estimate.estimate,
+            "low": estimate.low, "high": estimate.high, "level": estimate.level, "draws": estimate.draws,
+            "interval": estimate.interval, "documents": estimate.documents, "clusters": estimate.clusters,
+            "matched_by_name": pairing.by_name, "same_identity": difference.same, "status": estimate.status,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """One action of one study on the leaderboard."""
+
+    entry: Entry  # the study
+    action: str  # the action
+    share: float | None  # its cache as a share of the full cache; None if unknown
+    bytes: float | None  # mean bytes of a document's kept prompt; None if unknown
+
+    def estimate(self, quantity: str) -> Estimate:
+        """Return a quantity's estimate over the pooled strata; without a number if there is no estimate."""
+        return self.entry.content.estimates.get(quantity, self.action)
+
+    @property
+    def risk(self) -> float:
+        """The action's R; 0 if it is not estimated."""
+        return self.estimate("mismatch").estimate or 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return one line of the CSV file."""
+        own, content = self.estimate("mismatch"), self.entry.content
+        numbers = {name: self.estimate(name) for name in _RANKED}
+        return {
+            "store": self.entry.location, "study": self.entry.study, "model": self.entry.model, "action": self.action,
+            "does": content.facts.described(self.action),
+            "split": content.split, "horizon": content.windows.horizon, "documents": own.documents,
+            "cache_share": self.share, "prompt_cache_bytes": self.bytes,
+            **{
+                f"{name}{end}": value
+                for name, row in numbers.items()
+                for end, value in (("", row.estimate), ("_low", row.low), ("_high", row.high))
+            },
+            "level": own.level, "status": own.status,
+        }  # fmt: skip
+
+
+def leaderboard(comparison: Comparison) -> list[Place]:
+    """Return all actions by rising R; those without an estimate of R come last."""
+    places = []
+    for entry in comparison.entries:
+        facts = entry.content.facts
+        for action in entry.content.actions:
+            held = facts.storage.get(action)
+            places.append(Place(entry, action, facts.share_of_whole(action), held.mean_prompt_cache if held else None))
+
+    def rank(place: Place) -> tuple[bool, float, str, str]:
+        return place.estimate("mismatch").estimate is None, place.risk, place.entry.name, place.action
+
+    return sorted(places, key=rank)
+
+
+def shown_quantities(places: Sequence[Place]) -> list[str]:
+    """Return the quantities with a column on the leaderboard: those that are estimated for any action."""
+    return [name for name in _RANKED if any(place.estimate(name).estimate is not None for place in places)]
+
+
+def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
+    """Make the leaderboard's table, with intervals under the numbers."""
+    shown = QuantityColumns({name: [place.estimate(name) for place in places] for name in shown_quantities(places)})
+    rows = []
+    for place, *own in zip(places, *shown.cells, strict=True):
+        facts, stored = place.entry.content.facts, place.entry.content.facts.storage.get(place.action)
+        rows.append(
+            table_row(
+                Cell(place.action, ": ".join(filter(None, (place.entry.name, facts.described(place.action))))),
+                Cell(
+                    MISSING if place.share is None else f"{fixed(100 * place.share, 1)}%",
+                    "" if place.bytes is None else size(place.bytes),
+                ),
+                *own,
+                count(place.estimate("mismatch").documents),
+                MISSING if stored is None else count_range(stored.replicates),
+                str(facts.windows.horizon),
+            )
+        )
+    columns = (
+        label_column("action"),
+        Column(
+            "cache", "",
+            "share of the full prompt's bytes, and below it the bytes: the mean of the stored prompt, with scales and "
+            "indices, or the most that a decode-time policy holds, generated entries included",
+        ),
+        *shown.heads,
+        Column("documents"), Column("K", "", "replicates per document"), Column("H", "tokens", "horizon"),
+    )  # fmt: skip
+    records = tuple(place.record() for place in places)
+    return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), shown.note, records)
+
+
+def drawn(places: Sequence[Place]) -> list[Place]:
+    """Return the actions that a figure can show: those whose share of the full cache and R are known."""
+    return [place for place in places if place.share is not None and place.estimate("mismatch").estimate is not None]
+
+
+def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figure:
+    """Draw R with intervals over the share of the full cache, study by study; each action is named once."""
+    figure = new_figure(WIDTH, 4.2)
+    axes = figure.add_subplot()
+    there = {place.entry.name for place in places}
+    styles = action_styles([name for name in studies if name in there])
+    marks = []
+    for column in _columns(places):
+        for turn, place in enumerate(column):
+            aside = _ASIDE * (turn - (len(column) - 1) / 2)
+            style, risk, y = styles[place.entry.name], place.estimate("mismatch"), 100 * place.risk
+            below, above = errors(risk)
+            mark = Mark(place.action, 100 * (place.share or 0.0), y, y - below[0], y + above[0], aside)
+            axes.errorbar(
+                [mark.x], [mark.y], yerr=[below, above], fmt=style.marker, color=style.colour,
+                markersize=7, linewidth=1.3, capsize=3, zorder=3, transform=moved_aside(axes, aside),
+            )  # fmt: skip
+            marks.append(mark)
+    top, widest = max(mark.high for mark in marks), max(mark.x for mark in marks)  # above 100: more than the prompt
+    axes.set(xlim=(0, max(104, 1.08 * widest)), ylim=(0, 1.1 * top or 1.0), xlabel="cache (% of the full prompt’s)")
+    round_ticks(axes.xaxis)
+    percent_axis(axes, "R (token): positions that differ (%)")
+    handles = [legend_line(f" {name}", linestyle="none", marker=style.marker, color=style.colour)
+               for name, style in styles.items()]  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4))
+    name_marks(axes, marks)
+    return figure
+
+
+def _columns(places: Sequence[Place]) -> list[list[Place]]:
+    """Group the places of about the same share of the full cache; those of an action stand together."""
+    columns: list[list[Place]] = []
+    for place in sorted(places, key=lambda place: place.share or 0.0):
+        if not columns or (place.share or 0.0) - (columns[-1][0].share or 0.0) > _SAME:
+            columns.append([])
+        columns[-1].append(place)
+    least = {place.action: place.risk for place in sorted(places, key=lambda place: -place.risk)}
+    return [sorted(own, key=lambda place: (least[place.action], place.action, place.entry.name)) for own in columns]
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """Studies of one model on the same documents, by rising temperature, each temperature once."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def actions(self) -> list[str]:
+        """Return the actions that any of the studies has."""
+        return list(dict.fromkeys(action for entry in self.entries for action in entry.content.actions))
+
+    def of(self, action: str, quantity: str) -> list[tuple[float, Estimate]]:
+        """Return a quantity of an action by temperature, at the temperatures that have an estimate."""
+        found = [(temperature_of(entry), entry.content.estimates.get(quantity, action)) for entry in self.entries]
+        return [(temperature, estimate) for temperature, estimate in found if estimate.estimate is not None]
+
+
+def temperature_of(entry: Entry) -> float:
+    """Return the temperature of a study whose law is recorded."""
+    law = entry.content.facts.law
+    if law is None:
+        raise ValueError(entry.name)  # ``by_temperature`` excludes such studies
+    return law.temperature
+
+
+def by_temperature(comparison: Comparison) -> list[Temperatures]:
+    """Group the studies that differ in temperature alone; groups of a single study are left out.
+
+    Studies of a group have the same model, horizon, split and truncation, and share documents; one study's plan may use
+    more documents than another's. A greedy law has no truncation and fits any group.
+    """
+    laws = [(entry, law) for entry in comparison.entries if (law := entry.content.facts.law) is not None]
+    groups: dict[tuple[float | None, int | None], list[list[Entry]]] = {}
+    for entry, law in laws:
+        if not law.greedy:
+            _join_group(groups.setdefault((law.top_p, law.top_k), []), entry, alone=True)
+    for entry in (entry for entry, law in laws if law.greedy):
+        for alike in groups.values():
+            _join_group(alike, entry, alone=False)
+    ordered = [sorted(group, key=temperature_of) for alike in groups.values() for group in alike]
+    distinct = [tuple(next(same) for _, same in groupby(entries, temperature_of)) for entries in ordered]
+    return [Temperatures(entries) for entries in distinct if len(entries) > 1]
+
+
+def _join_group(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
+    """Add a study to the groups that it shares documents with, or, if ``alone``, start a group if there is none."""
+    for group in groups:
+        if all(_alike(entry, other) for other in group):
+            group.append(entry)
+            return
+    if alone:
+        groups.append([entry])
+
+
+def _alike(one: Entry, other: Entry) -> bool:
+    """Tell whether two studies have the same model, horizon, split and some documents with equal prompts."""
+    traits = [(entry.model, entry.content.windows.horizon, entry.content.split) for entry in (one, other)]
+    shared = one.documents.keys() & other.documents.keys()
+    prompts = [[entry.documents[doc]["prompt_sha256"] for doc in sorted(shared)] for entry in (one, other)]
+    return bool(shared) and traits[0] == traits[1] and prompts[0] == prompts[1]
+
+
+def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
+    """Make a table with a row for each action and temperature, with intervals under the numbers."""
+    places = [(action, entry) for action in shown.actions for entry in shown.entries if action in entry.content.actions]
+    columns = QuantityColumns({
+        quantity: [entry.content.estimates.get(quantity, action) for action, entry in places]
+        for quantity in _BY_TEMPERATURE
+    })  # fmt: skip
+    rows = [
+        table_row(f"{temperature_of(entry):.12g}", *own, group=action)
+        for (action, entry), *own in zip(places, *columns.cells, strict=True)
+    ]
+    records = tuple(
+        {"study": entry.study, "model": entry.model, "temperature": temperature_of(entry)} | estimate.as_row()
+        for estimates in columns.estimates.values()
+        for (_, entry), estimate in zip(places, estimates, strict=True)
+    )
+    title = f"By temperature, {shown.entries[0].model}"
+    heads = label_column("temperature"), *columns.heads
+    return PrintedTable(name, title, heads, tuple(rows), columns.note, records)
+
+
+def temperatures_figure(shown: Temperatures) -> Figure:
+    """Draw four panels over the temperature, one for each quantity, with a line and intervals for each action."""
+    styles = action_styles(shown.actions)
+    figure = new_figure(WIDTH, 6.0)
+    for axes, letter, quantity in zip(figure.subplots(2, 2).flat, "abcd", _BY_TEMPERATURE, strict=True):
+        known = ALL_QUANTITIES[quantity]
+        places = [temperature_of(entry) for entry in shown.entries]
+        span = places[-1] - places[0]
+        for number, (action, style) in enumerate(styles.items()):
+            beside = _BESIDE * span * (number - (len(styles) - 1) / 2)  # so no interval hides another
+            points = [(place + beside, row) for place, row in shown.of(action, quantity)]
+            values = [known.scale.factor * (row.estimate or 0.0) for _, row in points]
+            axes.plot([place for place, _ in points], values, color=style.colour, linestyle=style.dashes,
+                      marker=style.marker, markersize=4.5, linewidth=1.2)  # fmt: skip
+            _bars(axes, points, known.scale.factor, style.colour)
+        axes.set(title=f"{letter}  {known.label}: {known.meaning}", xlabel="temperature", ylabel=known.scale.sign)
+        axes.set_ylim(bottom=0)
+        round_ticks(axes.yaxis)
+        room = _ROOM * span + _BESIDE * span * (len(styles) - 1) / 2
+        axes.set(xlim=(places[0] - room, places[-1] + room))
+        axes.set_xticks(places)
+    action_legend(figure, styles, marker=True)
+    return figure
+
+
+def _bars(axes: Axes, points: Sequence[tuple[float, Estimate]], factor: float, colour: str) -> None:
+    for place, row in points:
+        if row.has_interval:
+            value = factor * (row.estimate or 0.0)
+            axes.errorbar([place], [value], yerr=errors(row, factor), color=colour, linewidth=1.2, capsize=3)
+
+
+def differences_table(comparison: Comparison) -> PrintedTable | None:
+    """Make a row for each two subtracted actions, with a column for each quantity; None without differences."""
+    found = [(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
+    if not found:
+        return None
+    shown = QuantityColumns({name: [one.estimates[name] for _, one in found] for name in found[0][1].estimates})
+    rows = [
+        table_row(_called(one), *own, count(pairing.documents), "yes" if one.same else "no", group=_between(pairing))
+        for (pairing, one), *own in zip(found, *shown.cells, strict=True)
+    ]
+    columns = (
+        label_column("action"),
+        *shown.heads,
+        Column("documents", "", "that are the same in both"),
+        Column(
+            "same weights and code", "", "whether weights, tokenizer, selector and numerics are the same on both sides",
+        ),
+    )  # fmt: skip
+    records = tuple(
+        comparison.record(pairing, one, estimate) for pairing, one in found for estimate in one.estimates.values()
+    )
+    return PrintedTable("differences", "Differences", columns, tuple(rows), shown.note, records)
+
+
+def _called(one: Difference) -> Cell:
+    return Cell(one.other_action, "" if one.other_action == one.first_action else f"less {one.first_action}")
+
+
+def _between(pairing: Pairing) -> str:
+    return f"{pairing.other.name} less {pairing.first.name}"
+
+
+def obstacles(comparison: Comparison) -> list[str]:
+    """Say why the documents of two studies are not subtracted, or are matched without comparing their prompts."""
+    said = []
+    for pairing in comparison.pairings:
+        both = f"{pairing.first.name} and {pairing.other.name}"
+        counts = [len(entry.documents) for entry in (pairing.first, pairing.other)]
+        if pairing.obstacle:
+            said.append(f"{both} are not subtracted: {pairing.obstacle}.")
+        elif pairing.by_name:
+            said.append(
+                f"{both} have unlike models, whose prompts are other tokens: {count(pairing.documents)} documents are "
+                "matched by name, stratum and cluster, and nothing shows that their texts are the same."
+            )
+        if not pairing.obstacle and pairing.documents < max(counts):
+            said.append(
+                f"{both} share {count(pairing.documents)} documents, of {count(counts[0])} and {count(counts[1])}; "
+                "the leaderboard has each study on all of its own."
+            )
+    return said
+
+
+def build_comparison(comparison: Comparison, folder: Path) -> Path:
+    """Write ``index.html``, ``figures/`` and ``tables/`` under ``folder``. The same input gives the same bytes."""
+    places = leaderboard(comparison)
+    tables = {"leaderboard": leaderboard_table(places), "entries": _entries_table(comparison)}
+    if (differences := differences_table(comparison)) is not None:
+        tables["differences"] = differences
+    for part in ("figures", "tables"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    drawings = []
+    if shown := drawn(places):
+        words = "R of every action against its bytes as a share of the full prompt's, one colour for each study"
+        studies = [entry.name for entry in comparison.entries]
+        drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown, studies)))
+    temperatures = {f"by_temperature_{number}": shown for number, shown in enumerate(by_temperature(comparison), 1)}
+    for name, one in temperatures.items():
+        words = "R, the share of pairs that part, mean entry and exposure against temperature, a line for each action"
+        drawings.append(Drawing(name, words, partial(temperatures_figure, one)))
+        tables[name] = temperatures_table(one, name)
+    for table in tables.values():
+        table.write_csv(folder / "tables")
+    figures = draw_figures(drawings, folder / "figures")
+    page = folder / "index.html"
+    html = rendered(
+        "side_by_side",
+        comparison=comparison,
+        pages=[(entry.name, relative_link(entry.page, folder)) for entry in comparison.entries if entry.page],
+        tables=tables,
+        figures=figures,
+        temperatures=list(temperatures),
+        obstacles=obstacles(comparison),
+        meanings=meanings("the full cache", "the compressed model", "H", shown_quantities(places)),
+        policies=any(entry.content.facts.policies for entry in comparison.entries),
+    )  # fmt: skip
+    page.write_text(html, encoding="utf-8", newline="\n")
+    return page
+
+
+def _entries_table(comparison: Comparison) -> PrintedTable:
+    """Make the table of compared studies: where each lies, and what made its numbers."""
+    rows = []
+    for entry in comparison.entries:
+        facts = entry.content.facts
+        rows.append(table_row(
+            entry.name, entry.location, entry.model,
+            f"{count(len(entry.documents))} {entry.content.split}",
+            "not recorded" if facts.law is None else facts.law.words,
+            "none" if facts.plan is None else f"{facts.plan.sha256[:12]}…",
+            "not recorded" if facts.seed is None else str(facts.seed),
+        ))  # fmt: skip
+    columns = tuple(map(label_column, ("study", "store", "model", "documents", "law", "plan", "seed")))
+    return PrintedTable("entries", "What is compared", columns, tuple(rows))

@@ -1,1 +1,0 @@
-"""The page that holds several studies side by side."""
