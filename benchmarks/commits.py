@@ -4,7 +4,7 @@
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
 
 A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
-commits (``kvdrift.flows.cluster.groups``), longer after a slow commit of its own, and then commits the units of two
+commits (``kvdrift.flows.cluster.worker``), longer after a slow commit of its own, and then commits the units of two
 documents. With ``--at-once`` no worker sleeps. Afterwards the events of the store are compared with those that the
 workers committed.
 """
@@ -33,7 +33,7 @@ import pyarrow as pa
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, run
 from benchmarks.s3_server import S3Server, s3_server
 from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units
-from kvdrift.flows.cluster.groups import LOCAL, REMOTE, Pace, spread
+from kvdrift.flows.cluster.worker import LOCAL, REMOTE, Pace, spread
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.location import is_local
 from kvdrift.schema.tables import EVENTS

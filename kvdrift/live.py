@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from kvdrift.flows.estimate.live import StudyLook
+    from kvdrift.flows.pages.live import StudyLook
     from kvdrift.log.store import Store
     from kvdrift.report.reading.content import TokenReader
 
@@ -149,8 +149,7 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
 
 
 def _write_until_finished(location: str, output: Path | None, study: str | None, interval: float) -> None:
-    from kvdrift.flows.estimate.live import LiveStore
-    from kvdrift.flows.pages.preliminary import end_preliminary, write_preliminary
+    from kvdrift.flows.pages.live import LiveStore, end_preliminary, write_preliminary
     from kvdrift.flows.pages.reports import page_folder
     from kvdrift.generator.transformer.files.tokenizer import token_reader
     from kvdrift.log.store import Store

@@ -16,10 +16,8 @@ from typing import Any
 
 from distributed import Future, as_completed
 
-from kvdrift.flows.cluster.connection import Cluster, resources_of, who_has_which
-from kvdrift.flows.cluster.facts import facts
-from kvdrift.flows.cluster.groups import Group, Groups
-from kvdrift.flows.cluster.worker import Assignment, Failure, Stored, generate_group
+from kvdrift.flows.cluster.connection import Cluster, facts, resources_of, who_has_which
+from kvdrift.flows.cluster.worker import Assignment, Failure, Group, Groups, Stored, generate_group
 from kvdrift.flows.generate.local import LocalGenerator, named
 from kvdrift.flows.generate.storing import IN_A_ROW, Identities, not_stored, stored_gpus, studies_of
 from kvdrift.generator.actions import Action

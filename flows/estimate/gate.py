@@ -18,8 +18,7 @@ from kvdrift.flows.estimate.estimation import EXPLORATORY_DRAWS, EXPLORATORY_LEV
 from kvdrift.flows.estimate.moments import answer_moments, document_moments
 from kvdrift.flows.estimate.scores import known_answers
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
-from kvdrift.flows.plan.seen import EVALUATION, seen_actions
-from kvdrift.flows.plan.stored_documents import changed_answers
+from kvdrift.flows.plan.stored_documents import EVALUATION, changed_answers, seen_actions
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.store import Store
 from kvdrift.log.studies import chosen_study

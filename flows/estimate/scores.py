@@ -1,7 +1,8 @@
-"""Scores of continuations against their documents' answers: a row of ``scores`` for each coupled pair and answers.
+"""Scores of continuations against their documents' answers, and whether a study's estimates are up to date.
 
-Only the model's tokenizer is needed. Stored scores stay, so that only new pairs cost time. Pairs of a document with
-corrected answers are scored again, and their earlier scores are superseded.
+Table ``scores`` has a row for each coupled pair and answers. Only the model's tokenizer is needed. Stored scores stay,
+so that only new pairs cost time. Pairs of a document with corrected answers are scored again, and their earlier scores
+are superseded.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.generator.documents.answers import Decode, Tokens, score_pairs, task_scoring
 from kvdrift.generator.transformer.files.tokenizer import text_decoder, token_texts
 from kvdrift.log.counts import Answers, Counts, Place, Scored
+from kvdrift.log.last_times import LastTimes
 from kvdrift.log.store import Store
-from kvdrift.log.units.revisions import current_scores
+from kvdrift.log.units.revisions import current_actions, current_scores
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.study import FINITE_STATE
 from kvdrift.schema.tables import PLAIN, SCORES, TOKENS
+from kvdrift.stats.quantities import ANSWER_QUANTITIES
 
 _BATCH = 4096  # pairs of a commit, in whole units; a kill loses at most these
 _UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "unit"]
@@ -246,3 +251,60 @@ def record_tokens(
 
 def _of(rows: pa.Table, study: str, model: str) -> pa.ChunkedArray:
     return pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model))
+
+
+def estimates_are_current(store: Store, study: str, model: str) -> bool:
+    """Tell whether the study's results were estimated from the present events and documents, under the newest plan."""
+    return estimated_version(store, study, model) == store.data_version("events")
+
+
+def estimated_version(store: Store, study: str, model: str) -> int | None:
+    """Return the newest events version behind any results; None without results.
+
+    Only results under the newest plan and from the newest revision of the study's documents count.
+    """
+    newest = pc.max(_present_rows(store, study, model)["events_version"]).as_py()
+    return None if newest is None else int(newest)
+
+
+def estimated_at(store: Store, study: str, model: str, times: LastTimes) -> datetime | None:
+    """Return when the newest estimates of a study were stored, whatever their plan; None if that is not known."""
+    at, version = times.estimates.get((study, model), (None, -1))
+    if at is None:
+        return None
+    rows = store.read("results", columns=["study", "model", "events_version"])
+    own = pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model))
+    stored = rows["events_version"].filter(own).unique().to_pylist()
+    return at if version in stored else None  # a killed process had recorded the time, and not stored the estimates
+
+
+def newest_rows(store: Store, study: str, model: str) -> pa.Table:
+    """Return split and quantity of the results at ``estimated_version``."""
+    rows = _present_rows(store, study, model)
+    return rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
+
+
+def _present_rows(store: Store, study: str, model: str) -> pa.Table:
+    """Return the results under the newest plan, from the newest revision of the study's documents."""
+    plan = find_plan(store, study, model)
+    columns = ["study", "model", "split", "events_version", "plan_sha256", "quantity", "documents_revision"]
+    results = store.read("results", columns=columns)
+    wanted = {"study": study, "model": model, "plan_sha256": None if plan is None else plan.sha256}
+    for name, value in wanted.items():
+        results = results.filter(pc.is_in(results[name], value_set=pa.array([value], pa.string())))
+    if not results.num_rows:  # behind a URL, reading documents takes requests
+        return results
+    return results.filter(pc.equal(results["documents_revision"], store.documents_revision(study, model)))
+
+
+def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) -> bool:
+    """Tell whether the newest estimates include answers in each of their splits that has scored answers.
+
+    A split has scored answers if all its pairs are scored, and some pair is of an action other than the control.
+    """
+    current = current_actions(store.read("actions"), study)
+    scored = scoring.scored_splits({name for name, row in current.items() if row["control"]})
+    rows = newest_rows(store, study, model)
+    of_answers = rows.filter(pc.is_in(rows["quantity"], value_set=pa.array([*ANSWER_QUANTITIES])))
+    lacking = set(rows["split"].to_pylist()) - set(of_answers["split"].to_pylist())
+    return not lacking & scored

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvdrift.flows.estimate.current import answers_are_current, estimates_are_current
 from kvdrift.flows.estimate.estimation import (
     Analysis,
     Runner,
@@ -30,15 +29,21 @@ from kvdrift.flows.estimate.moments import (
     replicate_moments,
     study_windows,
 )
-from kvdrift.flows.estimate.scores import Scoring, known_answers
+from kvdrift.flows.estimate.scores import (
+    Scoring,
+    answers_are_current,
+    estimates_are_current,
+    known_answers,
+    record_tokens,
+    score_stored,
+)
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
 from kvdrift.flows.plan.left import LooksTaken, Row
-from kvdrift.flows.plan.seen import seen_actions
-from kvdrift.flows.plan.stored_documents import changed_answers
+from kvdrift.flows.plan.stored_documents import changed_answers, seen_actions
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.last_times import record_estimates
 from kvdrift.log.store import Store
-from kvdrift.log.studies import count_waiting
+from kvdrift.log.studies import count_waiting, model_revisions
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.estimate_tables import CALIBRATION, LOOKS, RESULTS
 from kvdrift.schema.progress import SILENT, Progress
@@ -319,3 +324,11 @@ def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:
     documents are unbiased for any coefficients. So actions that were added or redone have them too.
     """
     return fit_coefficients(replicate_moments(views, study, model, "development"))
+
+
+def estimate_stored(store: Store, study: str, model: str, progress: Progress) -> tuple[int, int, int]:
+    """Record tokens, score answers and estimate; return the new texts of tokens, scored pairs and estimates."""
+    revision = model_revisions(store).get((study, model))
+    texts = record_tokens(store, study, model, revision=revision, progress=progress)
+    scored = score_stored(store, study, model, revision=revision, progress=progress)
+    return texts, scored, analyze_stored(store, study, model, progress=progress)

@@ -1,11 +1,13 @@
-"""The pages of stored studies: their folders, whether they are current, and their writing."""
+"""The pages of stored studies: their folders, whether they are current, their writing and their deletion."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvdrift.flows.estimate.scores import estimated_at
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.delta.durability import sync
 from kvdrift.log.delta.parquet_files import replace_file
+from kvdrift.log.last_times import last_times
 from kvdrift.log.store import Store
-from kvdrift.log.studies import count_waiting
+from kvdrift.log.studies import count_waiting, stored_studies
 from kvdrift.schema.errors import InputError, OperationError, first_line, is_disk_fault
 from kvdrift.schema.location import folder_name, is_local
 from kvdrift.schema.own_process import OwnProcesses
@@ -84,7 +88,7 @@ def write_report(
 
 def draw_beside(sides: OwnProcesses) -> DrawFigures:
     """Return a function that draws figures in the side processes, which begin to import matplotlib now."""
-    from kvdrift.flows.generate.side_processes import work_beside  # noqa: PLC0415 - with what generates
+    from kvdrift.flows.generate.local import work_beside  # noqa: PLC0415 - with what generates
     from kvdrift.report.page import draw_figures  # noqa: PLC0415 - as above
 
     with suppress(BrokenProcessPool):
@@ -210,3 +214,56 @@ def _recorded(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return recorded if isinstance(recorded, dict) else {}
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was deleted of one page."""
+
+    folder: Path
+    files: int
+    bytes: int
+
+
+def prune_pages(store: Store, seconds: float, study: str | None = None) -> Iterator[Pruned]:
+    """Delete pages in the store's folders that were not written, and whose studies were not run or estimated, lately.
+
+    Args:
+        store: The store; only pages of its own studies are looked at.
+        seconds: How long ago a page must have been written, and its study run and estimated. A time ahead of the clock
+            counts as now.
+        study: Only the pages of this study.
+
+    Yields:
+        What was deleted, for each page. Other files in a page's folder, such as the answers of gates, stay.
+    """
+    from kvdrift.report.page import FILES, page_files  # noqa: PLC0415 - as in ``write_report``
+
+    if not is_local(store.location):
+        raise InputError(f"{store.location}: its pages are in the folder reports, and not pruned")
+    studies, times = stored_studies(store), last_times(store.location)
+    for name, model in studies:
+        folder = page_folder(store, name, model, studies)
+        names = page_files(folder)
+        if study not in {None, name} or not names:
+            continue
+        seen = (times.runs.get((name, model)), estimated_at(store, name, model, times))
+        newest = max([(folder / FILES).stat().st_mtime, *(at.timestamp() for at in seen if at is not None)])
+        if time.time() - newest >= seconds:
+            with writing(folder):
+                yield _delete(folder, [*names, FILES])
+
+
+def _delete(folder: Path, names: Sequence[str]) -> Pruned:
+    count = size = 0
+    # First the file without which the page counts as outdated, last the list of its files: a kill leaves a page that
+    # is written again, or pruned again.
+    for path in (folder / INPUTS, *(folder / name for name in names)):
+        with suppress(FileNotFoundError):
+            size += path.lstat().st_size
+            path.unlink()
+            count += 1
+    for empty in sorted({(folder / name).parent for name in names} | {folder}, reverse=True):
+        with suppress(OSError):  # it has other files
+            empty.rmdir()
+    return Pruned(folder, count, size)

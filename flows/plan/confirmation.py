@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdrift.flows.material import gather_material
-from kvdrift.flows.plan.seen import SeenDocuments
+from kvdrift.flows.plan.stored_documents import SeenDocuments
 from kvdrift.generator.documents.registry import excluded_clusters
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, nearest

@@ -23,8 +23,7 @@ from kvdrift.flows.plan.frozen_plan import (
     plan_settings,
     require_plan,
 )
-from kvdrift.flows.plan.seen import SeenDocuments, generated_documents
-from kvdrift.flows.plan.stored_documents import frozen_documents
+from kvdrift.flows.plan.stored_documents import SeenDocuments, frozen_documents, generated_documents
 from kvdrift.log.store import Store
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, OperationError, PlanError

@@ -1,20 +1,26 @@
-"""A study's stored documents, which a run takes before others, and changes of their answers.
+"""A study's stored documents: which a run takes first, whose answers changed, and whose outcomes could be seen.
 
 A plan freezes documents with their prompts' hashes, clusters and answers, in their order. A later run takes these
 documents first, whatever the source's order.
+
+A document counts as seen before a plan was frozen if this study or another one has units of the same text, an action if
+its units were redone. A plan may rest on outcomes seen before, so these outcomes cannot confirm the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.generator.documents.registry import SOURCES
 from kvdrift.generator.documents.source import HeldDocument, HeldDocuments
 from kvdrift.log.forgotten import forgotten_documents
 from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import newest_revisions
 from kvdrift.schema.document import SPLITS, Document
-from kvdrift.schema.study import Study
+from kvdrift.schema.study import FINITE_STATE, Study
 
 if TYPE_CHECKING:
     from kvdrift.flows.material import Material
@@ -81,3 +87,95 @@ def _scored_by(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
     """Return a document's answers and the rule that scores them."""
     answers = tuple(row["answers"] or ())
     return answers, row["scoring"] if answers else None
+
+
+EVALUATION = "evaluation"
+
+Trait = tuple[Any, ...]
+"""A property that identifies a document's content across studies: the prompt's digest, or the cluster."""
+
+
+@dataclass(frozen=True)
+class SeenDocuments:
+    """The documents of a store's studies that have units, superseded units included.
+
+    A development document of a study can be an evaluation document of another study.
+    """
+
+    traits: frozenset[Trait]
+    evaluated: frozenset[Trait]  # of evaluation documents alone
+
+    @classmethod
+    def in_store(cls, store: Store, without: str | None = None) -> SeenDocuments:
+        """Read the seen documents from a store, without those of a study."""
+        units = store.read("units", columns=["study", "model", "doc"])
+        generated = set(zip(*(units[name].to_pylist() for name in units.column_names), strict=True))
+        seeds = {(row["study"], row["model"]): row["seed"] for row in store.read("studies").to_pylist()}
+        columns = ["study", "model", "doc", "split", "cluster", "source", "prompt_tokens", "prompt_sha256"]
+        rows = [
+            row for row in store.read("documents", columns=columns).to_pylist()
+            if row["study"] != without and (row["study"], row["model"], row["doc"]) in generated
+        ]  # fmt: skip
+        traits = [(row["split"], _traits(row, seeds.get((row["study"], row["model"])))) for row in rows]
+        return cls(
+            frozenset(one for _, own in traits for one in own),
+            frozenset(one for split, own in traits if split == EVALUATION for one in own),
+        )
+
+    @property
+    def clusters(self) -> set[str]:
+        """Return the clusters of evaluation documents that are read from files or that another generator made."""
+        return {str(trait[1]) for trait in self.evaluated if trait[0] == "cluster"}
+
+    def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
+        """Return those of a study's documents that were seen; ``seed`` is the study's seed."""
+        return [one for one in documents if not self.traits.isdisjoint(_traits(_row(one), seed))]
+
+
+def generated_documents(store: Store, study: str, model: str) -> set[str]:
+    """Return the documents of a study and model that have units, superseded units included."""
+    units = store.read("units", columns=["study", "model", "doc"]).to_pylist()
+    units += store.units(study, model).select(["study", "model", "doc"]).to_pylist()  # rows not written yet included
+    return {row["doc"] for row in units if (row["study"], row["model"]) == (study, model)}
+
+
+def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:
+    """Return a plan's actions whose outcomes were known before: all actions of a ``seen`` plan, and redone actions.
+
+    An action counts as redone if units of evaluation documents were superseded.
+    """
+    if plan.seen:
+        return tuple(plan.actions)
+    newest = newest_revisions(store.read("actions"))
+    documents = store.read("documents", columns=["study", "model", "doc", "split"]).to_pylist()
+    evaluation = {
+        row["doc"]
+        for row in documents
+        if (row["study"], row["model"], row["split"]) == (plan.study, plan.model, EVALUATION)
+    }
+    units = store.read("units", columns=["study", "model", "doc", "action", "action_revision"]).to_pylist()
+    redone = {
+        row["action"] for row in units
+        if (row["study"], row["model"]) == (plan.study, plan.model) and row["doc"] in evaluation
+        and row["action_revision"] < newest.get((plan.study, row["action"]), 0)
+    }  # fmt: skip
+    return tuple(name for name in plan.actions if name in redone)
+
+
+def _row(document: Document) -> dict[str, Any]:
+    names = ("doc", "cluster", "source", "prompt_tokens", "prompt_sha256")
+    return {name: getattr(document, name) for name in names}
+
+
+def _traits(row: dict[str, Any], seed: int | None) -> set[Trait]:
+    """Return the traits of a document; two documents that share a trait have the same content.
+
+    The cluster of a drawn document is a number within its task. The seed is part of that trait, because the same number
+    under another seed is another document.
+    """
+    found: set[Trait] = {("prompt", row["prompt_sha256"])} if row["prompt_sha256"] and row["prompt_tokens"] else set()
+    drawn = row["source"] == FINITE_STATE or (
+        row["source"] in SOURCES and bool(SOURCES[row["source"]].generated) and row["cluster"] == row["doc"]
+    )
+    found.add(("drawn", row["source"], row["cluster"], seed) if drawn else ("cluster", row["cluster"]))
+    return found

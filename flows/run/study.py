@@ -4,38 +4,49 @@ The stages are tasks of a Prefect flow. Tasks are coarse and wrap plain function
 remaining work, so a flow that was killed anywhere goes on. Each part of an analysis is a task; ``ABREAST`` parts run at
 once, in threads: numpy releases the interpreter's lock while it multiplies and sorts, and each process would need its
 own moments.
+
+Events come from this process, from a service, or from the workers of a cluster.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvdrift.flows.cluster.address import ClusterAddress, default_location
 from kvdrift.flows.estimate.estimation import AnalysisPart, estimate_part
+from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator
+from kvdrift.flows.generate.storing import GenerateInto, Identify, storing
 from kvdrift.flows.material import SharedMaterial
-from kvdrift.flows.orchestration.page import FlowRunPage
+from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, as_task, ended_by_sigterm, retried
 from kvdrift.flows.orchestration.server import orchestration
-from kvdrift.flows.orchestration.tasks import as_stage, as_task, ended_by_sigterm, retried
 from kvdrift.flows.pages.reports import laws_report_folder, present_inputs, record_inputs, report_is_current
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.checks import check_study
-from kvdrift.flows.run.comparison import check_agrees
-from kvdrift.flows.run.generators import generators
-from kvdrift.flows.run.remarks import remarks
-from kvdrift.flows.run.revisions import begun_revisions, redo_actions
+from kvdrift.flows.run.checks import check_study, remarks
+from kvdrift.flows.run.comparison import begun_revisions, check_agrees, redo_actions
+from kvdrift.flows.run.forecast import check_gpu_here, forecast, gpus_of_units
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.generator.identity import GpuKinds
 from kvdrift.generator.service.client import ServiceAddress
 from kvdrift.log.last_times import record_run
+from kvdrift.schema.errors import InputError
 from kvdrift.schema.location import absolute, is_local
 from kvdrift.schema.locking import run_alone
+from kvdrift.schema.own_process import OwnProcesses
 from kvdrift.schema.progress import Progress
 from kvdrift.schema.study import FIXED, Study
 from kvdrift.stats.bootstrap import Estimates
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.segments import DerivationReport
+
+if TYPE_CHECKING:
+    from kvdrift.generator.service.client import ServiceAddress
 
 FLOW = "kvdrift study"
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws take up to 400 MB
@@ -317,3 +328,69 @@ def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
 def _pages(runs: Sequence[StudyRun]) -> list[Path]:
     """Return the report of each study, and for each model with several laws the page that compares them."""
     return [*(run.page for run in runs), *map(_laws_page, _several_laws(runs))]
+
+
+@dataclass(frozen=True)
+class Generators:
+    """The functions and processes that do the work of a run."""
+
+    made_by: GenerateInto  # Generates events and stores them
+    identify: Identify  # Returns the identity of units
+    # Called with all runs and the names of redone actions before anything is written, if there is work
+    get_ready: Callable[[Sequence[StudyRun], Collection[str]], None]
+    # Derives the underived units of the store at a location
+    derived_by: Callable[[str], DerivationReport] = run_derivation
+    sides: Callable[[], OwnProcesses | None] = lambda: None  # Returns the side processes, if there are any
+    served: bool = True  # Whether another machine may generate, so that this machine's devices do not matter
+
+
+@contextmanager
+def generators(
+    studies: Sequence[Study],
+    address: ServiceAddress | None,
+    cluster: ClusterAddress | None,
+    progress: Progress,
+) -> Iterator[Generators]:
+    """Give the generators of a file's studies: a service, a cluster, or by default this process."""
+    engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
+    if engine is not None and (address or cluster) is not None:
+        raise InputError(
+            f"model.engine = '{engine}': decodes in this process; run it without --endpoint, --cluster and --gpus"
+        )
+    named = next((name for study in studies for name in study.own_weights), None)
+    if address is not None and named is not None:
+        raise InputError(
+            f"action '{named}': has weights of its own, but a service has the weights of one model; "
+            "run it without --endpoint"
+        )
+    if address is not None:
+        from kvdrift.generator.service.client import RemoteGenerator  # noqa: PLC0415 - where a service generates
+
+        remote = RemoteGenerator(address, studies, progress.say)
+
+        def check_endpoint(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+            remote.check(GpuKinds.together(gpus_of_units(run, redo) for run in runs))
+
+        yield Generators(storing(remote.generate), remote.identify, check_endpoint)
+    elif cluster is not None:
+        from kvdrift.flows.cluster.connection import Cluster, derive_on  # noqa: PLC0415 - Dask may not be installed
+        from kvdrift.flows.cluster.generator import ClusterGenerator  # noqa: PLC0415 - as above
+
+        with Cluster(cluster, progress.say) as connection:
+            there = ClusterGenerator(connection)
+
+            def check_workers(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+                there.check([(run.study, gpus_of_units(run, redo)) for run in runs])
+
+            yield Generators(there, there.identify, check_workers, partial(derive_on, connection))
+    else:
+        with closing(SideBySideGenerator(local := LocalGenerator(progress.say))) as beside:
+
+            def get_ready(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+                for run in runs:
+                    check_gpu_here(run, redo)
+                first = [run for run in runs if run.study.model == runs[0].study.model]
+                splits = [split for run in first for split in forecast(run, redo).splits]
+                beside.get_ready(runs[0].study, [item for split in splits for item in split.work])
+
+            yield Generators(storing(beside), local.identify, get_ready, sides=lambda: beside.sides, served=False)

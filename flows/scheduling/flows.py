@@ -7,26 +7,29 @@ run's state, in one line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
-from prefect import flow, get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from kvdrift.flows.cluster.address import named_service, named_workers
-from kvdrift.flows.orchestration.page import FlowRunPage
-from kvdrift.flows.orchestration.tasks import retried
-from kvdrift.flows.run.study import ABREAST, FLOW, run_name
+from kvdrift.flows.estimate.stored import estimate_stored
+from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_task, retried
+from kvdrift.flows.pages.reports import own_model, page_beside, page_folder, report_is_current, write_report
+from kvdrift.flows.run.study import ABREAST, FLOW, run_file, run_name
+from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.log.store import Store
-from kvdrift.log.studies import stored_studies
+from kvdrift.log.studies import model_revisions, stored_studies
 from kvdrift.schema.errors import KvdriftError
 from kvdrift.schema.location import absolute
 from kvdrift.schema.study import load_studies
+from kvdrift.sql.catalog_file import refresh_catalog
+from kvdrift.transforms.pipeline import run_derivation
 
 RECOMPUTE = "kvdrift recompute"
 _THREADS: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Prefect's flows declare another type
@@ -84,8 +87,6 @@ def study(
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
         gpus: all, to generate on all GPUs of the worker's machine, or the number of GPUs.
     """
-    from kvdrift.flows.run.study import run_file  # noqa: PLC0415 - torch takes seconds
-
     studies = load_studies(Path(study_file))
     page = FlowRunPage()
     page.open(studies[0].name_in_file)
@@ -100,6 +101,39 @@ def study(
     return f"report {', '.join(map(str, outcome.pages))}; store {outcome.location}"
 
 
+def derive_store(location: str, page: FlowRunPage) -> int:
+    """Derive underived units, gather small files and refresh the catalogue; return the number of new units."""
+    done, store = run_derivation(location).units, Store.open(location)
+    page.say(f"derived {done} new units" if done else "all events are derived")
+    if done:
+        store.gather()
+        refresh_catalog(store)
+    return done
+
+
+def estimate_study(location: str, study: str, model: str, page: FlowRunPage) -> int:
+    """Score and estimate a study, unless that is done; return the number of estimates."""
+    store = Store.open(location)
+    _, _, count = estimate_stored(store, study, model, page)
+    refresh_catalog(store)
+    page.say(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
+    return count
+
+
+def study_page(location: str, study: str, model: str, page: FlowRunPage) -> Path:
+    """Write a study's report, unless it is current; return the path of its page."""
+    store = Store.open(location)
+    studies = stored_studies(store)
+    folder = page_folder(store, study, model, studies)
+    report = folder / "index.html"
+    if not report_is_current(store, folder):
+        text = token_reader(model, revision=model_revisions(store).get((study, model)))
+        beside = page_beside(store, study, own_model(study, model, studies))
+        report = write_report(store, study, model, folder, token_text=text, progress=page, beside=beside)
+    page.publish(store, study, model, report)
+    return report
+
+
 def _recompute_run_name() -> str:
     return f"recompute {Path(flow_run.parameters['store']).name}"
 
@@ -112,15 +146,10 @@ def recompute(store: Name) -> str:
     Args:
         store: Folder or URL of the store; a relative path is one of the deployment's working folder.
     """
-    from kvdrift.flows.scheduling.recomputing import derive_store, estimate_study, study_page  # noqa: PLC0415
-
     page = FlowRunPage()
     page.open(Path(store).name)
 
-    def staged(function: Callable[..., Any]) -> Any:
-        return task(cache_policy=NO_CACHE, persist_result=False, **retried())(function)
-
-    location = absolute(store)
+    location, staged = absolute(store), partial(as_task, **retried())
     studies = stored_studies(Store.open(location))
     staged(derive_store)(location, page)
     for name, model in studies:

@@ -17,7 +17,7 @@ def analyze(store: StoreArgument) -> None:
         kvdrift analyze stores/quickstart
     """
     from kvdrift.console import ConsoleProgress
-    from kvdrift.flows.scheduling.recomputing import estimate_stored
+    from kvdrift.flows.estimate.stored import estimate_stored
     from kvdrift.log.store import Store
     from kvdrift.log.studies import stored_studies
     from kvdrift.sql.catalog_file import refresh_catalog

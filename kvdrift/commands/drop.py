@@ -27,7 +27,7 @@ def drop(
     Examples:
         kvdrift drop stores/my-study --action recent-quarter
     """
-    from kvdrift.flows.run.revisions import drop_action
+    from kvdrift.flows.run.comparison import drop_action
     from kvdrift.log.store import Store
     from kvdrift.sql.catalog_file import refresh_catalog
 

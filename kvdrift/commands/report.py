@@ -97,7 +97,7 @@ def report(
 
 
 def _prune(location: str, seconds: float, study: str | None) -> None:
-    from kvdrift.flows.pages.pruning import prune_pages
+    from kvdrift.flows.pages.reports import prune_pages
     from kvdrift.log.store import Store
 
     pruned = False

@@ -57,7 +57,7 @@ def status(
     if watch and (as_json or metrics):
         raise InputError(f"--{'json' if as_json else 'metrics'}: prints the status once; leave --watch out")
     if watch:
-        from kvdrift.flows.estimate.live import LiveStore
+        from kvdrift.flows.pages.live import LiveStore
         from kvdrift.live import show_live
 
         live = LiveStore(Store.open(store))
@@ -142,7 +142,7 @@ def _study_status(
     *,
     several: bool,
 ) -> Row:
-    from kvdrift.flows.estimate.current import answers_are_current, estimated_version
+    from kvdrift.flows.estimate.scores import answers_are_current, estimated_version
     from kvdrift.flows.pages.reports import report_folder, report_is_current
     from kvdrift.flows.plan.frozen_plan import find_plan
     from kvdrift.flows.plan.left import LooksTaken, look_line, wanted_by_stratum
@@ -304,7 +304,7 @@ def _superseded(units: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
 
 def last_of_study(store: Store, study: str, model: str, times: LastTimes) -> dict[str, str | None]:
     """Return when a study was last run and estimated, as the fields ``last_run`` and ``last_estimate``."""
-    from kvdrift.flows.estimate.current import estimated_at
+    from kvdrift.flows.estimate.scores import estimated_at
 
     run = times.runs.get((study, model))
     return {"last_run": iso(run), "last_estimate": iso(estimated_at(store, study, model, times))}

@@ -12,11 +12,9 @@ from kvdrift.dry_run.timing import Seconds, StudyTime, study_time
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.material import Material, SharedMaterial
-from kvdrift.flows.run.checks import check_study
-from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.checks import check_study, remarks
+from kvdrift.flows.run.comparison import begun_revisions, check_agrees
 from kvdrift.flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
-from kvdrift.flows.run.remarks import remarks
-from kvdrift.flows.run.revisions import begun_revisions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action
 from kvdrift.generator.engines.http.engine import ServerSide, position_cost

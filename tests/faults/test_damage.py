@@ -22,8 +22,7 @@ from fixtures.small_study import finish, run_of
 from fixtures.stored_rows import assert_alike, unmeasured
 from fixtures.study_files import load_study
 
-from kvdrift.flows.estimate.current import estimates_are_current
-from kvdrift.flows.estimate.scores import record_tokens, score_stored
+from kvdrift.flows.estimate.scores import estimates_are_current, record_tokens, score_stored
 from kvdrift.log.checked_files import MEMORY
 from kvdrift.log.delta.commits import changes_rows
 from kvdrift.log.delta.table_log import RELIED_ON, TableLog

@@ -19,7 +19,7 @@ from kvdrift.flows.material import gather_material
 from kvdrift.flows.plan.confirmation import write_confirmation
 from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.flows.plan.making import freeze_plan
-from kvdrift.flows.plan.seen import SeenDocuments, seen_actions
+from kvdrift.flows.plan.stored_documents import SeenDocuments, seen_actions
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions
 from kvdrift.schema.document import Document

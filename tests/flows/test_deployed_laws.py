@@ -15,7 +15,7 @@ from oracles.plain_laws import plain_law
 
 from kvdrift.flows.plan.frozen_plan import grown_plan, require_plan
 from kvdrift.flows.plan.making import NOTHING, size_bounds
-from kvdrift.flows.run.remarks import remarks
+from kvdrift.flows.run.checks import remarks
 from kvdrift.generator.finite.study_systems import study_systems
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.frozen_text import with_measured

@@ -17,8 +17,7 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.comparison import Kind, check_agrees, differences
-from kvdrift.flows.run.revisions import redo_actions
+from kvdrift.flows.run.comparison import Kind, check_agrees, differences, redo_actions
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.schema.document import SPLITS, split_of
 from kvdrift.schema.errors import KvdriftError, UnlikeUnitsError

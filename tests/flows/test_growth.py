@@ -18,11 +18,11 @@ from fixtures.table_systems import PLANNED
 
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run.description import describe_studies
-from kvdrift.flows.estimate.current import estimates_are_current
+from kvdrift.flows.estimate.scores import estimates_are_current
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.flows.plan import making
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
-from kvdrift.flows.plan.seen import seen_actions
+from kvdrift.flows.plan.stored_documents import seen_actions
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import check_agrees
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun

@@ -21,8 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study
-from kvdrift.flows.run.comparison import check_agrees, differences
-from kvdrift.flows.run.revisions import redo_actions
+from kvdrift.flows.run.comparison import check_agrees, differences, redo_actions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.selectors import SELECTORS

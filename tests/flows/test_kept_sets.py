@@ -16,8 +16,7 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import changed, load_study
 
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.comparison import check_agrees
-from kvdrift.flows.run.revisions import redo_actions
+from kvdrift.flows.run.comparison import check_agrees, redo_actions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import UnlikeUnitsError

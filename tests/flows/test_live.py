@@ -12,7 +12,7 @@ from fixtures.command import call
 from fixtures.event_logs import documents_csv, make_log, write
 from scipy import special, stats
 
-from kvdrift.flows.estimate.live import Divergence, LiveStore, StudyLook
+from kvdrift.flows.pages.live import Divergence, LiveStore, StudyLook
 from kvdrift.flows.plan.left import UnitsDone
 from kvdrift.ingestion.ingest import ingest
 from kvdrift.live import show_live

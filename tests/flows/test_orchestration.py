@@ -20,8 +20,8 @@ from fixtures.study_files import load_study
 
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.orchestration.flow_run import as_stage, as_task, may_pass
 from kvdrift.flows.orchestration.server import DATABASE, copy_kept, failing_in_one_line, keep, orchestration, own_home
-from kvdrift.flows.orchestration.tasks import as_stage, as_task, may_pass
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.schema.errors import ControlError, DamagedStoreError, InputError, OperationError
 

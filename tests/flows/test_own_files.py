@@ -21,8 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from kvdrift.flows.run import stages
 from kvdrift.flows.run import study as study_files
-from kvdrift.flows.run.checks import check_study
-from kvdrift.flows.run.remarks import remarks
+from kvdrift.flows.run.checks import check_study, remarks
 from kvdrift.generator.documents.registry import left_out
 from kvdrift.report.figures.canvas import save
 from kvdrift.schema.document import SPLITS, split_of

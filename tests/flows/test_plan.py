@@ -18,8 +18,8 @@ from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
 from kvdrift.flows.estimate import stored
-from kvdrift.flows.estimate.current import estimated_version
 from kvdrift.flows.estimate.moments import replicate_moments
+from kvdrift.flows.estimate.scores import estimated_version
 from kvdrift.flows.plan import making as planning
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_differences
 from kvdrift.flows.run import stages

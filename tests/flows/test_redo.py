@@ -16,7 +16,7 @@ from fixtures.table_systems import PLANNED, table_system, write_systems
 
 from kvdrift.flows.pages import reports as pages
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.revisions import begun_revisions, drop_action, redo_actions
+from kvdrift.flows.run.comparison import begun_revisions, drop_action, redo_actions
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, PlanError

@@ -18,8 +18,7 @@ from fixtures.study_files import load_study
 from oracles.plain_scores import SCORES, plain_span, up_to_eos
 
 from kvdrift.flows.estimate import scores
-from kvdrift.flows.estimate.current import answers_are_current
-from kvdrift.flows.estimate.scores import Scoring, score_stored
+from kvdrift.flows.estimate.scores import Scoring, answers_are_current, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.forecast import forecast

@@ -18,8 +18,8 @@ from kvdrift.flows.material import Material
 from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.flows.plan.making import plan_looks
 from kvdrift.flows.run import stages
+from kvdrift.flows.run.comparison import redo_actions
 from kvdrift.flows.run.forecast import forecast
-from kvdrift.flows.run.revisions import redo_actions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.store import Store
 from kvdrift.schema.document import Document

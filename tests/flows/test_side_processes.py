@@ -17,12 +17,11 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 from matplotlib.figure import Figure
 
-from kvdrift.flows.generate import side_processes
-from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.pending import pending_work
-from kvdrift.flows.generate.side_processes import SideBySideGenerator, work_beside
+from kvdrift.flows.generate import local as side_processes
+from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator, work_beside
 from kvdrift.flows.material import gather_material
 from kvdrift.flows.pages.reports import draw_beside
+from kvdrift.flows.run.forecast import pending_work
 from kvdrift.generator.generation import Work
 from kvdrift.log.store import Unit
 from kvdrift.report.figures.canvas import new_figure

@@ -13,7 +13,7 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
-from kvdrift.flows.estimate.live import LiveStore, StudyLook
+from kvdrift.flows.pages.live import LiveStore, StudyLook
 from kvdrift.flows.pages.reports import report_folder
 from kvdrift.flows.run import stages
 from kvdrift.live import live_folder, write_live_pages

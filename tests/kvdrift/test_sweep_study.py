@@ -14,7 +14,7 @@ from fixtures.small_study import TEXT, finish, run_of
 from fixtures.study_files import load_study
 
 from kvdrift.flows.plan.frozen_plan import find_plan
-from kvdrift.flows.run.revisions import begun_revisions
+from kvdrift.flows.run.comparison import begun_revisions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.store import Store
 from kvdrift.report.page import build_report

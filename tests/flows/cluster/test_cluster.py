@@ -106,7 +106,7 @@ def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four documents are in the group, and one of them is generated."""
-    monkeypatch.setattr("kvdrift.flows.cluster.groups.GUESS", 0.0)
+    monkeypatch.setattr("kvdrift.flows.cluster.worker.GUESS", 0.0)
     worker = dask_cluster.add_worker("amid a group")
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -124,7 +124,7 @@ def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
 def test_a_document_that_fails_takes_no_other_along(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.flows.cluster.groups.GUESS", 0.0)
+    monkeypatch.setattr("kvdrift.flows.cluster.worker.GUESS", 0.0)
     dask_cluster.add_worker(faulty="development-2")
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -207,7 +207,7 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
         stages.prepare(run)
         assert run.derived_by(run.location).units == 0  # without a worker
         developing = Background(stages.develop, run)  # which waits for one
-        lacking = dask_cluster.add_worker(lacking="kvdrift.flows.cluster.facts")
+        lacking = dask_cluster.add_worker(lacking="kvdrift.flows.cluster.connection")
         with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+: lacks this kvdrift "):
             developing.end()
         lacking.kill()
@@ -254,7 +254,7 @@ def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, d
 
 
 def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    cluster = DaskCluster(tmp_path, lacking="kvdrift.flows.cluster.facts")
+    cluster = DaskCluster(tmp_path, lacking="kvdrift.flows.cluster.connection")
     try:
         with run_in(tmp_path, cluster.address) as run:
             stages.prepare(run)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvdrift.flows.cluster.groups import LOCAL, REMOTE, Groups, Pace
+from kvdrift.flows.cluster.worker import LOCAL, REMOTE, Groups, Pace
 
 FAST, SLOW = 0.01, 100.0  # seconds of a document
 

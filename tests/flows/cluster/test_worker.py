@@ -18,13 +18,13 @@ from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
 
 from kvdrift.flows.cluster import worker
-from kvdrift.flows.cluster.facts import facts, other_versions
+from kvdrift.flows.cluster.connection import facts, other_versions
 from kvdrift.flows.cluster.generator import check_stored
-from kvdrift.flows.cluster.groups import Group
+from kvdrift.flows.cluster.worker import Group
 from kvdrift.flows.generate.local import LocalGenerator, named
-from kvdrift.flows.generate.pending import of_all_laws, pending_development
 from kvdrift.flows.generate.stored_material import stored_identities
 from kvdrift.flows.run import stages
+from kvdrift.flows.run.forecast import of_all_laws, pending_development
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.generation import Work
 from kvdrift.generator.identity import ActionIdentity, GpuKinds

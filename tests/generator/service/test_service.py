@@ -30,10 +30,10 @@ from pyarrow import flight
 
 from kvdrift.command import main
 from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.pending import pending_development
 from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.material import gather_material
 from kvdrift.flows.run import stages
+from kvdrift.flows.run.forecast import pending_development
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.generation import PendingUnit, StudyLaw
 from kvdrift.generator.identity import NUMERICS_VERSION, GpuKinds
