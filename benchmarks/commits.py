@@ -1,7 +1,7 @@
 """The cost of many workers on the log of one store: commits, races lost for a version, and waits.
 
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
-    python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
+    python -m benchmarks.commits --workers 50 --at-once
 
 A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
 commits (``kvdrift.flows.cluster.worker``), longer after a slow commit of its own, and then commits the units of two
@@ -19,23 +19,20 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, run
-from benchmarks.s3_server import S3Server, s3_server
 from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units
-from kvdrift.flows.cluster.worker import LOCAL, REMOTE, Pace, spread
+from kvdrift.flows.cluster.worker import LOCAL, Pace, spread
 from kvdrift.log.store import Store, Unit
-from kvdrift.schema.location import is_local
 from kvdrift.schema.tables import EVENTS
 
 _CREATED = 0x100  # IN_CREATE of inotify(7)
@@ -120,14 +117,12 @@ class Simulated:
         return self.lost_races / (len(TABLES) * self.commits)
 
 
-def simulate(
-    location: str, workers: int, commits: int, races: AbstractContextManager[Any], *, at_once: bool = False
-) -> Simulated:
-    """Let workers commit some groups of units each to a new store's log, ``at_once`` without any sleep."""
+def simulate(location: str, workers: int, commits: int, *, at_once: bool = False) -> Simulated:
+    """Let workers commit some groups of units each to a new local store's log, ``at_once`` without any sleep."""
     Store.create(location)
-    pace = None if at_once else LOCAL if is_local(location) else REMOTE
+    pace = None if at_once else LOCAL
     numbers = [range(first, first + commits) for first in range(0, workers * commits, commits)]
-    with races as lost_races:
+    with lost_races_here(location) as lost_races:
         begun = time.perf_counter()
         waited, cpu_seconds = commit_all(location, Workers(numbers, workers, pace))
         seconds, races_lost = time.perf_counter() - begun, lost_races()
@@ -148,7 +143,7 @@ def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
 
 
 @contextmanager
-def lost_races_here(location: str, tables: Collection[str]) -> Iterator[Callable[[], int]]:
+def lost_races_here(location: str) -> Iterator[Callable[[], int]]:
     """Count the lost races of all processes for versions of a local store's tables.
 
     delta-rs writes the file of a version under a name with ``#``, and then links the version's name to it, which fails
@@ -156,7 +151,7 @@ def lost_races_here(location: str, tables: Collection[str]) -> Iterator[Callable
     """
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init()
-    for table in tables:
+    for table in TABLES:
         if libc.inotify_add_watch(watch, os.fsencode(Path(location, table, "_delta_log")), _CREATED) < 0:
             raise OSError(ctypes.get_errno(), f"{location}: cannot be watched")
     tried = made = 0
@@ -199,28 +194,10 @@ def _names(data: bytes) -> Iterator[str]:
         yield data[at - length : at].rstrip(b"\0").decode()
 
 
-@contextmanager
-def lost_races_there(server: S3Server) -> Iterator[Callable[[], int]]:
-    """Count the puts of objects that a server had already; yield a function that returns the count."""
-    before = server.counts()["there already"]
-    yield lambda: server.counts()["there already"] - before
-
-
-@contextmanager
-def place(where: str, folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the location of a new store, and a counter of its lost races."""
-    if where == "s3":
-        with s3_server() as server, patch.dict(os.environ, server.environment):
-            yield f"{server.url}/store", lambda _: lost_races_there(server)
-    else:
-        yield str(folder), lambda location: lost_races_here(location, TABLES)
-
-
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     """Simulate each number of workers."""
     for workers in options.workers:
-        with place(options.where, folder / str(workers)) as (location, races):
-            found = simulate(location, workers, options.commits, races(location), at_once=options.at_once)
+        found = simulate(str(folder / str(workers)), workers, options.commits, at_once=options.at_once)
         rate, waited = found.commits / found.seconds, np.quantile(found.waited, [0.5, 0.99])
         yield (
             [BenchmarkRow(f"{workers:,} workers", found.seconds, found.cpu_seconds, None, rate)],
@@ -241,7 +218,6 @@ if __name__ == "__main__":
     parser = benchmark_parser("commits", "Commits of many workers to one log.")
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1_000], metavar="N")
     parser.add_argument("--commits", type=int, default=2, metavar="N", help="of each worker")
-    parser.add_argument("--where", choices=["disk", "s3"], default="disk", help="disk, or moto's S3 server")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     parser.add_argument("--at-once", action="store_true", help="no sleep before a commit")
     run(parser, "commits", measure_all)

@@ -15,12 +15,12 @@ from faults.disk.failing import How, start
 from faults.disk.trials import fault_of_end
 from faults.outcomes import MENDED, SURVIVED, tell
 from fixtures.processes import run_command
+from fixtures.s3_server import S3Server, s3_server
 from fixtures.small_study import run_of
 from fixtures.stored_rows import rows
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from benchmarks.s3_server import S3Server, s3_server
 from kvdrift.flows.run import stages
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import KvdriftError

@@ -12,12 +12,12 @@ from fixtures.command import call
 from fixtures.dask_cluster import DaskCluster, run_on
 from fixtures.finite_study import write_finite_study
 from fixtures.processes import start_process
+from fixtures.s3_server import S3Server, s3_server
 from fixtures.small_study import finish, run_of
 from fixtures.stored_rows import rows
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from benchmarks.s3_server import S3Server, s3_server
 from benchmarks.store import write
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.location import filesystem_of

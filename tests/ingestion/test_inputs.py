@@ -17,8 +17,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from fixtures.event_logs import LOG, H, canonical, command, documents_csv, edit, stored, write, write_as
 from fixtures.refusals import refused
+from fixtures.s3_server import s3_server
 
-from benchmarks.s3_server import s3_server
 from kvdrift.ingestion import formats
 from kvdrift.ingestion.files import EventFile
 from kvdrift.ingestion.ingest import IngestReport, ingest

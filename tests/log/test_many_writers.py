@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fixtures.stored_units import killed_in, make_unit
 
-from benchmarks.commits import lost_races_here, simulate
+from benchmarks.commits import simulate
 from kvdrift.log.delta.versions import ATTEMPTS, longest_wait
 from kvdrift.log.store import Store
 from kvdrift.log.units import commits
@@ -113,18 +113,9 @@ def test_writers_whose_turns_go_on_are_waited_for(tmp_path: Path, monkeypatch: p
     assert order == ["first", "second"]
 
 
-def test_writers_at_once_lose_nothing_and_few_races(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("writers", "each"), [(8, 2), pytest.param(200, 1, marks=pytest.mark.slow)])
+def test_writers_at_once_lose_nothing_and_few_races(writers: int, each: int, tmp_path: Path) -> None:
     """As workers of a cluster commit: the more there are, the less often each does."""
-    location = str(tmp_path / "store")
-    found = simulate(location, 8, 2, lost_races_here(location, ("events", "units")))
-    assert (found.lost, found.doubled) == (0, 0)
-    assert found.retries < 1
-
-
-@pytest.mark.slow
-def test_two_hundred_writers_lose_nothing_and_few_races(tmp_path: Path) -> None:
-    """As ``benchmarks.commits --workers 1000`` has it for a thousand, in 20 minutes."""
-    location = str(tmp_path / "store")
-    found = simulate(location, 200, 1, lost_races_here(location, ("events", "units")))
+    found = simulate(str(tmp_path / "store"), writers, each)
     assert (found.lost, found.doubled) == (0, 0)
     assert found.retries < 1

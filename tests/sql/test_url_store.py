@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from fixtures.s3_server import S3Server, s3_server
 
-from benchmarks.s3_server import S3Server, s3_server
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.location import filesystem_of
 from kvdrift.schema.tables import EVENTS
