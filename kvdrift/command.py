@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import signal
 import sys
 import textwrap
 import traceback
@@ -91,9 +92,9 @@ def _without_type(name: str, kind: str) -> str:
 app = typer.Typer(
     name="kvdrift",
     help="When, and for how long, a smaller KV cache makes a language model diverge from itself.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 _COMMANDS = (
     init, run, schedule, serve, status, verify, sql, ingest, derive, analyze, report, gate, show, compact, drop, forget,
@@ -110,20 +111,26 @@ for function in _COMMANDS:
     )(_returning(function))
 
 
+# The commands that go on where an interrupt stopped them.
+_RESUMED = ("run", "derive", "analyze", "ingest", "compact", "drop", "forget")
+
+
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"kvdrift {kvdrift.__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback acts
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001 - main reads it
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @functools.cache
@@ -139,32 +146,60 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     failure, junit = failure_code(arguments), JUnitFile.of_call(arguments)
-    fail = functools.partial(_fail, junit=junit, debug=debug, log_json="--log-json" in arguments)
+    interrupts: list[int] = []
+
+    def fail(line: str, code: int, *, debug: bool = debug) -> None:
+        if interrupts:  # the failure is how some library ended by it
+            line, code, debug = _interrupted(arguments), INTERRUPTED, False
+        _fail(line, code, junit=junit, debug=debug, log_json="--log-json" in arguments)
+
     try:
+        _note_interrupts(interrupts)
         if junit is not None:
             junit.write_error("the call was killed, or has not ended")
         code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False, obj=junit)
-    except KvdriftError as error:
-        mistaken = isinstance(error, InputError)
-        fail(str(error), error.exit_code if mistaken else failure)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED  # Typer, too, turns Ctrl-C within a command into this code
-    except TyperException as error:
-        fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
         _write_error(junit, "standard output was closed")
         sys.stderr.close()
         sys.exit(failure)
-    except OSError as error:  # for example a disk that is full or broken, or a folder that may not be written
+    except TyperException as error:
+        fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
+        fail(*_line_and_code(error, failure))
+    if code == INTERRUPTED or (code and interrupts):
+        fail(_interrupted(arguments), INTERRUPTED, debug=False)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _line_and_code(error: Exception, failure: int) -> tuple[str, int]:
+    """Return the line about an error, and its exit code; ``failure`` is the code of errors that are no mistake."""
+    if isinstance(error, KvdriftError):
+        return str(error), error.exit_code if isinstance(error, InputError) else failure
+    if isinstance(error, OSError):  # for example a disk that is full or broken, or a folder that may not be written
         named = "" if error.filename is None else f"{error.filename}: "
         code = InputError.exit_code if is_forbidden(error) else failure
-        fail(f"{named}{error.strerror or first_line(error)}", code)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        fail(f"unexpected failure: {line} (--debug shows where)", failure)
-    if code == INTERRUPTED:
-        fail("interrupted; run the same command again to go on", INTERRUPTED, debug=False)
-    sys.exit(code if isinstance(code, int) else 0)
+        return f"{named}{error.strerror or first_line(error)}", code
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"unexpected failure: {line} (--debug shows where)", failure
+
+
+def _note_interrupts(interrupts: list[int]) -> None:
+    """Have Ctrl-C noted, besides raising KeyboardInterrupt, which libraries turn into errors of their own."""
+
+    def handler(number: int, _: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    with suppress(ValueError):  # signals have handlers only in the main thread
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _interrupted(arguments: list[str]) -> str:
+    resumed = arguments[:1] and arguments[0] in _RESUMED
+    return "interrupted; run the same command again to go on" if resumed else "interrupted"
 
 
 def _fail(line: str, code: int, *, junit: JUnitFile | None, debug: bool, log_json: bool) -> None:

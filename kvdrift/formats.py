@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv
+import pyarrow.compute as pc
 import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
@@ -40,14 +40,25 @@ def table_text(rows: pa.Table) -> str:
 
 
 def csv_text(rows: pa.Table) -> str:
-    """Return rows as CSV, names in the first line; lists and structs are JSON in one field."""
-    for number, field in enumerate(rows.schema):
-        if pa.types.is_nested(field.type):
-            texts = [None if value is None else _json(value) for value in rows.column(number).to_pylist()]
-            rows = rows.set_column(number, field.name, pa.array(texts, pa.string()))
-    sink = pa.BufferOutputStream()
-    pa.csv.write_csv(rows, sink, pa.csv.WriteOptions(quoting_style="needed"))
-    return str(sink.getvalue().to_pybytes().decode())
+    """Return rows as CSV, names in the first line; lists and structs are JSON in one field.
+
+    A text has quotes only if it needs them: if it is empty, unlike null, or has a comma, a quote or a line break.
+    """
+    fields = [_csv_fields(rows.column(number)) for number in range(rows.num_columns)]
+    lines = pc.binary_join_element_wise(*fields, ",", null_handling="replace", null_replacement="").to_pylist()
+    names = _csv_fields(pa.chunked_array([pa.array(rows.column_names, pa.string())])).to_pylist()
+    return "\n".join([",".join(names), *lines, ""])
+
+
+def _csv_fields(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_nested(column.type):
+        texts = pa.chunked_array(
+            [[None if value is None else _json(value) for value in column.to_pylist()]], pa.string()
+        )
+    else:
+        texts = column.cast(pa.string())
+    quotes = pc.match_substring_regex(texts, '^$|[,"\r\n]')
+    return pc.if_else(quotes, pc.binary_join_element_wise('"', pc.replace_substring(texts, '"', '""'), '"', ""), texts)
 
 
 def json_text(rows: pa.Table) -> str:

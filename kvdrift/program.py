@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import sys
 import traceback
 
 from kvdrift.exit_codes import INTERRUPTED, failure_code
+from kvdrift.schema.proxies import past_proxies
 
 # With Python's own 700 the collector searches all objects of torch and Prefect, a million, every few seconds during
 # the import.
@@ -22,6 +24,13 @@ def program() -> None:
     modules and objects apart one by one, which takes it two seconds where torch and Prefect were imported.
     """
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
+    os.environ.update(past_proxies(os.environ))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # letters that the terminal's encoding lacks are shown as "?"
     code: int | None = None
 
     def leave() -> None:

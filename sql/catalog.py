@@ -10,7 +10,8 @@ null, identities.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +49,7 @@ MOMENT_VIEWS = ("windows", "moments", "profiles")
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # for a caller that keeps views, and for any other caller
 _SCANNED = frozenset({"events", "steps"})
 
+_INTERRUPTED = "Query interrupted"  # DuckDB's RuntimeError if Python has a signal while a query runs
 _NO_COLUMN = re.compile(r'.*?column (?:named )?"(?P<name>\w+)"( not found in FROM clause)?')
 _JOINED = {"documents": "study, model, doc", "actions": "study, action"}  # and the keys that others share with them
 
@@ -69,10 +71,8 @@ class Views:
         Raises:
             InputError: DuckDB cannot parse or bind the query, or the query returns no rows.
         """
-        try:
+        with failing_in_one_line():
             relation = self.connection.sql(query)
-        except duckdb.Error as error:
-            raise one_line(error) from error
         if relation is None:
             raise InputError("the query returns no rows: give a select")
         return relation
@@ -84,7 +84,9 @@ class Views:
             InputError: DuckDB cannot parse, bind or compute the query.
             OperationError: A stored file cannot be read.
         """
-        return _fetch(self.sql(query))
+        relation = self.sql(query)
+        with failing_in_one_line():
+            return relation.to_arrow_table()
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: Any) -> pa.Table:
         """Return the rows of ``view`` whose columns equal the given values, sorted by the view's grain.
@@ -104,10 +106,8 @@ class Views:
         order = "" if view in self.kept else f"order by {', '.join(map(quoted, promised.grain))}"
         selected = ", ".join(map(quoted, columns)) or "*"
         query = f"select {selected} from {promised.relation} where {conditions or 'true'} {order}"  # noqa: S608 - quoted
-        try:
-            return _fetch(self.connection.sql(query))
-        except duckdb.Error as error:
-            raise one_line(error) from error
+        with failing_in_one_line():
+            return self.connection.sql(query).to_arrow_table()
 
     def close(self) -> None:
         """Close the connection; its relations can no longer be fetched."""
@@ -184,18 +184,16 @@ def open_views(
         store.check_files(pinned, checked_within)
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        be_quiet(connection)
-        create_views(connection)
-        for table, version in pinned.items():
-            most = _HELD_BYTES if kept else _SMALL_BYTES
-            source = None if table in without else _source(connection, store, table, version, most)
-            create_stored_view(connection, table, source)
-        refuse_unlike_units(connection, store, pinned, kept)
-        keep_views(connection, kept)
-    except duckdb.Error as error:
-        connection.close()
-        raise one_line(error) from error
-    except KvdriftError:
+        with failing_in_one_line():
+            be_quiet(connection)
+            create_views(connection)
+            for table, version in pinned.items():
+                most = _HELD_BYTES if kept else _SMALL_BYTES
+                source = None if table in without else _source(connection, store, table, version, most)
+                create_stored_view(connection, table, source)
+            refuse_unlike_units(connection, store, pinned, kept)
+            keep_views(connection, kept)
+    except BaseException:
         connection.close()
         raise
     return Views(connection, pinned, kept, store)
@@ -243,11 +241,19 @@ def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("set enable_progress_bar = false")
 
 
-def _fetch(relation: duckdb.DuckDBPyRelation) -> pa.Table:
+@contextmanager
+def failing_in_one_line() -> Iterator[None]:
+    """Turn DuckDB's errors within the block into errors of one line, and those after Ctrl-C into KeyboardInterrupt."""
     try:
-        return relation.to_arrow_table()
+        yield
+    except duckdb.InterruptException as error:
+        raise KeyboardInterrupt from error
     except duckdb.Error as error:
         raise one_line(error) from error
+    except RuntimeError as error:
+        if str(error) != _INTERRUPTED:
+            raise
+        raise KeyboardInterrupt from error
 
 
 def one_line(error: duckdb.Error) -> KvdriftError:

@@ -18,7 +18,7 @@ import duckdb
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.location import is_local
-from kvdrift.sql.catalog import Views, one_line
+from kvdrift.sql.catalog import Views, failing_in_one_line
 from kvdrift.sql.quoting import literal
 
 PRAGMAS: Final = ("database_list", "show_tables", "table_info", "version")
@@ -61,10 +61,8 @@ def check_reads(query: str) -> int:
     Returns:
         The number of statements.
     """
-    try:
+    with failing_in_one_line():
         statements = [(statement.type.name, statement.query) for statement in duckdb.extract_statements(query)]
-    except duckdb.Error as error:
-        raise one_line(error) from error
     for kind, text in statements:
         if kind == "EXPLAIN":
             check_reads(_EXPLAIN.sub("", text, count=1))

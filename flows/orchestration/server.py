@@ -20,12 +20,16 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvdrift.schema.errors import OperationError, first_line
+from pydantic import ValidationError
+
+from kvdrift.schema.errors import InputError, OperationError, first_line
+from kvdrift.schema.proxies import past_proxies
 from kvdrift.sql.empty_views import cache_folder
 
 if TYPE_CHECKING:
@@ -73,7 +77,7 @@ def orchestration(home: Path) -> Iterator[bool]:
     Yields:
         Whether the server is the user's own.
     """
-    with _logging(), _environment(_not_set(_QUIET)):
+    with _logging(), _environment(_not_set(_QUIET) | past_proxies(os.environ)):
         if url := api_url():
             with _environment(_not_set(_ON_THE_USERS_SERVER)), answering(url):
                 _set_up_logging()
@@ -102,8 +106,8 @@ def answering(url: str) -> Iterator[None]:
         fault = client.api_healthcheck()
     if fault is not None:
         raise OperationError(
-            f"the Prefect server at {url} does not answer ({_reason(fault)}); `prefect server start` starts one on "
-            "this machine, and `prefect config view` shows where the address is set"
+            f"the Prefect server at {url} does not answer ({_reason(fault)}); start it, or run without it: "
+            "PREFECT_API_URL= kvdrift run …; `prefect config view` shows where the address is set"
         )
     try:
         yield
@@ -171,7 +175,8 @@ def _temporary_home() -> Iterator[Path]:
 @contextmanager
 def _environment(added: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the block; Prefect reads its settings again before and after."""
-    from prefect.context import refresh_global_settings_context  # noqa: PLC0415 - imported where a study runs
+    with importing_prefect():
+        from prefect.context import refresh_global_settings_context  # noqa: PLC0415 - imported where a study runs
 
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
@@ -199,9 +204,30 @@ def _logging() -> Iterator[None]:
         root.handlers[:] = handlers
 
 
+@contextmanager
+def importing_prefect() -> Iterator[None]:
+    """Turn Prefect's refusal of a setting, which it reads when it is imported, into a line that names the setting.
+
+    Prefect also warns of a home folder that cannot be written, which no run here needs.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except ValidationError as error:
+        refused = error.errors()[0]
+        value = str(refused["input"])
+        named = [name for name, text in os.environ.items() if name.startswith("PREFECT_") and text == value]
+        where = named[0] if named else f"Prefect's setting {'.'.join(map(str, refused['loc']))}"
+        raise InputError(
+            f"{where} = {value}: {refused['msg']}; `prefect config view` shows Prefect's settings"
+        ) from error
+
+
 def api_url() -> str | None:
     """Return the address of the server that the environment or the active Prefect profile names."""
-    from prefect.settings import get_current_settings  # noqa: PLC0415
+    with importing_prefect():
+        from prefect.settings import get_current_settings  # noqa: PLC0415
 
     url = get_current_settings().api.url
     return None if url is None else str(url)

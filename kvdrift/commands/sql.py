@@ -15,7 +15,7 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import StoreArgument
-from kvdrift.schema.errors import InputError, KvdriftError, alike, nearest
+from kvdrift.schema.errors import InputError, alike, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,8 @@ def sql(
         str | None,
         typer.Argument(
             metavar="QUERY",
-            help="A query; without it, queries are read from a pipe, each up to a semicolon at the end of a line.",
+            help="A query; without it, queries are read from standard input, each up to a semicolon at the end of a "
+            "line, until one fails.",
             autocompletion=completion.views,
         ),
     ] = None,
@@ -80,8 +81,7 @@ def sql(
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
     opened = Store.open(store)
-    if query is None:
-        _check_piped(opened.location, output)
+    queries = [query] if query is not None else _piped(opened.location, output)
     with read_only(
         open_views(opened, threads=os.cpu_count() or 1, checked_within=0 if checked else None), opened
     ) as views:
@@ -89,17 +89,12 @@ def sql(
             units = f"{waiting} {'unit' if waiting == 1 else 'units'}"
             derive = f"kvdrift derive {store}, or with --watch beside a run"
             typer.echo(f"note: the views lack {units} whose events are not derived yet; {derive}", err=True)
-        if query is not None:
-            answer(views, query, output_format, output)
-        for piped in _statements(sys.stdin) if query is None else ():
-            try:
-                answer(views, piped, output_format, None)
-            except KvdriftError as error:
-                typer.echo(f"kvdrift: {error}", err=True)
+        for text in queries:
+            answer(views, text, output_format, output)
 
 
-def _check_piped(location: str, output: Path | None) -> None:
-    """Check that queries come from a pipe, and that their rows do not go to one file."""
+def _piped(location: str, output: Path | None) -> Iterable[str]:
+    """Return the queries from standard input, each as soon as it is complete; with -o FILE only one is allowed."""
     from kvdrift.schema.location import is_local
 
     if sys.stdin.isatty():
@@ -108,8 +103,12 @@ def _check_piped(location: str, output: Path | None) -> None:
             catalogue = shlex.quote(f"{location}/catalog.duckdb")
             line += f", or for a prompt: duckdb -readonly {catalogue} (pip install duckdb-cli)"
         raise InputError(line)
-    if output is not None:
-        raise InputError(f"-o {output}: takes the rows of one query; give the query as an argument")
+    if output is None:
+        return _statements(sys.stdin)
+    queries = list(_statements(sys.stdin))
+    if len(queries) != 1:
+        raise InputError(f"-o {output}: takes the rows of one query; standard input has {len(queries)} queries")
+    return queries
 
 
 def _statements(lines: Iterable[str]) -> Iterator[str]:

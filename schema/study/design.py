@@ -175,7 +175,10 @@ FIXED: Final = "fixed"
 class PlanSection(Section):
     """``[plan]``: the primary endpoints, and the settings that fix K and N."""
 
-    baseline: str = meaning("The action with which all other actions are compared.", example="snapkv-half")
+    baseline: str = meaning(
+        "The action with which all other actions are compared; a study's only action is its baseline.",
+        example="snapkv-half",
+    )
     primary: Annotated[list[str], Field(min_length=1)] = meaning(
         "The primary quantities (see `kvdrift list quantities`); all other quantities are exploratory.", example=["gap"]
     )

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.location import check_regular, straight
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.study.section import MOST_LISTED, explained
+from kvdrift.schema.study.design import PlanSection
+from kvdrift.schema.study.section import MOST_LISTED, explained, missing
 from kvdrift.schema.study.whole import Study, check_distinct
 
 SWEPT: Final = ("keep", "codec")
@@ -168,7 +169,7 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
 
 def _studies_of(path: Path, content: dict[str, Any], folder: Path) -> list[Study]:
     try:
-        content = of_each_member(_with_absolute_paths(content, folder))
+        content = _with_baseline(of_each_member(_with_absolute_paths(content, folder)))
         models = content.get("model")
         several = models if isinstance(models, list) and models else [models]
         laws = of_each_law(content)
@@ -186,6 +187,22 @@ def _studies_of(path: Path, content: dict[str, Any], folder: Path) -> list[Study
     except ValidationError as error:
         raise InputError(f"{path}: {explained(error.errors(), Study)}") from None
     return studies
+
+
+def _with_baseline(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with a study's only action as its baseline.
+
+    Raises:
+        InputError: ``[plan]`` of a study with several actions names no baseline.
+    """
+    plan, actions = content.get("plan"), content.get("actions")
+    if not isinstance(plan, dict) or not isinstance(actions, list) or "baseline" in plan:
+        return content
+    names = [action["name"] for action in actions if isinstance(action, dict) and isinstance(action.get("name"), str)]
+    if len(actions) == len(names) == 1:
+        return content | {"plan": plan | {"baseline": names[0]}}
+    unknown = set(plan).difference(PlanSection.model_fields)
+    raise InputError(missing(PlanSection, "plan", "baseline", unknown, *names[:1]))
 
 
 def _check_count(studies: int) -> None:

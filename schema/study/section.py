@@ -95,10 +95,13 @@ def _wanted(problem: Any) -> str:
     return wanted.partition(" after validation")[0] if should else f"be {of_type}"
 
 
-def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = ()) -> str:
+def missing(
+    section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = (), example: str | None = None
+) -> str:
     """Return the line about a missing key of a section at ``where``, which is empty for the whole file.
 
-    If a given key in ``unknown`` is similar, the line says that it is misspelled.
+    The line has the value ``example``, by default the field's own. If a given key in ``unknown`` is similar, the line
+    says that it is misspelled.
     """
     place = f"{where}." if where else ""
     for key in unknown:
@@ -106,7 +109,8 @@ def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[s
             return f"{place}{key}: unknown key; did you mean '{name}'?"
     field = section.model_fields[name]
     heading = f"[[{name}]]" if get_origin(field.annotation) is list else f"[{name}]"
-    right = f"{name} = {json.dumps(field.examples[0])}, say" if field.examples else f"a section {heading}"
+    examples = field.examples if example is None else [example]
+    right = f"{name} = {json.dumps(examples[0])}, say" if examples else f"a section {heading}"
     return f"{place}{name}: missing; write {right} ({(field.description or '').removesuffix('.')})"
 
 

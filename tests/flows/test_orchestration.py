@@ -73,6 +73,20 @@ def test_who_interrupts_the_start_of_the_server_hears_nothing_of_it(
     assert said == []
 
 
+def test_a_setting_that_prefect_refuses_is_named(tmp_path: Path) -> None:
+    """Prefect reads its settings when it is imported, so this is a process of its own."""
+    text = (
+        "import sys; from pathlib import Path; from kvdrift.flows.orchestration.server import orchestration\n"
+        "from kvdrift.schema.errors import InputError\n"
+        "try:\n    orchestration(Path(sys.argv[1])).__enter__()\nexcept InputError as error:\n    print(error)\n"
+    )
+    command = [sys.executable, "-c", text, tmp_path]
+    named = os.environ | {"PREFECT_LOGGING_LEVEL": "NOPE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=named)
+    assert done.stdout.startswith("PREFECT_LOGGING_LEVEL = NOPE: ")
+    assert "'CRITICAL'" in done.stdout
+
+
 def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
     """Two runs of one study start at once; servers take seconds to start, so the real risk is at the start."""
     with own_home(tmp_path / "home") as first:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,46 @@ def test_an_interruption_of_the_work_says_what_is_kept(
     assert err.startswith(f"kept in {finished}: {units} units\nkvdrift: interrupted; ")
     code, _, err = call(capsys, "run", write_study(tmp_path), "--store", tmp_path / "not-begun")
     assert (code, err.startswith("kvdrift: interrupted; "), err.count("\n")) == (130, True, 1)
+
+
+@pytest.mark.parametrize(("arguments", "resumed"), [(("run", "x.toml"), True), (("status", "x"), False)])
+def test_an_interruption_that_a_library_turned_into_an_error_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], *, resumed: bool
+) -> None:
+    """DuckDB raises RuntimeError for Ctrl-C; only a command that goes on where it stopped is to be called again."""
+
+    def interrupted(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            message = "Query interrupted"
+            raise RuntimeError(message) from error
+
+    for function in ("kvdrift.schema.study.load_studies", "kvdrift.log.store.Store.open"):
+        monkeypatch.setattr(function, interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
+    try:
+        code, out, err = call(capsys, *arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, out, err.count("\n"), "again" in err) == (130, "", 1, resumed)
+
+
+def test_no_arguments_and_a_short_option_give_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys)
+    assert (code, err) == (0, "")
+    assert (0, out, "") == call(capsys, "--help") == call(capsys, "-h")
+    assert call(capsys, "run", "-h") == call(capsys, "run", "--help")
+
+
+def test_standard_output_may_be_closed_or_lack_letters() -> None:
+    command = [sys.executable, "-m", "kvdrift", "list", "quantities"]
+    closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&-', "-", *command], capture_output=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    named = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    latin = subprocess.run(command, capture_output=True, check=False, env=named)
+    assert (latin.returncode, latin.stderr) == (0, b"")
+    assert b"?" in latin.stdout
 
 
 def test_an_interruption_while_commands_are_imported_is_quiet(

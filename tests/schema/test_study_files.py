@@ -8,7 +8,7 @@ import pytest
 from fixtures.finite_study import write_finite_study
 from fixtures.house import ROOT
 from fixtures.refusals import refused
-from fixtures.small_study import write_study
+from fixtures.small_study import TEXT, write_study
 from fixtures.study_files import load_study
 
 from kvdrift.schema.study import load_studies
@@ -91,6 +91,7 @@ def test_a_path_that_only_the_working_folder_has_is_refused_with_the_right_one(
         (('name = "small"\n', ""), "study.name", 'name = "my-study"'),
         (('keep = "1/2"\n', ""), "actions[0].keep", 'keep = "1/2"'),
         (('[model]\nid = "kvdrift/tiny"\n', ""), "model", "[model]"),
+        (('baseline = "snapkv-half"\n', ""), "plan.baseline", 'baseline = "snapkv-half"'),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_with_what_would_be_right(
@@ -99,6 +100,16 @@ def test_what_is_missing_is_said_with_what_would_be_right(
     line = refused(load_studies, write_study(tmp_path, change))
     assert f": {where}: missing; " in line
     assert right in line
+
+
+def test_the_baseline_is_an_action_of_the_study(tmp_path: Path) -> None:
+    """A study's only action is its baseline; of several actions, the line about a missing baseline names the first."""
+    without = ('baseline = "snapkv-half"\n', "")
+    path = write_study(tmp_path, without, ('name = "snapkv-half"', 'name = "mine"'))
+    assert 'baseline = "mine"' in refused(load_studies, path)
+    one = TEXT.index('[[actions]]\nname = "recent-half"'), TEXT.index("[plan]")
+    path = write_study(tmp_path, without, (TEXT[slice(*one)], ""))
+    assert load_study(path).plan.baseline == "snapkv-half"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""The shipped studies: in the folder ``studies`` of a clone, and in the wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kvdrift
+from kvdrift.schema.errors import InputError, nearest
+
+
+def examples() -> dict[str, str]:
+    """Return the names of the shipped studies, and the comment that begins each study's file as one line."""
+    return {path.stem: _comment(path) for path in sorted(_folder().glob("*.toml"))}
+
+
+def example_files(name: str, study: Path) -> dict[Path, str]:
+    """Return the texts of a shipped study, to be written to the file ``study``, and of the files that it names.
+
+    Raises:
+        InputError: no shipped study has this name.
+    """
+    known = examples()
+    if name not in known:
+        raise InputError(f"--example {name}: {nearest(name, known)}")
+    beside = {study.parent / path.name: path.read_text("utf-8") for path in _folder().glob(f"{name}.json")}
+    return {**beside, study: (_folder() / f"{name}.toml").read_text("utf-8")}
+
+
+def _folder() -> Path:
+    """Return the folder of the shipped studies, which is beside the package's folder in a clone."""
+    return next(folder for place in kvdrift.__path__ if (folder := Path(place, "studies")).is_dir())
+
+
+def _comment(path: Path) -> str:
+    lines = path.read_text("utf-8").splitlines()
+    end = next(number for number, line in enumerate(lines) if not line.strip("# "))
+    return " ".join(line.removeprefix("# ") for line in lines[:end])
