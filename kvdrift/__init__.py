@@ -6,6 +6,7 @@ again, and ``kvdrift.gate`` decides whether an action passes. A selector, codec 
 needs from here: ``from kvdrift import ScoringSelector``.
 """
 
+# ruff: noqa: F405 - type checkers read the interfaces' names from their module
 from __future__ import annotations
 
 import importlib
@@ -18,27 +19,7 @@ if not (Path(__file__).parent / "schema").is_dir():  # a clone, whose folders st
 
 if TYPE_CHECKING:
     from kvdrift.flows.estimate.gate import Verdict
-    from kvdrift.interfaces import (
-        GROUP_BYTES,
-        TOVA,
-        CacheRule,
-        Codec,
-        CodedEntries,
-        Policy,
-        PromptLayer,
-        QueryChunk,
-        ScoringPolicy,
-        ScoringSelector,
-        Selector,
-        SnapKV,
-        Statistic,
-        StoredBytes,
-        at_least,
-        channels_back,
-        entries_back,
-        packed_bytes,
-        window_attention,
-    )
+    from kvdrift.interfaces import *  # noqa: F403
     from kvdrift.schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError
     from kvdrift.sql.catalog import Views
 

@@ -20,7 +20,7 @@ from kvdrift.generator.documents.registry import excluded_clusters
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study, load_studies
-from kvdrift.schema.study.reading import of_each_law, read_content
+from kvdrift.schema.study.reading import of_each_law, read_content, toml_table
 from kvdrift.stats.quantities import PAIR_QUANTITIES
 
 _SEEDS = 20  # seeds that are tried
@@ -191,18 +191,5 @@ def _toml(content: dict[str, Any]) -> str:
     parts = []
     for name, value in content.items():
         heading, tables = (f"[{name}]", [value]) if isinstance(value, dict) else (f"[[{name}]]", value)
-        for table in tables:
-            lines = [f"{_key(key)} = {_value(one)}" for key, one in table.items()]
-            parts.append("\n".join([heading, *lines]) + "\n")
+        parts += [toml_table(heading, table) for table in tables]
     return "\n".join(parts)
-
-
-def _key(key: str) -> str:
-    return key if key.isidentifier() else json.dumps(key)
-
-
-def _value(value: Any) -> str:
-    """Write a value as TOML: JSON's texts, numbers, lists and truth values; a table on one line."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

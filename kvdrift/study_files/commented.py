@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study
-from kvdrift.schema.study.reading import of_each_member
+from kvdrift.schema.study.reading import of_each_member, toml
 
 _WIDTH = 100
 _FEWEST = 12  # evaluation documents of a stratum, if there are that many
@@ -73,13 +72,6 @@ def _bounds(schema: Mapping[str, Any]) -> str:
     if "maximum" in schema:
         return f", {low} to {schema['maximum']:,}"
     return "" if low is None else f", {low} or more"
-
-
-def toml(value: Any) -> str:
-    """Write a plain value as TOML: texts, numbers, lists and truth values as in JSON, a table in one line."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {toml(inner)}' for key, inner in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from kvdrift.generator.selectors import SELECTORS, default_parameters
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE
-from kvdrift.study_files.commented import Heading, headings, kind, toml
+from kvdrift.schema.study.reading import toml
+from kvdrift.study_files.commented import Heading, headings, kind
 from kvdrift.study_files.new_study import new_study
 
 _INTRODUCTION = """\

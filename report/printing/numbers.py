@@ -20,7 +20,6 @@ _NOISE = 6  # decimals beyond the printed ones, below which sums in another orde
 _LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # with equal decimals in a column
 
 
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _MEANINGS = {
     "mismatch": "R is the share of positions whose token differs from that of {whole}",
     "divergence_probability": "P(τ ≤ H) is the share of continuations that part within {horizon} tokens",
@@ -155,17 +154,6 @@ def duration(value: float | None) -> str:
 def listed(parts: Sequence[str]) -> str:
     """Join words: ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number of things: ``one pair``, ``12 pairs``."""
-    word = _WORDS[number] if number < len(_WORDS) else f"{number:,}"
-    return f"{word} {noun}{'' if number == 1 else 's'}"
-
-
-def capital(text: str) -> str:
-    """Capitalize the first letter of a text."""
-    return text[:1].upper() + text[1:]
 
 
 def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:

@@ -22,6 +22,7 @@ _RESIDENT = 4  # index of the resident bytes; the parts before add up to the pro
 
 EVALUATION = "evaluation"
 DEVELOPMENT = "development"
+FEW_IN_STRATUM = 10  # clusters: fewer make intervals unsure
 _SAME = 0.005  # relative differences of bytes below this count as the same budget
 
 
@@ -245,6 +246,11 @@ class Facts:
     def count(self, split: str, stratum: str | None = None) -> int:
         """Return the number of documents of a split, in one stratum or in all."""
         return sum(row["split"] == split and stratum in {None, row["stratum"]} for row in self.documents)
+
+    def clusters(self, split: str, stratum: str | None = None) -> int:
+        """Return the number of clusters of documents of a split, in one stratum or in all."""
+        own = (row for row in self.documents if row["split"] == split and stratum in {None, row["stratum"]})
+        return len({row["cluster"] or row["doc"] for row in own})
 
     def times_bytes(self, action: str, other: str) -> float | None:
         """Return the ratio of two actions' prompt caches in bytes, over the documents of both; None if unknown.

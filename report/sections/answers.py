@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from kvdrift.report.figures.canvas import Figure, action_styles, new_figure
@@ -18,13 +17,11 @@ from kvdrift.report.printing.numbers import count, fixed
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import ViewRow
-from kvdrift.report.sections.contrasts import with_grounds
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.registry import DIFFERENCE
 
 PLACES = ("before", "inside", "after")
-_MOST = 4  # actions that the first sentence names
 _FEWEST = 5  # fewest actions of a correlation
 _PLACE_WORDS = {
     "before": "of right X: the pair parts before the first token of the answer",
@@ -71,49 +68,11 @@ def section(content: PageContent) -> Section | None:
     drawings = (Drawing("answers", words, partial(answers_figure, content)),)
     values = {
         "rows": rows,
-        "sentence": answers_sentence(content),
         "correlation": correlation_sentence(content),
         "basis": _basis_sentence(content, rows),
         "losing": [action for action in content.actions if content.estimates.get("lost", action).estimate],
     }
     return Section("answers", "Does it matter?", tuple(tables), drawings, values)
-
-
-def answers_sentence(content: PageContent) -> str:
-    """Write a sentence for each action: how accuracy changes, and how many right answers are lost and gained.
-
-    If there are many actions, only the highest and the lowest accuracy are named.
-    """
-    known = [action for action in content.actions if content.estimates.get("accuracy", action).estimate is not None]
-    if not known:
-        return "No answer is scored."
-    if len(known) > _MOST:
-        accuracy = {action: content.estimates.get("accuracy", action).estimate or 0.0 for action in known}
-        known = [max(known, key=lambda name: accuracy[name]), min(known, key=lambda name: accuracy[name])]
-    return " ".join(_sentence(content, action) for action in known)
-
-
-def _sentence(content: PageContent, action: str) -> str:
-    """Write, for example, ``With snapkv-half, accuracy is 61.0% instead of 80.0%: −19.0 pp [−25.1, −12.2]. …``"""
-    names = ("accuracy", "accuracy_reference", "score_gap", "lost", "gained", "lost_share")
-    accuracy, reference, change, lost, gained, share = (content.estimates.get(name, action) for name in names)
-    points = {row.quantity: replace(row, low=None) for row in (accuracy, reference, lost, gained)}
-    first = (
-        f"With {action}, accuracy is ",
-        points["accuracy"],
-        " instead of ",
-        points["accuracy_reference"],
-        ": ",
-        change,
-    )
-    if share.estimate is None:
-        return with_grounds(
-            *first, ". The reference is never right, so no right answer can be lost; ", points["gained"], " are gained"
-        )
-    return with_grounds(
-        *first, ". Right answers are lost in ", points["lost"], " of pairs and gained in ", points["gained"],
-        "; of the reference’s right answers ", share, " are lost",
-    )  # fmt: skip
 
 
 def correlation_sentence(content: PageContent) -> str:

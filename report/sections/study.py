@@ -10,7 +10,7 @@ from shlex import quote
 from typing import Any
 
 from kvdrift.report.printing.estimate_tables import NOISE_FLOOR
-from kvdrift.report.printing.numbers import MISSING, capital, count, count_range, duration, level, size
+from kvdrift.report.printing.numbers import MISSING, count, count_range, duration, level, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import FEW_CLUSTERS, ReportedEstimates, ViewRow
@@ -20,11 +20,13 @@ from kvdrift.schema.location import folder_name
 from kvdrift.schema.study import FLOOR_ACTION, HTTP
 from kvdrift.schema.study.described import described_action
 from kvdrift.schema.study.design import stratum_of
+from kvdrift.schema.study.reading import toml_table
 from kvdrift.schema.windows import Windows
 
 _OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have their own columns
 _NO_PARAMETERS = {"tova": ("window",)}  # for tova the window is always the last position
 _PLANNED = ("replicates", "target_half_width", "alpha", "interval", "variance")
+_SPLITS = (DEVELOPMENT, EVALUATION)
 _ROWS = "row_multiple"  # an entry among the library versions of a unit
 
 
@@ -46,15 +48,22 @@ def _ends(content: PageContent) -> Iterator[str]:
 
 def documents_table(facts: Facts) -> PrintedTable:
     """Make the table of documents by stratum and split."""
-    columns = [label_column("stratum"), Column("development"), Column("evaluation")]
+    columns = [label_column("stratum"), *map(Column, _SPLITS)]
     if not facts.finite:
         columns.append(Column("prompt length n", "tokens"))
     rows = []
     for stratum in (*facts.strata, None):
         own = [document["prompt_tokens"] for document in facts.documents if stratum in {None, document["stratum"]}]
-        counts = [count(facts.count(split, stratum)) for split in (DEVELOPMENT, EVALUATION)]
+        counts = [_documents_of(facts, split, stratum) for split in _SPLITS]
         rows.append(table_row(stratum or "all", *counts, *([] if facts.finite else [count_range(own)])))
-    return PrintedTable("documents", "Systems" if facts.finite else "Documents", tuple(columns), tuple(rows))
+    shared = facts.clusters(EVALUATION) < facts.count(EVALUATION)
+    note = "Documents that share a question are one cluster." if shared else ""
+    return PrintedTable("documents", "Systems" if facts.finite else "Documents", tuple(columns), tuple(rows), note)
+
+
+def _documents_of(facts: Facts, split: str, stratum: str | None) -> Cell:
+    documents, clusters = facts.count(split, stratum), facts.clusters(split, stratum)
+    return Cell(count(documents), f"{count(clusters)} clusters" if clusters < documents else "")
 
 
 def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
@@ -241,7 +250,7 @@ def study_text(facts: Facts) -> str | None:
         head += "# Stores keep no paths either: give documents that were read from a file their path.\n"
     if content["model"].get("engine") == HTTP:
         head += "# Stores keep no addresses of servers: give [model] and each action a url.\n"
-    return "\n".join([head, *(_table(title, values) for title, values in tables)])
+    return "\n".join([head, *(toml_table(title, values) for title, values in tables)])
 
 
 def _is_floor(row: ViewRow) -> bool:
@@ -278,18 +287,6 @@ def _plan(content: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _table(title: str, values: dict[str, Any]) -> str:
-    lines = [f"{name} = {_value(value)}" for name, value in values.items() if value is not None]
-    return "\n".join([title, *lines]) + "\n"
-
-
-def _value(value: Any) -> str:
-    """Write a value as TOML: JSON's scalars and lists, and tables on one line."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def definitions(content: PageContent) -> Section:
     """Make the section of the page's symbols."""
     lags = not content.facts.finite or content.windows.early_last >= 1
@@ -323,7 +320,7 @@ def provenance(content: PageContent) -> Section:
         ("Table versions", _versions(known.tables)),
     ]
     values = {
-        "line": capital(line),
+        "line": line[:1].upper() + line[1:],
         "command": f"kvdrift run {quote(file)} --store {quote(store)}" if made else f"kvdrift report {quote(store)}",
         "file": file,
         "text": study_text(facts),

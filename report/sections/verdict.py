@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,18 +16,17 @@ from kvdrift.report.printing.estimate_tables import (
     columns_of,
     estimate_cells,
 )
-from kvdrift.report.printing.numbers import MISSING, capital, count, counted, fixed, listed, meanings, size
+from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, listed, meanings, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.reading.facts import Storage
+from kvdrift.report.reading.facts import FEW_IN_STRATUM, Storage
 from kvdrift.report.sections.choice import Choice, choose, difference, not_distinguished
-from kvdrift.report.sections.contrasts import Claim, Sample, grounds_of, standing_of, with_grounds
+from kvdrift.report.sections.contrasts import grounds_of, standing_of
 from kvdrift.report.sections.frontier import bytes_figure, frontier_values, has_bytes
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.bootstrap import PRESPECIFIED
-from kvdrift.stats.quantities import SIMULTANEOUS_GAP
 from kvdrift.stats.registry import Scale
 
 RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
@@ -224,9 +222,9 @@ def glance_table(content: PageContent, choice: Choice) -> PrintedTable:
 class Recommendation:
     """The page's recommendation in words."""
 
-    lead: str  # the recommendation, or why there is none, in about three sentences however many actions there are
-    reasons: list[str]  # the cost of the recommended actions, noise floors, and what is ruled out; a sentence each
-    settles: list[str]  # what would settle open questions, or confirm the recommendation; a sentence each
+    lead: str  # the recommended actions with their bytes, or why there are none
+    reasons: list[str]  # what rounding and repetition alone do, and the actions not distinguished from that
+    settles: list[str]  # what would settle open questions, or confirm the recommendation
     open: bool = True  # whether a pair is not settled, or nothing is recommended
 
 
@@ -247,62 +245,34 @@ def section(content: PageContent) -> Section:
 
 
 def recommendation(content: PageContent, choice: Choice) -> Recommendation:
-    """Put a choice into words."""
+    """Put a choice into words; the tables have the intervals that it rests on."""
+    reasons = [*_floors(content), *_few_clusters(content)]
     if choice.obstacle:
         lead = f"No action can be recommended: {choice.obstacle}."
-        return Recommendation(lead, _costs(content, choice), [choice.remedy] if choice.remedy else [])
-    lead, sample = _lead(content, choice), Sample.of(content, choice.candidates)
-    if choice.unfit and choice.recommended:
-        loses = "loses" if len(choice.unfit) == 1 else "lose"
-        lead += f" {_some(choice.unfit)} {loses} more than half of the right answers."
-    if sample.few:
-        lead += f" This rests on only {sample.words}."
-    reasons, settles = [*_costs(content, choice), *_floors(content), *_ruled_out(content, choice)], []
+        return Recommendation(lead, reasons, [choice.remedy] if choice.remedy else [])
+    rows = [difference(content.estimates, *pair) for own in choice.deciding.values() for pair in own]
+    parts = [f"Recommended: {_some([f'{action} ({_held(content, action)})' for action in choice.recommended])}"]
+    if not choice.recommended:
+        parts = ["No action can be recommended"]
+    if choice.unsettled:
+        parts.append(f"pairs not distinguished in R: {len(choice.unsettled)}, such as {listed(choice.unsettled[0])}")
+    if choice.ruled_out:
+        parts.append(f"ruled out: {_some([*choice.ruled_out])}")
+    if choice.unfit:
+        parts.append(f"lost are more than half of the right answers by: {_some(choice.unfit)}")
+    settles = []
     if choice.unsettled:
         settles.append(
             "A fold below says how many documents would distinguish them. Where a small difference does "
             "not matter, kvdrift gate says whether one action is at most a margin worse than another."
         )
-    standings = Counter(row.standing for row in _resting(content, choice))
-    if standings.keys() == {PRESPECIFIED}:
-        reasons.append(
-            "The plan named these differences before their outcomes were known; their intervals hold together."
-        )
-    elif standings:
-        counts = listed([counted(number, f"{status} interval") for status, number in sorted(standings.items())])
-        hold = "those of differences hold for all pairs of actions together"
-        if content.estimates.pairs < 2:
-            hold = "exploratory intervals hold for one difference at a time"
+    if choice.recommended and any(row.standing != PRESPECIFIED for row in rows):
         settles.append(
-            f"This rests on {counts}; {hold}. kvdrift confirm writes a study of documents that nobody has seen, whose "
-            "plan names the actions."
+            "Not all of these intervals were planned. kvdrift confirm writes a study of documents that nobody has "
+            "seen, whose plan names the actions."
         )
+    lead = f"{'; '.join(parts)}{grounds_of(rows)}."
     return Recommendation(lead, reasons, settles, bool(choice.unsettled) or not choice.recommended)
-
-
-def _lead(content: PageContent, choice: Choice) -> str:
-    """Name the recommended actions with their bytes, and count those that are ruled out or not settled."""
-    taken, pairs = choice.recommended, choice.unsettled
-    left = list(dict.fromkeys(action for pair in pairs for action in pair))
-    clauses = []
-    if pairs:
-        which = f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')}" if pairs[1:] else listed(pairs[0])
-        clauses.append(f"{which} are not distinguished in R")
-    if choice.ruled_out:
-        others = len(choice.ruled_out)
-        clauses.append(f"{counted(others, 'other')} {'is' if others == 1 else 'are'} ruled out")
-    rows = [difference(content.estimates, *pair) for own in choice.deciding.values() for pair in own]
-    if not taken:
-        because = clauses if pairs else ["each action that is not ruled out loses more than half of the right answers"]
-        return f"No action can be recommended: {'; '.join(because)}{grounds_of(rows)}."
-    at = [f"{action} at {_held(content, action)}" for action in taken]
-    words = f"Take {at[0]}"
-    if len(taken) > 1:
-        which = f"take {' or '.join(at)}"
-        if len(taken) > _MOST:
-            which = f"{counted(len(taken), 'action')} can be recommended, from {at[0]} down to {at[-1]}"
-        words = f"The choice is one of bytes: {which}"
-    return f"{'; '.join([words, *clauses])}{grounds_of(rows)}."
 
 
 def _held(content: PageContent, action: str) -> str:
@@ -312,35 +282,15 @@ def _held(content: PageContent, action: str) -> str:
     return f"{cache} and {size(facts.weight_bytes(action))} of weights" if facts.own_weights else cache
 
 
-def _some(actions: Sequence[str]) -> str:
-    """List the names of some actions, and how many others there are."""
-    return listed([*actions[:_MOST], *([f"{len(actions) - _MOST} more"] if actions[_MOST:] else [])])
+def _some(names: Sequence[str]) -> str:
+    """List the first names, and how many others there are."""
+    return listed([*names[:_MOST], *([f"{len(names) - _MOST} more"] if names[_MOST:] else [])])
 
 
-def _costs(content: PageContent, choice: Choice) -> list[str]:
-    """Write the cost of each recommended action; of all candidates if none is recommended."""
-    sentences = []
-    for action in ([*choice.recommended, *choice.unfit] if choice.recommended else choice.candidates)[:_MOST]:
-        risk, lost = (content.estimates.get(name, action) for name in ("mismatch", "lost_share"))
-        answers: list[Claim] = [] if lost.estimate is None else [" and loses ", lost, " of the right answers"]
-        if risk.estimate is not None:
-            start = f"{action} disagrees with {content.facts.whole} on "
-            sentences.append(with_grounds(start, risk, " of positions", *answers))
-    return sentences
-
-
-def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
-    """Say which action rules out which; empty if there are too many, which the table has."""
-    if len(choice.ruled_out) > _MOST:
-        return []
-    both = " of cache and of weights" if content.facts.own_weights else ""
-    return [
-        with_grounds(
-            f"{action} is ruled out by {better}, which holds no more bytes{both}: R is larger by ",
-            difference(content.estimates, action, better),
-        )
-        for action, better in choice.ruled_out.items()
-    ]
+def _few_clusters(content: PageContent) -> Iterator[str]:
+    few = [name for name in content.facts.strata if content.facts.clusters(content.split, name) < FEW_IN_STRATUM]
+    if few:
+        yield f"Fewer than {FEW_IN_STRATUM} clusters in {listed(few)}: intervals may be too narrow."
 
 
 def _floors(content: PageContent) -> Iterator[str]:
@@ -350,35 +300,21 @@ def _floors(content: PageContent) -> Iterator[str]:
         risk, distance = content.estimates.get("mismatch", name), content.estimates.get("rollout_tv", name).estimate
         if risk.estimate is None or distance is None:
             continue
-        if name in facts.kernel_floors:
-            what = facts.described(name) if facts.engine else "which leaves out nothing and computes in another way"
-            yield with_grounds(f"{capital(name)}, {what}, disagrees on ", risk, " of positions")
+        if name not in facts.kernel_floors:
+            what = "a second run of the reference with streams of its own"
         else:
-            does = f"a mean δ of {distance:.1e}, the effect of other batches and another placement of entries"
-            does = does if distance else "δ = 0 exactly: the engine repeats itself, which says nothing of rounding"
-            yield f"{capital(name)}, a second run of the reference with streams of its own, has {does}."
+            what = facts.described(name) if facts.engine else "the whole cache, computed in another way"
+        delta = f"mean δ {distance:.1e}" if distance else "δ = 0 exactly, which says nothing of rounding"
+        yield f"{name}: {what}; R {in_text(risk, Scale.PERCENT)}{grounds_of([risk])}, {delta}."
     if facts.engine and not facts.kernel_floors:
-        yield (
-            "No kernel floor was measured: what rounding alone does, once continuations amplify it, is not known, and "
-            "may be as much as an action's R."
-        )
+        yield "No kernel floor was measured: what rounding alone does is not known."
     near = not_distinguished(content)
     larger = max(floors, key=lambda name: content.estimates.get("mismatch", name).estimate or 0.0, default="")
     for floor in sorted(floors, key=lambda name: name != larger):
         actions = [name for name, of in near.items() if floor in of and (floor == larger or larger not in of)]
         if actions:
             which = ", the larger floor" if floor == larger and floors[1:] else ""
-            rests_on = grounds_of(content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in actions)
-            yield f"Not distinguished from {floor}{which}: {listed(actions)}{rests_on}."
-
-
-def _resting(content: PageContent, choice: Choice) -> list[Estimate]:
-    """Return the intervals that a recommendation rests on, of lost answers too; none without a recommendation."""
-    if not choice.recommended:
-        return []
-    pairs = [pair for says, own in choice.deciding.items() if says != "not settled" for pair in own]
-    rows = [difference(content.estimates, *pair) for pair in pairs]
-    return rows + [content.estimates.get("lost_share", action) for action in choice.unfit]
+            yield f"Not distinguished from {floor}{which}: {listed(actions)}."
 
 
 def deciding_table(content: PageContent, choice: Choice) -> PrintedTable | None:

@@ -7,6 +7,7 @@ law.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import tomllib
@@ -250,3 +251,20 @@ def expanded(written: str) -> Path:
         return Path(written).expanduser()
     except RuntimeError:
         return Path(written)
+
+
+def toml(value: Any) -> str:
+    """Write a value as TOML: texts, numbers, lists and truth values as JSON has them, and a table on one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {toml(one)}' for key, one in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_table(heading: str, values: dict[str, Any]) -> str:
+    """Write a table's heading and its keys, a line each; keys without a value are left out."""
+    lines = [f"{_key(name)} = {toml(value)}" for name, value in values.items() if value is not None]
+    return "\n".join([heading, *lines]) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if key.isidentifier() else json.dumps(key)

@@ -19,7 +19,8 @@ from kvdrift.flows.plan.making import EvaluatedSize, size_bounds
 from kvdrift.generator.documents.registry import choose_candidates
 from kvdrift.schema.document import split_of
 from kvdrift.schema.study import PlanSection
-from kvdrift.study_files.commented import headings, kind, toml
+from kvdrift.schema.study.reading import toml
+from kvdrift.study_files.commented import headings, kind
 from kvdrift.study_files.reference import study_reference
 
 
@@ -264,7 +265,7 @@ def test_without_a_tokenizer_a_line_says_that_the_length_is_an_estimate(
 def test_a_model_that_the_hub_lacks_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.study_files.text_models.is_on_hub", lambda *_: False)
+    monkeypatch.setattr("kvdrift.study_files.own_prompts.is_on_hub", lambda *_: False)
     documents = write_prompts(tmp_path / "mine.jsonl", ["The grass is green."] * 16)
     line = mistake(capsys, "init", tmp_path / "mine.toml", "--model", "org/none", "--documents", documents)
     assert "--model org/none: " in line

@@ -50,7 +50,7 @@ def test_one_cache_type_has_no_contrast_with_floors(tmp_path: Path, capsys: pyte
 @pytest.fixture
 def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without llama.cpp, where a GGUF file is known by its first bytes only."""
-    monkeypatch.setattr("kvdrift.study_files.text_models.find_spec", lambda _: None)
+    monkeypatch.setattr("kvdrift.study_files.own_prompts.find_spec", lambda _: None)
 
 
 @pytest.mark.usefixtures("no_package")

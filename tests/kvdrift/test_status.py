@@ -18,10 +18,10 @@ from fixtures.house import ROOT
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as of_older_text
 
+from kvdrift.commands.status import metrics_text
 from kvdrift.log.last_times import record_estimates, record_run
 from kvdrift.log.store import Store
 from kvdrift.log.studies import count_waiting
-from kvdrift.metrics import metrics_text
 from kvdrift.report.page import FILES, page_files
 from kvdrift.schema.errors import DamagedStoreError
 from kvdrift.schema.tables import PAIR_COLUMNS

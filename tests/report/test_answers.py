@@ -1,4 +1,4 @@
-"""The section on answers: its sentence, its numbers, and its text if nothing is scored."""
+"""The section on answers: its numbers, and its text if nothing is scored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, check, content_of, make_views
 
 from kvdrift.report.page import build_report
-from kvdrift.report.sections.answers import answers_figure, answers_sentence, correlation_sentence, records_table
+from kvdrift.report.sections.answers import answers_figure, correlation_sentence, records_table
 
 LOST = {"snapkv-half": 0.031, "recent-half": 0.41}
 
@@ -28,17 +28,10 @@ def answer_rows(actions: tuple[str, ...] = PAIR) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def numbers(text: str) -> list[float]:
-    return [float(value.replace("−", "-")) for value in re.findall(r"−?\d+\.\d+(?=%| pp)", text)]
-
-
-def test_the_sentence_names_what_every_action_loses() -> None:
+def test_the_figure_and_the_correlation_with_divergence() -> None:
     views = make_views()
     views.views["answers"] = answer_rows()
     content = content_of(views)
-    said = answers_sentence(content)
-    assert numbers(said) == [78.5, 80.0, -1.55, 1.55, 0.0, 3.1, 59.5, 80.0, -20.5, 20.5, 0.0, 41.0]
-    assert said.index("snapkv-half") < said.index("recent-half")
     assert correlation_sentence(content) == ""
     views.views["answer_correlations"] = [
         {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "pooled", "actions": 5, "lost": 0.91,
@@ -49,19 +42,6 @@ def test_the_sentence_names_what_every_action_loses() -> None:
     assert correlation_sentence(content_of(views)) == "", "any line fits so few"
     (axes,) = answers_figure(content).axes
     assert [float(line.get_ydata()[0]) for line in axes.get_lines() if line.get_markersize() == 7] == [3.1, 41.0]
-
-
-def test_of_many_actions_the_sentence_names_the_highest_and_the_lowest_accuracy() -> None:
-    actions = tuple(f"snapkv-{share}" for share in (90, 75, 50, 25, 10))
-    views = make_views(actions, strata=("NIAH-4K",))
-    whole = [row for row in views.views["estimates"] if row["quantity"] == "mismatch" and row["stratum"] == "pooled"]
-    for name, value in (("accuracy", 0.9), ("accuracy_reference", 1.0), ("score_gap", 0.0), ("lost_share", 0.1)):
-        views.views["estimates"] += [
-            row | {"quantity": name, "estimate": value - 0.1 * place * (name == "accuracy"), "low": None, "high": None}
-            for place, row in enumerate(whole)
-        ]
-    said = answers_sentence(content_of(views))
-    assert re.findall(r"With (\S+), accuracy is (\S+)%", said) == [("snapkv-90", "90.0"), ("snapkv-10", "50.0")]
 
 
 def test_records_of_lost_answers() -> None:
