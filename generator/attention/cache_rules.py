@@ -216,16 +216,9 @@ class RuledStreams:
             suffix_key, suffix_value = (own[:, :, :length][rows] for own in suffix)
             grouped = query[rows].view(len(rows), kv_heads, -1, size)
             entries = StreamEntries(
-                layer,
-                grouped,
-                prompt_key,
-                prompt_value,
-                suffix_key,
-                suffix_value,
-                scaling,
-                part.streams,
+                layer, grouped, prompt_key, prompt_value, suffix_key, suffix_value, scaling, part.streams,
                 self._terms[layer],
-            )
+            )  # fmt: skip
             columns = slice(self._prompt - rule.scores, self._prompt + length)
             before = self._scores[layer][:, :, columns][rows] if rule.scores else torch.empty(0)
             found, after = rule.attend(entries, before)

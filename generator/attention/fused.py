@@ -7,7 +7,8 @@ joined with its prompt's chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,28 +76,6 @@ def _prompt_on_cuda(*arguments: Any) -> PartialAttention:
     return launch_prompt_attention(*arguments)
 
 
-@tried_once
-def prompt_fault(device: torch.device) -> str | None:
-    """Return why the kernel cannot be used on a device; None if it can. It is tried once, on two small caches.
-
-    Triton builds a kernel at its first use, which needs a C compiler on this machine.
-    """
-    query, *caches = (
-        torch.linspace(-1, 1, streams * 2 * 16).sin().view(streams, 2, 16).to(device) for streams in (3, 70, 40)
-    )
-    caches = [part.transpose(0, 1).contiguous() for part in caches]
-    packed, tiles, _, partials = tables(
-        torch.tensor([0, 0, 1]), torch.tensor([2, 0, 1]), 3, torch.tensor([1, 1]), 1, tile_queries(query.dtype)
-    )
-    found, wanted = (
-        attend(query, caches, caches, cache_table(caches, caches), packed.to(device), tiles.to(device), partials, 0.25)
-        for attend in (_prompt_on_cuda, plain_prompt_attention)
-    )
-    # Of three streams, each with one chunk.
-    near = all(torch.allclose(one[:3], other[:3], atol=1e-5) for one, other in zip(found, wanted, strict=True))
-    return None if near else "the kernel's results are wrong"
-
-
 def plain_suffix_attention(
     query: Tensor, key: Tensor, value: Tensor, suffix_key: Tensor, suffix_value: Tensor, length: Tensor,
     chunk_output: Tensor, chunk_mass: Tensor, places: Tensor, caches: Tensor, scaling: float,
@@ -151,32 +130,34 @@ def _suffix_on_cuda(*arguments: Any) -> Tensor:
 
 
 @tried_once
-def suffix_fault(device: torch.device) -> str | None:
-    """Return why the kernel cannot be used on a device; None if it can. It is tried once, on two streams.
-
-    Triton builds a kernel at its first use, which needs a C compiler on this machine.
-    """
-    query, key, value, suffix_key, suffix_value, output = (
-        torch.linspace(-1, phase, 2 * 2 * entries * 16).sin().view(2, 2, entries, 16).to(device)
-        for phase, entries in enumerate((1, 1, 1, 40, 40, 1))
-    )
-    query, key, value, output = (part[:, :, 0] for part in (query, key, value, output))
-    length, mass = torch.tensor([37], device=device), output[:, :, 0].contiguous()
-    places = torch.tensor([[0, 1, 2], [0, 0, 2]], device=device)
-    caches = cache_table([suffix_key[0]], [suffix_value[0]])
-    (found, *written), (wanted, *kept) = (
-        (attend(query, key, value, *suffix, length, output, mass, places, caches, 0.25), *suffix)
-        for attend in (_suffix_on_cuda, plain_suffix_attention)
-        for suffix in [(suffix_key.clone(), suffix_value.clone())]
-    )
-    exact = all(torch.equal(one, other) for one, other in zip(written, kept, strict=True))
-    near = exact and torch.allclose(found, wanted, atol=1e-5)
-    return None if near else "the kernel's results are wrong"
-
-
 def attention_fault(device: torch.device) -> str | None:
-    """Return why fused operations cannot compute attention of decoding streams on a CUDA device; None if they can."""
-    return prompt_fault(device) or suffix_fault(device)
+    """Return why the kernels cannot be used on a CUDA device; None if they can.
+
+    They are tried once, on three streams of two small caches. Triton builds a kernel at its first use, which needs a C
+    compiler on this machine.
+    """
+
+    def numbers(*shape: int, last: float = 1.0) -> Tensor:
+        return torch.linspace(-1, last, math.prod(shape)).sin().view(shape).to(device)
+
+    query, key, value = (numbers(3, 2, 16, last=last) for last in (0.0, 1.0, 2.0))
+    caches = [numbers(2, 70, 16), numbers(2, 40, 16)]
+    length, table = torch.tensor([37], device=device), cache_table(caches, caches)
+    chunks = chunks_of(torch.tensor([70, 40]))
+    *indices, partials = tables(
+        torch.tensor([0, 0, 1]), torch.tensor([2, 0, 1]), 3, chunks, 1, tile_queries(query.dtype)
+    )
+    packed, tiles, places = (part.to(device) for part in indices)
+
+    def computed(prompt: Callable[..., PartialAttention], suffix: Callable[..., Tensor]) -> list[Tensor]:
+        own = [numbers(3, 2, 40, 16), numbers(3, 2, 40, 16, last=2.0)]
+        results = prompt(query, caches, caches, table, packed, tiles, partials, 0.25)
+        return [suffix(query, key, value, *own, length, *results, places, table, 0.25), *own]
+
+    found, *written = computed(_prompt_on_cuda, _suffix_on_cuda)
+    wanted, *kept = computed(plain_prompt_attention, plain_suffix_attention)
+    near = torch.allclose(found, wanted, atol=1e-5) and all(map(torch.equal, written, kept))
+    return None if near else "the kernels' results are wrong"
 
 
 def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # noqa: FBT001 - as ``Savings.fused`` is

@@ -126,18 +126,18 @@ def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequen
     sums are of the entries left before and after that step; else they are of the attention. ``prompt`` are the layers
     of the whole prompt, ``held`` the entries that the first cut kept of each.
     """
-    return [_decided(rule, layer, own) for layer, own in zip(prompt, held, strict=True)]
-
-
-def _decided(rule: CacheRule, layer: PromptLayer, own: PrefixLayer) -> Tensor:
-    kv_heads, _, size = layer.key.shape
-    before = rule.first_scores(layer.number) if rule.scores else layer.key.new_empty(0)
-    if rule.passes(1):
-        return checksum(before >= 0)
-    entries = StreamEntries(
-        layer.number, layer.window_query[:, -1].reshape(1, kv_heads, -1, size), own.key, own.value,
-        layer.key[None, :, -1:], layer.value[None, :, -1:], layer.scaling, terms=layer.terms,
-    )  # fmt: skip
-    joined = torch.nn.functional.pad(before, (0, 1))[None] if rule.scores else before  # the new entry's score is 0
-    attention, after = rule.attend(entries, joined)
-    return checksum(before >= 0, after >= 0) if rule.scores or attention is None else checksum(attention)
+    sums = []
+    for layer, own in zip(prompt, held, strict=True):
+        kv_heads, _, size = layer.key.shape
+        before = rule.first_scores(layer.number) if rule.scores else layer.key.new_empty(0)
+        if rule.passes(1):
+            sums.append(checksum(before >= 0))
+            continue
+        entries = StreamEntries(
+            layer.number, layer.window_query[:, -1].reshape(1, kv_heads, -1, size), own.key, own.value,
+            layer.key[None, :, -1:], layer.value[None, :, -1:], layer.scaling, terms=layer.terms,
+        )  # fmt: skip
+        joined = torch.nn.functional.pad(before, (0, 1))[None] if rule.scores else before  # the new entry's score is 0
+        attention, after = rule.attend(entries, joined)
+        sums.append(checksum(before >= 0, after >= 0) if rule.scores or attention is None else checksum(attention))
+    return sums

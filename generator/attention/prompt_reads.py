@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,25 +81,20 @@ def rounded(count: int, multiple: int) -> int:
 class PrefixLayer:
     """One layer of one cache: its prompt keys and values, [KV heads, m, size] each, and the layer's terms.
 
-    If the layer's attention has a window, the entries are the prompt's last entries, in every cache of the prompt.
+    If the layer's attention has a window, the entries are the prompt's last entries, in every cache of the prompt. If
+    nothing changes the entries, ``chunks`` may be the same ones, as ``packed_chunks`` returns them.
     """
 
     key: Tensor
     value: Tensor
     terms: LayerTerms = PLAIN
-
-
-@dataclass(frozen=True)
-class PackedLayer(PrefixLayer):
-    """A layer that also holds its entries as ``packed_chunks`` returns them; nothing changes its entries."""
-
     chunks: Chunks | None = None
 
 
 def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
     """Pack the keys of layers whose keys oneDNN multiplies all at once; leave the other layers as they are."""
     return tuple(
-        PackedLayer(layer.key, layer.value, layer.terms, packed_chunks(layer.key, layer.value))
+        replace(layer, chunks=packed_chunks(layer.key, layer.value))
         if layer.terms.window is None and layer.terms.softcap is None and by_onednn(layer.key, layer.key)
         else layer
         for layer in layers
@@ -126,8 +121,11 @@ class PromptReads:
         self, caches: Sequence[Sequence[PrefixLayer]], at_once: Sequence[int], multiple: int, few: int
     ) -> None:
         self._caches, self._at_once, self._multiple, self._few = caches, at_once, multiple, few
-        kinds = [(tile, *_tensors(cache)) for tile, cache in zip(at_once, caches, strict=True)]
-        self._read = torch.tensor(_first_alike(kinds))  # of each cache, the first one that has its entries
+        kinds = [
+            (tile, *(id(part) for layer in cache for part in (layer.key, layer.value)))
+            for tile, cache in zip(at_once, caches, strict=True)
+        ]
+        self._read = torch.tensor([kinds.index(kind) for kind in kinds])  # the first cache that has a cache's entries
         self._entries = [[layer.key.shape[1] for layer in cache] for cache in caches]
         self._tiles: list[list[Tile]] = []  # those of equal sizes beside each other
 
@@ -173,13 +171,12 @@ class PromptReads:
         mass = torch.empty_like(packed[..., 0], dtype=torch.float32)
         for tiles in self._tiles:
             prompts = [self._caches[tile.cache][layer] for tile in tiles]
-            chunks = [prompt.chunks for prompt in prompts if isinstance(prompt, PackedLayer) and prompt.chunks]
+            chunks = [prompt.chunks for prompt in prompts if prompt.chunks is not None]
             if len(chunks) == len(tiles) > 1 and not any(replaced(tile.cache) for tile in tiles):
                 part = slice(tiles[0].first * group, tiles[-1].last * group)
                 self._attend_together(tiles, chunks, packed[:, part], scaling, output[:, part], mass[:, part])
                 continue
             for tile, prompt in zip(tiles, prompts, strict=True):
-                own = prompt.chunks if isinstance(prompt, PackedLayer) else None
                 key, value = prompt.key, prompt.value
                 first = terms.first_seen(key.shape[1] + length)
                 if first:
@@ -189,7 +186,7 @@ class PromptReads:
                 if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
                     output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
                     continue
-                found, sums = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, own)
+                found, sums = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, prompt.chunks)
                 output[:, queries], mass[:, queries] = found, sums
         unpacked = indices["unpacked"]
         return (
@@ -210,14 +207,3 @@ class PromptReads:
         found, sums = attend_by_onednn(queries.flatten(0, 1), whole)
         output.view(*shape, size)[:, :, :count] = found.view(queries.shape).transpose(0, 1)
         mass.view(shape)[:, :, :count] = sums.view(queries.shape[:-1]).transpose(0, 1)
-
-
-def _tensors(cache: Sequence[PrefixLayer]) -> list[int]:
-    """Return the identities of the tensors that a cache reads."""
-    return [id(part) for layer in cache for part in (layer.key, layer.value)]
-
-
-def _first_alike(kinds: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return for each kind the place of the first kind that is equal to it."""
-    places = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
-    return [places[kind] for kind in kinds]

@@ -68,22 +68,13 @@ class Statistic(Protocol[Gathered]):
         """Return the gathered value with a chunk added; ``gathered`` is the value before, None for the first chunk."""
 
 
-@dataclass(frozen=True)
-class _LayerInput:
-    module: nn.Module
-    hidden: Tensor
-    cos: Tensor
-    sin: Tensor
-    rotary: Rotary
-
-
 class Gathering:
     """The statistics of one prompt, layer by layer."""
 
     def __init__(self, statistics: Iterable[Statistic[Any]]) -> None:
         self._statistics = tuple(dict.fromkeys(statistics))
         self._layers: dict[int, dict[Statistic[Any], Any]] = {}
-        self._input: _LayerInput | None = None
+        self._chunk: Callable[..., QueryChunk] | None = None  # given the layer's input
         self._rotary: Any = None
         self._types: Sequence[str] = ()  # of all layers, if the embedding gives each type angles of its own
 
@@ -107,13 +98,10 @@ class Gathering:
         """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic."""
         if not self._statistics:
             return
-        if self._input is None:
+        if self._chunk is None:
             message = "statistics of a prompt are gathered while listening to its model"
             raise RuntimeError(message)
-        seen = self._input
-        chunk = QueryChunk(
-            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, seen.module, seen.rotary, softcap
-        )
+        chunk = self._chunk(query, key, value, scaling=scaling, softcap=softcap)
         gathered = self._layers.setdefault(layer, {})
         for statistic in self._statistics:
             with failing_as("statistic", statistic):
@@ -127,7 +115,7 @@ class Gathering:
         """Drop everything gathered."""
         for gathered in self._layers.values():
             gathered.clear()
-        self._input = None
+        self._chunk = None
 
     def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
         cos, sin = inputs["position_embeddings"]
@@ -135,7 +123,9 @@ class Gathering:
         if self._types:
             number: Any = module.layer_idx
             rotary = partial(rotary, layer_type=self._types[number])
-        self._input = _LayerInput(module, inputs["hidden_states"][0], cos[0], sin[0], rotary)
+        self._chunk = partial(
+            QueryChunk, hidden=inputs["hidden_states"][0], cos=cos[0], sin=sin[0], module=module, rotary=rotary
+        )
 
 
 @dataclass(frozen=True)

@@ -247,22 +247,16 @@ class SharedPrefix:
         self._pack()
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
-
-        Rows are int64 [streams], on the CPU, grouped by cache in ascending order.
-        """
+        """Replace the open streams as ``StreamSlots.select`` does."""
         if self._slots.select(rows):
             self._pack()
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
-
-        Both are int64 [parked], on the CPU.
-        """
+        """Park streams as ``StreamSlots.park`` does."""
         self._slots.park(rows, places)
 
     def rewind(self) -> None:
-        """Close all streams and go back to the end of the prompt."""
+        """Close all streams."""
         self._slots.rewind()
 
     def skip(self) -> None:

@@ -34,7 +34,7 @@ from kvdrift.generator.transformer.model_checks import (
     remembered,
 )
 from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
-from kvdrift.generator.transformer.proof import Probe, Reference, reference_forward, refusal, traits_of
+from kvdrift.generator.transformer.proof import Probe, Reference, prove, reference_forward
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, first_line, reading
 from kvdrift.schema.progress import SILENT
@@ -183,10 +183,9 @@ def _reference(model_id: str, network: Any, probe: Probe, say: Callable[[str], N
 def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable[[str], None]) -> Proof:
     """Compare a model with the reference, and say how long both took."""
     began = time.perf_counter()
-    problem = refusal(model, probe, reference)
-    proof = Proof.of(traits_of(model, probe, reference)) if problem is None else Proof(problem)
+    proof = prove(model, probe, reference)
     seconds = reference.seconds + time.perf_counter() - began
-    result = "proven" if problem is None else "refused"
+    result = "proven" if proof.refusal is None else "refused"
     say(f"model '{model.id}' is {result} after {seconds:.1f} s, {reference.seconds:.1f} s of which transformers took")
     return proof
 

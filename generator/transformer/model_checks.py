@@ -146,11 +146,6 @@ class Proof:
     softcap: float | None = None
     turned_by_halves: bool = False
 
-    @classmethod
-    def of(cls, traits: LayerTraits) -> Proof:
-        """Return the proof of a model with these traits."""
-        return cls(None, traits.softcap, bool(traits.turned_by_halves))
-
     def traits(self, kind: str) -> LayerTraits:
         """Return the traits of the model, whose type is ``kind``, for selectors."""
         return LayerTraits(kind, self.softcap, self.turned_by_halves)

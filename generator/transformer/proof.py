@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from kvdrift.generator.attention.parts import LayerTraits, attention_modules
+from kvdrift.generator.attention.parts import attention_modules
 from kvdrift.generator.attention.recording import QueryChunk
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.coupling.streams import ALL_SAVINGS
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.files.configuration import library, rope_switch
+from kvdrift.generator.transformer.model_checks import Proof
 from kvdrift.generator.transformer.prompts.prompt import Prompt
-from kvdrift.generator.transformer.prompts.streams import PromptCaches, TransformerStreams
+from kvdrift.generator.transformer.prompts.streams import PromptCaches, StreamCache, TransformerStreams
 from kvdrift.schema.errors import first_line
 
 
@@ -268,6 +269,23 @@ _SUMS = 4  # roundings of hidden states by a layer, which adds to them at least 
 _LEAST_LOGIT = -80.0  # logarithms of probabilities below are the same, since float32 cannot hold smaller probabilities
 
 
+def prove(model: Decoder, probe: Probe, reference: Reference) -> Proof:
+    """Compare a loaded model with transformers' own forward pass on the probe; if they agree, find its traits."""
+    problem = refusal(model, probe, reference)
+    if problem is not None:
+        return Proof(problem)
+
+    def as_reference(point: Point, values: Tensor) -> Tensor:
+        return reference.values[point][: len(values)].to(values.device)
+
+    tokens = probe.prompt[:_TOKENS].tolist()
+    with model.computing(), visited(model.network, as_reference):
+        prompt = Prompt(model, tokens, window=0)
+        halves = _are_turned_by_halves(model, tokens)
+    caps = [layer.terms.softcap for layer in prompt.evictable if layer.terms.softcap is not None]
+    return Proof(None, max(caps, default=None), halves)
+
+
 def refusal(model: Decoder, probe: Probe, reference: Reference) -> str | None:
     """Compare a loaded model with transformers' own forward pass on the probe.
 
@@ -381,12 +399,14 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
             own if layer.terms.window is not None else _kept(own, kept_positions(layer.number, own.key.shape[0]))
             for layer, own in zip(prompt.layers, whole, strict=True)
         ]
-        caches = PromptCaches(ENTRIES, prompt.first_law, [whole, evicted], (0, 0), (None, None), (prompt.states,) * 2)
+        caches = PromptCaches(
+            ENTRIES, prompt.first_law, [StreamCache(layers, prompt.states) for layers in (whole, evicted)]
+        )
         kernels = TransformerStreams(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
         kernels.open([0, 1])
         kernels.select(torch.tensor([0, 0, 1, 1]))
         for step in range(STEPS):
-            compared.expect(step_rows(step), kernels.slots)
+            compared.expect(step_rows(step), kernels.attention.slots)
             compared.see_distributions(kernels.advance(probe.continuations[:, step].repeat(2)))
             kernels.select(torch.arange(4))
 
@@ -420,20 +440,6 @@ class _PlainQueries:
         first, second = query.chunk(2, dim=-1)
         plain = (query * cos - torch.cat([-second, first], -1) * sin) / (cos**2 + sin**2)
         return plain if gathered is None else torch.cat([gathered, plain], 1)
-
-
-def traits_of(model: Decoder, probe: Probe, reference: Reference) -> LayerTraits:
-    """Return the properties of a proven model's layers that selectors need."""
-
-    def as_reference(point: Point, values: Tensor) -> Tensor:
-        return reference.values[point][: len(values)].to(values.device)
-
-    tokens = probe.prompt[:_TOKENS].tolist()
-    with model.computing(), visited(model.network, as_reference):
-        prompt = Prompt(model, tokens, window=0)
-        halves = _are_turned_by_halves(model, tokens)
-    caps = [layer.terms.softcap for layer in prompt.evictable if layer.terms.softcap is not None]
-    return LayerTraits(model.network.config.model_type, max(caps, default=None), halves)
 
 
 def _are_turned_by_halves(model: Decoder, tokens: list[int]) -> bool:

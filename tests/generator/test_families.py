@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, steps_of
 from fixtures.families import FAMILIES, TOWERS, saved_family, saved_tower
+from fixtures.refusals import refused
 from oracles.plain_generator import load_eager
 from transformers import AutoModelForImageTextToText, DynamicCache
 
@@ -84,6 +86,27 @@ def generated(family: str, pending: list[PendingUnit], length: int = 150, horizo
     return generate_units(model_of(family), "s", random_document(f"d{length}", length), pending, horizon, SEED)
 
 
+def greedy_tokens(network: Any, tokens: Sequence[int], count: int, ends: Sequence[int]) -> list[int]:
+    """The tokens that transformers' own ``generate`` draws."""
+    given = torch.tensor([tokens])
+    with torch.inference_mode():
+        found: Any = network.generate(
+            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=count, pad_token_id=0,
+            eos_token_id=list(ends),
+        )  # fmt: skip
+    drawn: list[int] = found[0, len(tokens) :].tolist()
+    return drawn
+
+
+def assert_forecast(folder: Path, dtype: str, record: dict[str, Any], fixed: int) -> None:
+    """The footprint counts what a unit that keeps 75 of 150 entries has stored, and what is never evicted."""
+    footprint = local_footprint(str(folder), dtype)
+    assert footprint is not None
+    stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
+    assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
+    assert footprint.shape.fixed_bytes(150) == record["fixed_bytes"] == fixed
+
+
 def bits(units: list[Unit]) -> list[bytes]:
     return [column.tobytes() for unit in units for column in steps_of(unit).values()]
 
@@ -96,12 +119,7 @@ def test_greedy_tokens_are_those_of_generate(family: str) -> None:
     for length in (48, 60, 97):
         document = random_document(f"greedy{length}", length)
         (unit,) = generate_units(model, "s", document, [PendingUnit(CONTROL, 0, 1)], 48, SEED)
-        tokens = torch.tensor([document.tokens])
-        with torch.inference_mode():
-            found = network.generate(
-                tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=48, pad_token_id=0,
-                eos_token_id=list(model.eos_tokens),
-            )[0, length:].tolist()  # fmt: skip
+        found = greedy_tokens(network, document.tokens, 48, model.eos_tokens)
         ours: Steps = steps_of(unit)
         assert ours["y_token"][0][: len(found)].tolist() == found
         assert ours["x_token"][0][: len(found)].tolist() == found
@@ -171,19 +189,19 @@ def test_selectors_codecs_and_policies(family: str) -> None:
         Action(name, "full", Full(), Retention.parse("80"), policy_name=name, policy=kind())
         for name, kind in POLICIES.items()
     ]
-    refused = []
+    lacking = []
     for action in actions:
         try:
             (unit,) = generated(family, [PendingUnit(action, 0, 2)], horizon=6)
         except InputError as error:
             assert "this model" in str(error)  # noqa: PT017 - some are refused, and are listed below
-            refused.append(action.name)
+            lacking.append(action.name)
             continue
         delta = steps_of(unit)["delta"]
         assert np.isfinite(delta).all()
         assert not delta[:, 0].any()
         assert action.name == "identity" or delta.any() or family == "cohere2"
-    assert refused == (["expected_attention"] if family in NOT_BY_HALVES else [])
+    assert lacking == (["expected_attention"] if family in NOT_BY_HALVES else [])
 
 
 # --- Bytes of windows -------------------------------------------------------------------------------------------------
@@ -196,14 +214,9 @@ def test_a_window_holds_its_own_entries_whatever_is_evicted() -> None:
     assert half.record["payload_bytes"] == 2 * entry * (39 + 75)
     assert control.record["payload_bytes"] == 2 * entry * (39 + 150)
     assert half.record["kept_entries"] == 75
-    assert half.record["fixed_bytes"] == control.record["fixed_bytes"] == 2 * entry * 39
+    assert control.record["fixed_bytes"] == 2 * entry * 39
     assert len(half.record["kept_sha256"]) == 2
-    footprint = local_footprint(str(saved_family("gemma3")), "float32")
-    assert footprint is not None
-    record = half.record
-    stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
-    assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
-    assert footprint.shape.fixed_bytes(150) == 2 * entry * 39
+    assert_forecast(saved_family("gemma3"), "float32", half.record, 2 * entry * 39)
     assert half.record["resident_bytes"] - half.record["payload_bytes"] > 2 * entry * HORIZON
 
 
@@ -234,15 +247,10 @@ def test_states_are_counted_as_they_lie_in_memory(family: str, dtype: str) -> No
     assert model.shape.state_bytes == sum(own) > 0
     assert control.record["payload_bytes"] == entries + sum(own)
     assert half.record["payload_bytes"] == entries // 2 + sum(own)
-    assert half.record["fixed_bytes"] == control.record["fixed_bytes"] == sum(own)
+    assert control.record["fixed_bytes"] == sum(own) >= model.shape.layer_state_bytes
     assert len(half.record["kept_sha256"]) == len(held)
-    footprint = local_footprint(str(saved_family(family)), dtype)
-    assert footprint is not None
-    record = half.record
-    stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
-    assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
-    assert footprint.shape.entry_bytes * 150 == entries
-    assert footprint.shape.fixed_bytes(150) == sum(own) >= footprint.shape.layer_state_bytes
+    assert_forecast(saved_family(family), dtype, half.record, sum(own))
+    assert model.shape.entry_bytes * 150 == entries
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
@@ -250,7 +258,7 @@ def test_the_states_after_a_prompt_are_those_of_transformers(family: str) -> Non
     """The streams of every action begin with the reference's states, whatever the action evicts."""
     model, document = model_of(family), random_document("d150", 150)
     prepared = model.prefill(document, [HALF_RECENT, HALF_KNORM], HORIZON).evict()
-    first, *others = prepared.caches.states
+    first, *others = (cache.states for cache in prepared.caches.caches)
     assert first is not None
     assert all(states is first for states in others)
     cache = DynamicCache(config=model.network.config)
@@ -306,12 +314,7 @@ def test_a_language_model_is_taken_out_of_a_multimodal_checkpoint(name: str) -> 
         greedy, "s", document, [PendingUnit(action, 0, 1) for action in (HALF_RECENT, CONTROL)], HORIZON, SEED
     )
     whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens = torch.tensor([document.tokens])
-    with torch.inference_mode():
-        found = whole.generate(
-            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=HORIZON, pad_token_id=0,
-            eos_token_id=list(model.eos_tokens),
-        )[0, 97:].tolist()  # fmt: skip
+    found = greedy_tokens(whole, document.tokens, HORIZON, model.eos_tokens)
     assert steps_of(control)["y_token"][0][: len(found)].tolist() == found
     assert not steps_of(control)["delta"].any()
     assert half.record["kept_entries"] == 48
@@ -328,10 +331,9 @@ def test_a_continuation_where_rope_switches_is_refused() -> None:
     for length in (24, 41):
         model.prefill(random_document(f"d{length}", length), [CONTROL], HORIZON)
     for length in (25, 40):
-        with pytest.raises(
-            InputError, match=r"\(longrope\) has other frequencies after 40 positions.* at most 24 tokens"
-        ):
-            model.prefill(random_document(f"d{length}", length), [CONTROL], HORIZON)
+        line = refused(model.prefill, random_document(f"d{length}", length), [CONTROL], HORIZON)
+        assert "after 40 positions" in line
+        assert "at most 24 tokens" in line
     assert position_switch(str(saved_family("phi3-long"))) == 40
     assert model.pairs_at_once == 0
 
@@ -360,32 +362,25 @@ def test_a_model_that_gives_something_else_is_refused_by_its_layer(
 
     monkeypatch.setattr("kvdrift.generator.attention.interface.LayerTerms", forgetful)
     folder = saved_family(family)
-    with pytest.raises(
-        InputError, match=rf"not supported: attention of layer {layer} differs from transformers' own"
-    ) as refused:
-        load_model(str(folder))
-    assert proofs.results() == {str(folder): str(refused.value).partition("not supported: ")[2]}
+    problem = refused(load_model, str(folder)).partition("not supported: ")[2]
+    assert problem.startswith(f"attention of layer {layer} differs ")
+    assert proofs.results() == {str(folder): problem}
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
-    ("selector", "family", "message"),
+    ("selector", "family", "what"),
     [
-        (ExpectedAttention(), "smollm3", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
-        (ExpectedAttention(), "cohere2", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
-        (Looking(), "gemma2", "selector Looking: computes attention itself, without the soft cap of 50"),
-        (
-            KVPress("KnormPress", (), None, ()),
-            "gpt-oss",
-            "selector KVPress: kvpress takes models of type llama, mistral",
-        ),
+        (ExpectedAttention(), "smollm3", "halves"), (ExpectedAttention(), "cohere2", "halves"),
+        (Looking(), "gemma2", "soft cap of 50"), (KVPress("KnormPress", (), None, ()), "gpt-oss", "'gpt_oss'"),
     ],
-)
-def test_a_selector_that_a_family_cannot_give_is_refused_alone(selector: Selector, family: str, message: str) -> None:
-    action = Action("half", type(selector).__name__, selector, Retention.parse("1/2"))
-    with pytest.raises(InputError) as refused:
-        generated(family, [PendingUnit(action, 0, 1)])
-    assert str(refused.value).startswith(f"action 'half': {message}")
+)  # fmt: skip
+def test_a_selector_that_a_family_cannot_give_is_refused_alone(selector: Selector, family: str, what: str) -> None:
+    name = type(selector).__name__
+    action = Action("half", name, selector, Retention.parse("1/2"))
+    line = refused(generated, family, [PendingUnit(action, 0, 1)])
+    assert line.startswith(f"action 'half': selector {name}: ")
+    assert what in line
 
 
 def test_a_proof_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -419,6 +414,4 @@ def test_what_a_configuration_tells_is_refused_by_name(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(changes))
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(InputError) as refused:
-        load_model(str(tmp_path))
-    assert str(refused.value).startswith(f"model.id = '{tmp_path}': {message}")
+    assert refused(load_model, str(tmp_path)).startswith(f"model.id = '{tmp_path}': {message}")

@@ -190,15 +190,20 @@ def is_custom(part: object) -> bool:
     return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
-def check_statistics(selector: Selector) -> None:
-    """Check the statistics that a selector asks for."""
-    where = f"selector {type(selector).__name__}: statistics"
+def property_of(part: object, kind: str, name: str) -> object:
+    """Return a property of a part; an exception in it, which may be a user's, becomes one line."""
     try:
-        requested: object = selector.statistics
+        return getattr(part, name)
     except KvdriftError:
         raise
     except Exception as error:
-        raise InputError(f"{where}: {failure_of(error, selector)}") from error
+        raise InputError(f"{kind} {type(part).__name__}: {name}: {failure_of(error, part)}") from error
+
+
+def check_statistics(selector: Selector) -> None:
+    """Check the statistics that a selector asks for."""
+    requested = property_of(selector, "selector", "statistics")
+    where = f"selector {type(selector).__name__}: statistics"
     if not isinstance(requested, Iterable):
         kind = type(requested).__name__
         raise InputError(f"{where}: should be a tuple, such as (MyStatistic(),), and not one {kind}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvdrift.generator.selectors.custom.parts import PartKind, check_statistics
+from kvdrift.generator.selectors.custom.parts import PartKind, check_statistics, property_of
 from kvdrift.generator.selectors.parameters import Value
 from kvdrift.generator.selectors.policies.h2o import H2O
 from kvdrift.generator.selectors.policies.policy import Policy
@@ -13,7 +13,7 @@ from kvdrift.generator.selectors.policies.scores import ScoringPolicy
 from kvdrift.generator.selectors.policies.sliding import Sliding
 from kvdrift.generator.selectors.policies.tova import TOVA
 from kvdrift.generator.selectors.selector import Selector
-from kvdrift.schema.errors import InputError, KvdriftError, failure_of
+from kvdrift.schema.errors import InputError
 
 POLICIES: dict[str, type[Policy]] = {"sliding": Sliding, "tova": TOVA, "h2o": H2O}
 
@@ -38,12 +38,7 @@ def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None
             be used, or a first cut that is no selector.
     """
     policy = POLICY_KIND.build(name, parameters, folder)
-    try:
-        cut: object = policy.first_cut
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise InputError(f"policy {type(policy).__name__}: {failure_of(error, policy)}") from error
+    cut = property_of(policy, "policy", "first_cut")
     if not isinstance(cut, Selector):
         raise InputError(
             f"policy {type(policy).__name__}: first_cut is of type {type(cut).__name__}; it should be a selector, such "

@@ -21,7 +21,6 @@ from kvdrift.schema.log_levels import raised_level
 
 _MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
 _STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
-_ATTENTION = {"chunked_attention": "chunked attention"}
 _LONG_ROPE = "longrope"
 _KERNELS = "transformers.integrations.hub_kernels"  # the logger of what chooses a kernel
 
@@ -119,7 +118,7 @@ def _unsupported(config: Any) -> str | None:
 def _unsupported_layers(config: Any) -> str | None:
     types = set(_layer_types(config))
     if other := types - {"full_attention", "sliding_attention"} - _STATES:
-        return f"{_ATTENTION.get(min(other), f'attention of type {min(other)!r}')} is not supported"
+        return f"attention of type '{min(other)}' is not supported"
     if types and not types & {"full_attention", "hybrid"}:
         what = "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
         return f"{what} is not supported: no entry could be evicted"

@@ -46,12 +46,8 @@ def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
 
 def file_sha256(file: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal, kept like those of a model's files."""
-    known = _remembered()
-    digests = dict(known)
-    found = _digest(file, digests)
-    if digests != known:
-        _remember(_remembered() | digests)
-    return found
+    (digest,) = _file_digests([file])
+    return digest
 
 
 def digests_path() -> Path | None:
@@ -66,14 +62,19 @@ def digests_path() -> Path | None:
 
 def _fingerprint(files: Sequence[Path]) -> str | None:
     """Return the SHA-256 of the files' names and digests; None without files."""
-    if not files:
-        return None
+    named = sorted(zip((file.name for file in files), _file_digests(files), strict=True))
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest() if files else None
+
+
+def _file_digests(files: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 of each file, and write those that were not remembered, of files that still exist."""
     known = _remembered()
     digests = dict(known)
-    named = sorted((file.name, _digest(file, digests)) for file in files)
-    if digests != known:
-        _remember(_remembered() | digests)
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    found = [_digest(file, digests) for file in files]
+    if digests != known and (path := digests_path()) is not None:
+        content = {key: entry for key, entry in (_remembered() | digests).items() if Path(key).exists()}
+        write_remembered(path, content)
+    return found
 
 
 def _digest(file: Path, remembered: Digests) -> str:
@@ -121,9 +122,3 @@ def _remembered() -> Digests:
             case [int(size), int(modified), str(digest)] if re.fullmatch(r"[0-9a-f]{64}", digest):
                 found[key] = (size, modified, digest)
     return found
-
-
-def _remember(digests: Digests) -> None:
-    """Write the digests of files that still exist."""
-    if (path := digests_path()) is not None:
-        write_remembered(path, {key: entry for key, entry in digests.items() if Path(key).exists()})

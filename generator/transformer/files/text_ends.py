@@ -99,8 +99,8 @@ def check_ends(study: Study, action: str, ends: TextEnds, own: Iterable[int]) ->
     if others and study.study.eos is None:
         both = ", ".join(map(str, (*ends.tokens, *others)))
         raise InputError(
-            f"action '{action}': its weights end a text at {_counted(others)}, those of the reference at "
-            f"{_counted(ends.tokens)}: sides are compared with one set; write eos = [{both}] under [study] for both"
+            f"action '{action}': its weights end a text at tokens {others}, those of the reference at "
+            f"{[*ends.tokens]}: sides are compared with one set; write eos = [{both}] under [study] for both"
         )
 
 
@@ -125,11 +125,6 @@ def end_texts(ends: TextEnds, location: str, revision: str | None) -> Iterator[s
     for token, places in ends.places.items():
         text = "" if read is None else f" '{read(token)}'"
         yield f"{token}{text} ({', '.join(places)})"
-
-
-def _counted(tokens: Sequence[int]) -> str:
-    what = "token" if len(tokens) == 1 else "tokens"
-    return f"{what} {', '.join(map(str, tokens))}" if tokens else "no token"
 
 
 def _tokens(location: str, ids: Any) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,24 +53,21 @@ class JointStreams(StreamDecoder):
         self._parked = _NONE  # the part of each parked stream, int64 [places]
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
-
-        Each model has prefilled the prompt by itself, so the laws of one prompt may differ.
-        """
+        """Start streams; each model has prefilled the prompt by itself, so the laws of position 1 may differ."""
         self.rewind()
         self._assign(torch.tensor([self._caches[cache][0] for cache in caches], dtype=torch.int64))
         numbers = [self._caches[cache][1] for cache in caches]
         return self._laws(lambda part, rows: part.open([numbers[row] for row in rows.tolist()]))
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, int64 [streams], and return the next laws, [streams, V]."""
+        """Append one token to each open stream, and return the next laws, [streams, V]."""
         for part, rows in zip(self._parts, self._rows, strict=True):
             if not len(rows):
                 part.advance(_NONE)  # only the position goes on
         return self._laws(lambda part, rows: part.advance(tokens[rows]))
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
+        """Replace the open streams by ``rows``."""
         streams = len(self._owner)
         within = torch.empty_like(self._owner)  # each stream's row in its own part
         for own in self._rows:
@@ -91,7 +89,7 @@ class JointStreams(StreamDecoder):
         return all(part.cuts_back for part in self._parts)
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of open streams ``rows`` as the parked streams ``places``, int64 [parked] each."""
+        """Keep the histories of open streams ``rows`` as the parked streams ``places``."""
         more = int(places.max()) + 1 - len(self._parked)
         self._parked = torch.cat([self._parked, torch.zeros(max(more, 0), dtype=torch.int64)])
         self._parked[places] = self._owner[rows]
@@ -322,16 +320,11 @@ def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> L
     ``say`` receives lines about proofs that take a while.
     """
     section = study.model
-    reference = load_model(
-        model_location(section),
-        name=section.id,
-        device=section.device,
-        dtype=section.dtype,
-        revision=section.revision,
-        device_map=section.device_map,
-        logits_dtype=section.logits_dtype,
-        say=say,
-    )
+    load = partial(
+        load_model, device=section.device, dtype=section.dtype, device_map=section.device_map,
+        logits_dtype=section.logits_dtype, say=say,
+    )  # fmt: skip
+    reference = load(model_location(section), name=section.id, revision=section.revision)
     own = with_own_weights(study)
     if not own:
         return reference
@@ -341,14 +334,7 @@ def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> L
         location = weights_location(study, action)
         if location not in loaded:
             with told_of(action, location):
-                loaded[location] = load_model(
-                    location,
-                    device=section.device,
-                    dtype=section.dtype,
-                    device_map=section.device_map,
-                    logits_dtype=section.logits_dtype,
-                    say=say,
-                )
+                loaded[location] = load(location)
         others[action.name] = loaded[location]
     check_shared(study, fetch=True)
     return ModelWithOthers(reference, others, study.law)

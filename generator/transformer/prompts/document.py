@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdrift.generator.actions import Action
-from kvdrift.generator.attention.cache_rules import CacheRule
 from kvdrift.generator.attention.holding import first_decisions, in_words
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, same_entries, with_packed_keys
 from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.states import LayerStates
 from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.selectors.policies.around import WatchedRule, rule_of, watched_steps
 from kvdrift.generator.transformer.decoder import Decoder
@@ -21,7 +19,7 @@ from kvdrift.generator.transformer.memory import PREFILL_CHUNK, available_bytes,
 from kvdrift.generator.transformer.model_checks import check_layers
 from kvdrift.generator.transformer.prompts.eviction import CompactCache, SharedScores, evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
-from kvdrift.generator.transformer.prompts.streams import PromptCaches, TransformerStreams, try_steps
+from kvdrift.generator.transformer.prompts.streams import PromptCaches, StreamCache, TransformerStreams, try_steps
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, failing_as
@@ -34,20 +32,15 @@ class PreparedCache:
 
     Attributes:
         compact: The kept entries of the prompt.
-        layers: Kept entries, and entries of windows, for every layer with attention.
-        states: The states of other layers after the prompt; None if there are none.
         entries: The number of entries, per KV head and layer, whose bytes count: the kept entries, and with a
             decode-time policy the most that a step reads.
-        tile: The most rows that read the cache at once; 0 for the usual number.
-        rule: The rule of a decode-time policy, unless m is never too few; or of a codec that codes generated entries.
+        start: The kept entries, and those of windows; with the rule of a decode-time policy, unless m is never too few,
+            or of a codec that codes generated entries.
     """
 
     compact: CompactCache
-    layers: tuple[PrefixLayer, ...]
-    states: LayerStates | None
     entries: int
-    tile: int = 0
-    rule: CacheRule | None = None
+    start: StreamCache
 
     @property
     def counted_bytes(self) -> tuple[int, int]:
@@ -78,7 +71,7 @@ class PreparedPrompt:
         """Return kernels with room for open and parked streams; all kernels share the memory of prompts and caches."""
         prompts = [prompt.caches for prompt in (self, *beside)]
         longest = max(prompt.entries for prompt in prompts)
-        rules = [cache.rule for cache in self._caches]
+        rules = [cache.start.rule for cache in self._caches]
         try_steps(self._model, self._prompt, longest, self._horizon, streams, savings, rules)
         return TransformerStreams(self._model, prompts, streams, self._horizon, savings, parked)
 
@@ -90,13 +83,9 @@ class PreparedPrompt:
     @property
     def caches(self) -> PromptCaches:
         """The starting point of the prompt's streams."""
-        layers = [self._whole, *(cache.layers for cache in self._caches)]
-        tiles, rules = [cache.tile for cache in self._caches], [cache.rule for cache in self._caches]
-        states = [cache.states for cache in self._caches]
+        whole = StreamCache(self._whole, self._prompt.states)
         first = self._prompt.first_law_under(self._model.law)
-        return PromptCaches(
-            self._prompt.entries, first, layers, (0, *tiles), (None, *rules), (self._prompt.states, *states)
-        )
+        return PromptCaches(self._prompt.entries, first, [whole, *(cache.start for cache in self._caches)])
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """Return how many replicates of each action fit into the memory that is left now; at least 1."""
@@ -105,7 +94,8 @@ class PreparedPrompt:
 
     def replicate_bytes(self, actions: int, estimator: str) -> int:
         """Return how many bytes decoding one replicate of each action takes."""
-        scored = max((cache.rule.scores for cache in self._caches if cache.rule is not None), default=0)
+        rules = [cache.start.rule for cache in self._caches]
+        scored = max((rule.scores for rule in rules if rule is not None), default=0)
         return self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator, scored)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
@@ -134,9 +124,9 @@ class PreparedPrompt:
     def kept(self, number: int) -> tuple[KeptEntries, ...]:
         """Return the prompt entries that cache ``number`` has right after prefill, and after steps of a policy."""
         cache, entries = self._caches[number - 1], self._prompt.entries
-        kept = [cache.compact.kept_by_position(entries)]
-        if isinstance(cache.rule, WatchedRule):
-            left = sorted(cache.rule.left_after.items())
+        kept, rule = [cache.compact.kept_by_position(entries)], cache.start.rule
+        if isinstance(rule, WatchedRule):
+            left = sorted(rule.left_after.items())
             kept += [cache.compact.kept_by_position(entries, own, step) for step, own in left]
         return tuple(kept)
 
@@ -226,17 +216,15 @@ class PrefilledPrompt:
         elif action.policy is not None and budget is not None:
             own = rule_of(action.policy, prompt.evictable, compact.indices, budget)
             rule = WatchedRule(own, watched_steps(self._horizon))
-            decided = in_words(first_decisions(rule, prompt.evictable, compact.layers))
+            decided = in_words(first_decisions(own, prompt.evictable, compact.layers))
             # Steps remove entries, if prefill did not.
             compact = replace(compact, indexed=True, read_checksums=decided)
         layers = beside_windows(prompt.layers, compact.layers)
         if rule is None:  # which might change entries
             layers = self._whole if same_entries(layers, self._whole) else with_packed_keys(layers)
             compact = replace(compact, layers=tuple(layer for layer in layers if layer.terms.window is None))
-        return PreparedCache(
-            compact, layers, prompt.states,
-            action.most_entries(self._entries, self._horizon), action.row_tile or 0, rule,
-        )  # fmt: skip
+        start = StreamCache(layers, prompt.states, action.row_tile or 0, rule)
+        return PreparedCache(compact, action.most_entries(self._entries, self._horizon), start)
 
     def _prompt_of(self, action: Action) -> Prompt:
         """Return the prompt from which an action keeps entries: the reference's, or one prefilled in other chunks."""

@@ -7,8 +7,7 @@ import hashlib
 import operator
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -93,19 +92,19 @@ class SharedScores:
 
     def __init__(self, selectors: Iterable[Selector]) -> None:
         self.spared_seconds = 0.0
-        ranking = [one for one in selectors if isinstance(one, ScoringSelector) and _ranks_scores(one)]
-        named = [(_traits(selector), selector) for selector in ranking]
-        traits = [one for one, _ in named]
+        # Another ``keep`` than the base class's might change the scores.
+        ranking = [
+            one for one in selectors if isinstance(one, ScoringSelector) and type(one).keep is ScoringSelector.keep
+        ]
         self._twins = [
-            (one, self._twin(selector))
-            for place, (one, selector) in enumerate(named)
-            if traits.index(one) == place and traits.count(one) > 1
+            (one, self._twin(one))
+            for place, one in enumerate(ranking)
+            if ranking.index(one) == place and ranking.count(one) > 1
         ]
 
     def of(self, selector: Selector) -> Selector:
         """Return the selector, or an equivalent one that uses scores already computed."""
-        own = _traits(selector) if self._twins else ()
-        return next((twin for traits, twin in self._twins if traits == own), selector)
+        return next((twin for one, twin in self._twins if one == selector), selector)
 
     def forget(self) -> None:
         """Drop the scores."""
@@ -130,16 +129,6 @@ class SharedScores:
         twin = copy.copy(selector)
         object.__setattr__(twin, "score", score)  # selectors are frozen, and their source is part of their identity
         return twin
-
-
-def _ranks_scores(selector: ScoringSelector) -> bool:
-    """Tell whether a selector treats its scores as the base class does; another ``keep`` might change them."""
-    return type(selector).keep is ScoringSelector.keep
-
-
-def _traits(selector: Selector) -> tuple[Any, ...]:
-    """Return the class and all parameters."""
-    return type(selector), *(getattr(selector, field.name) for field in fields(selector))  # type: ignore[arg-type]
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:

@@ -33,31 +33,38 @@ from kvdrift.schema.sampling import FULL_SOFTMAX
 
 
 @dataclass(frozen=True)
-class PromptCaches:
-    """The starting point of a prompt's streams.
+class StreamCache:
+    """A cache from which streams start.
 
     Attributes:
-        entries: n, the prompt's tokens.
-        first_law: The law of position 1, [V].
-        caches: Layers of the whole prompt and of each action's cache.
-        tiles: For each cache the most rows that read it at once; 0 for the usual number.
-        rules: For each cache its rule, if any.
-        states: For each cache the states of layers without attention after the prompt; None if there are no such
-            layers.
+        layers: The prompt entries of every layer with attention.
+        states: The states of layers without attention after the prompt; None if there are no such layers.
+        tile: The most rows that read the cache at once; 0 for the usual number.
+        rule: The rule by which the cache changes while its streams are decoded, if any.
+    """
+
+    layers: Sequence[PrefixLayer]
+    states: LayerStates | None = None
+    tile: int = 0
+    rule: CacheRule | None = None
+
+
+@dataclass(frozen=True)
+class PromptCaches:
+    """The starting point of a prompt's streams: its n entries, the law of position 1, [V], and its caches.
+
+    The first cache is the whole prompt; the others are those of actions.
     """
 
     entries: int
     first_law: Tensor
-    caches: Sequence[Sequence[PrefixLayer]]
-    tiles: Sequence[int]
-    rules: Sequence[CacheRule | None]
-    states: Sequence[LayerStates | None]
+    caches: Sequence[StreamCache]
 
 
 class TransformerStreams(StreamDecoder):
     """Streams of at least one prompt; the caches of all prompts are numbered through.
 
-    At most ``streams`` can be open at once, and ``parked`` parked.
+    At most ``streams`` can be open at once, and ``parked`` parked. Stream i is row ``attention.slots[i]`` of a step.
     """
 
     def __init__(
@@ -72,36 +79,28 @@ class TransformerStreams(StreamDecoder):
         self._prompt_of = torch.arange(len(prompts)).repeat_interleave(
             torch.tensor([len(prompt.caches) for prompt in prompts])
         )  # [caches]
-        self._attention = SharedPrefix(
-            [cache for prompt in prompts for cache in prompt.caches], streams, parked, horizon, model.rows.multiple,
+        caches = [cache for prompt in prompts for cache in prompt.caches]
+        self.attention = SharedPrefix(
+            [cache.layers for cache in caches], streams, parked, horizon, model.rows.multiple,
             model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
-            tiles=[tile for prompt in prompts for tile in prompt.tiles],
-            rules=[rule for prompt in prompts for rule in prompt.rules], few=model.rows.few,
+            tiles=[cache.tile for cache in caches], rules=[cache.rule for cache in caches], few=model.rows.few,
             layers=model.rows.layers,
         )  # fmt: skip
-        rows = self._attention.rows_of(streams)
-        starts = [states for prompt in prompts for states in prompt.states if states is not None]
+        rows = self.attention.rows_of(streams)
+        starts = [cache.states for cache in caches if cache.states is not None]
         self._states = StreamStates(starts, streams, rows, parked) if starts else None
-        self._attend = counted(self._attention, model.network)
+        self._attend = counted(self.attention, model.network)
         self._head = Head(model.network, model.device, model.logits_dtype, model.law)
         self._laws = self._head.room(rows)
-        devices = self._attention.devices | (self._states.devices if self._states is not None else set())
+        devices = self.attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_laws.device})
         self._to_send = self.sent
         self._own: dict[str, Tensor] = {}  # what the last ``advance`` sent to the laws' device, by name
 
-    @property
-    def slots(self) -> Tensor:
-        """The row in which each open stream is computed, int64 [streams], on the CPU."""
-        return self._attention.slots
-
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
-
-        Eviction follows prefill, so these laws are equal for one prompt.
-        """
+        """Start streams; eviction follows prefill, so the laws of position 1 are equal for all caches of a prompt."""
         self._position = 0
-        self._attention.open(caches)
+        self.attention.open(caches)
         if self._states is not None:
             self._states.open(caches)
         device = self._first_laws.device
@@ -112,53 +111,39 @@ class TransformerStreams(StreamDecoder):
         return self._first_laws[own["prompts"]]
 
     def send(self, indices: Tensor) -> None:
-        """Send integers, int64 of any shape on the CPU, to the laws' device, with what the next step needs there."""
+        """Keep the integers until the next step is sent."""
         self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams: new stream i continues stream ``rows[i]``; higher numbers are parked ones."""
-        self._attention.select(rows)
+        """Replace the open streams by ``rows``."""
+        self.attention.select(rows)
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams can be continued from earlier positions than that at which they were parked."""
-        return self._states is None and self._attention.cuts_back  # of earlier positions no state is left
+        """Whether parked streams have their earlier positions, too."""
+        return self._states is None and self.attention.cuts_back  # of earlier positions no state is left
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of open streams ``rows`` for a later ``select``, as the parked streams ``places``.
-
-        Both are int64 [parked], on the CPU.
-        """
-        self._attention.park(rows, places)
+        """Keep the histories of open streams ``rows`` as the parked streams ``places``."""
+        self.attention.park(rows, places)
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""
         self._position = 0
-        self._attention.rewind()
-
-    def fill(self, contents: Tensor) -> None:
-        """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
-        self._attention.fill(contents)
-
-    def counts_to_try(self, streams: int) -> list[int]:
-        """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first."""
-        return self._attention.counts_to_try(streams)
+        self.attention.rewind()
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token, int64 [streams] on the CPU, to each open stream, and return the next laws, [streams, V]."""
+        """Append one token to each open stream, and return the next laws, [streams, V]."""
         if not len(tokens):
             self._position += 1
-            self._attention.skip()
+            self.attention.skip()
             return self._first_laws[:0]
         self.place(tokens)
         return self.laws()[: len(tokens)]
 
     def place(self, tokens: Tensor) -> None:
-        """Append one token, int64 [streams] on the CPU, to each open stream, of which there is at least one.
-
-        Positions continue from the prompt's true length, however few of its entries a cache holds.
-        """
-        attention = self._attention
+        """Append one token to each stream; positions continue from the prompt's true length, whatever was evicted."""
+        attention = self.attention
         self._model.before_pass()
         self._position += 1
         fed = torch.zeros(attention.rows, dtype=torch.int64)
@@ -177,22 +162,19 @@ class TransformerStreams(StreamDecoder):
     @property
     def ahead(self) -> TransformerStreams | None:
         """These kernels, if all layers are fused, and so is attention; else None."""
-        return self if self._layers is not None and self._attention.repeats else None
+        return self if self._layers is not None and self.attention.repeats else None
 
     @property
     def bucket(self) -> Hashable:
         """The shapes and addresses of what ``laws`` reads; those of weights, caches and suffixes never change."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
-        return self._attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
+        return self.attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
     def feed(self, tokens: Tensor) -> None:
-        """Append one token to each open stream, whose tables are those of the last ``place``; send nothing.
-
-        Tokens are int64, on the laws' device: the token of each open stream, then any others.
-        """
+        """Append one token to each stream of the last ``place``, from the laws' device."""
         self._model.before_pass()
         self._position += 1
-        self._attention.repeat()
+        self.attention.repeat()
         self._own["positions"].add_(1)
         self._own["tokens"].copy_(tokens[self._own["streams"]])
 
@@ -206,14 +188,14 @@ class TransformerStreams(StreamDecoder):
             return self._head.laws(hidden, self._laws[: len(hidden)])
 
     def give_up(self) -> None:
-        """Take the last ``feed`` back, whose tokens the next ``place`` replaces."""
+        """Take the last ``feed`` back."""
         self._position -= 1
-        self._attention.take_back()
+        self.attention.take_back()
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the last hidden states, [rows, width], of one new token per row."""
         if self._layers is not None:
-            return self._layers.hidden_states(tokens, positions, self._attention)
+            return self._layers.hidden_states(tokens, positions, self.attention)
         output: Tensor = self._model.network.model(
             input_ids=tokens[:, None], position_ids=positions, use_cache=False, past_key_values=self._states,
             kvdrift_attention=self._attend,
@@ -222,7 +204,7 @@ class TransformerStreams(StreamDecoder):
 
     def _positions(self) -> Tensor:
         """Return the positions of the fed tokens: [1, 1] if all rows have the same, else [rows, 1]."""
-        attention, after = self._attention, self._position - 1
+        attention, after = self.attention, self._position - 1
         if len(self._entries) == 1:
             return torch.full((1, 1), self._entries[0] + after)
         positions = torch.zeros(attention.rows, dtype=torch.int64)
@@ -233,14 +215,14 @@ class TransformerStreams(StreamDecoder):
         """Return the number of each row's stream, int64 [rows], 0 in rows without one; nothing if ``ahead`` is None."""
         if self.ahead is None:
             return {}
-        streams = torch.zeros(self._attention.rows, dtype=torch.int64)
-        streams[self._attention.slots] = torch.arange(len(self._attention.slots))
+        streams = torch.zeros(self.attention.rows, dtype=torch.int64)
+        streams[self.attention.slots] = torch.arange(len(self.attention.slots))
         return {"streams": streams}
 
     def _head_rows(self) -> Tensor:
         """Return the rows of the streams, padded to the number of rows that the model computes."""
-        slots = self._attention.slots
-        return torch.cat([slots, slots[:1].expand(self._attention.rows - len(slots))])
+        slots = self.attention.slots
+        return torch.cat([slots, slots[:1].expand(self.attention.rows - len(slots))])
 
 
 _TRIED_SUFFIXES = 8  # different ones
@@ -305,9 +287,9 @@ def random_step_deviation(
     layers = prompt.layers
     whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
     own = rule and rule.over(-(-entries // 2), prompt.evictable[0].key.shape[0])
-    caches = PromptCaches(
-        prompt.entries, prompt.first_law, [whole, copy, half], (0,) * 3, (None, None, own), (prompt.states,) * 3
-    )
+    layers_and_rules = ((whole, None), (copy, None), (half, own))
+    starts = [StreamCache(some, prompt.states, rule=its_rule) for some, its_rule in layers_and_rules]
+    caches = PromptCaches(prompt.entries, prompt.first_law, starts)
     model = replace(model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
     kernels = TransformerStreams(model, [caches], streams, horizon, savings)
     kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
@@ -327,11 +309,11 @@ def step_deviation(
     streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
     probability; 0 if laws are equal bit for bit.
     """
-    kernels.fill(suffixes)
+    kernels.attention.fill(suffixes)
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
     known: set[int] = set()
     wanted, deviation = None, 0.0
-    for threads_now, count in itertools.product(threads, kernels.counts_to_try(streams)):
+    for threads_now, count in itertools.product(threads, kernels.attention.counts_to_try(streams)):
         stream = torch.arange(count)
         cache, kind = stream * 3 // count, stream % kinds
         kernels.open(cache.tolist())

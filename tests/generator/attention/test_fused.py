@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_near
 from fixtures.decoding_attention import Streams, case_faults
-from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
+from fixtures.pretend_device import SECOND, TwoDevices
 
 from kvdrift.generator.attention import fused, parts, tables
 from kvdrift.generator.attention.holding import AsComputed
@@ -65,28 +64,6 @@ def test_events_are_those_of_the_other_path() -> None:
             assert not np.any(twin.events["f"].to_numpy())
 
 
-@pytest.mark.usefixtures("short_chunks")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.by_default("float32")
-def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 64 entries are joined there, the operations take one device's tensors, and the control is zero."""
-    model, document = random_model("llama", dtype), random_document("e197", 197)
-    pending = [PendingUnit(HALF_SNAPKV, 0, 3, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
-    whole = generate_units(model, "s", document, pending, 6, 3)
-    network = copy.deepcopy(model.network)
-    to_second_device(network)
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    monkeypatch.setattr("kvdrift.generator.transformer.prompts.document.available_bytes", lambda _: 2**33)
-    with TwoDevices():
-        split = generate_units(replace(model, network=network, device=str(SECOND)), "s", document, pending, 6, 3, FUSED)
-    for one, other in zip(whole, split, strict=True):
-        if one.record["action"] == "full":
-            assert not np.any(other.events["delta"].to_numpy())
-            assert not np.any(other.events["f"].to_numpy())
-        elif dtype == "float32":
-            assert_near(one, other)
-
-
 def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> None:
     """The kernels read them by address; plain forms would not notice."""
 
@@ -109,26 +86,31 @@ def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> N
 
 def test_a_machine_that_cannot_build_them_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda:1")
-    monkeypatch.setattr(fused, "suffix_fault", lambda _: "RuntimeError: Failed to find C compiler.")
-    monkeypatch.setattr(fused, "prompt_fault", lambda _: None)
-    assert fused.attention_fault(cuda) == "RuntimeError: Failed to find C compiler."
+    monkeypatch.setattr(fused, "attention_fault", lambda _: "RuntimeError: Failed to find C compiler.")
     assert not fused.are_fused([cuda], wanted=True)
-    monkeypatch.setattr(fused, "suffix_fault", lambda _: None)
+    monkeypatch.setattr(fused, "attention_fault", lambda _: None)
     assert fused.are_fused([cuda], wanted=None)
     assert not fused.are_fused([cuda], wanted=False)
     assert not fused.are_fused([cuda, torch.device("cpu")], wanted=None)
 
 
-def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_prompt_on_cuda", lambda query, *_: (query, query))
-    assert fused.prompt_fault.__wrapped__(torch.device("cpu")) is not None
+@pytest.mark.parametrize("wrong", ["prompt", "suffix", None])
+def test_a_kernel_that_is_wrong_is_not_used(wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt(*given: Any) -> list[torch.Tensor]:
+        return [part * (1.001 if wrong == "prompt" else 1) for part in fused.plain_prompt_attention(*given)]
+
+    def suffix(*given: Any) -> torch.Tensor:
+        return fused.plain_suffix_attention(*given) * (1.001 if wrong == "suffix" else 1)
+
+    monkeypatch.setattr(fused, "_prompt_on_cuda", prompt)
+    monkeypatch.setattr(fused, "_suffix_on_cuda", suffix)
+    assert (fused.attention_fault.__wrapped__(torch.device("cpu")) is None) == (wrong is None)
 
 
 @pytest.mark.parametrize(
     ("module", "fault"),
     [
-        ("kvdrift.generator.attention.triton_kernels", fused.prompt_fault),
-        ("kvdrift.generator.attention.triton_kernels", fused.suffix_fault),
+        ("kvdrift.generator.attention.triton_kernels", fused.attention_fault),
         ("kvdrift.generator.coupling.fused_sums", fused_fault),
     ],
 )

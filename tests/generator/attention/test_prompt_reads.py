@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kvdrift.generator.attention import prompt_reads
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
-from kvdrift.generator.attention.row_invariance import find_row_multiple
 from kvdrift.generator.checks.random_models import random_document, random_model
 
 KV_HEADS, GROUP, SIZE = 2, 3, 16
@@ -91,23 +90,6 @@ def test_tiles_of_equal_sizes_take_one_softmax(streams: list[int], monkeypatch: 
 def test_a_control_has_the_prompts_own_entries_and_a_cut_has_not() -> None:
     """Keys are packed once for the control and the reference."""
     prepared = random_model("llama").prefill(random_document("d300", 300), [CONTROL, HALF_SNAPKV], 8).evict()
-    whole, control, half = prepared.caches.caches
+    whole, control, half = (cache.layers for cache in prepared.caches.caches)
     assert all(own is its for own, its in zip(whole, control, strict=True))
     assert not any(own.key is its.key for own, its in zip(whole, half, strict=True))
-
-
-def test_the_self_test_finds_how_few_streams_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream may read alone unless its query then rounds differently; at worst all rows of a step read together."""
-    model = random_model("llama")
-    assert model.rows.few == 1
-    attend = prompt_reads.attend_prompt
-    for below, few in ((3, 2), (100, 0)):
-
-        def other_rounding(
-            query: Tensor, *others: Any, below: int = below
-        ) -> tuple[Tensor, Tensor]:  # of fewer than so many queries, with two a stream
-            output, mass = attend(query, *others)
-            return output, mass * (1 + 2.0**-20) if query.shape[1] < below else mass
-
-        monkeypatch.setattr("kvdrift.generator.attention.row_invariance.attend_prompt", other_rounding)
-        assert find_row_multiple(model.network).few == few

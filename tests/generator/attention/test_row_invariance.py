@@ -14,7 +14,7 @@ from torch import nn
 from kvdrift.generator.attention import row_invariance
 from kvdrift.generator.attention.cpu_products import SeamlessSiLU
 from kvdrift.generator.attention.prompt_reads import tile_of
-from kvdrift.generator.attention.row_invariance import TriedSteps
+from kvdrift.generator.attention.row_invariance import RowInvariance, TriedSteps
 from kvdrift.generator.checks.random_models import random_document, save_random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.loading import load_model
@@ -59,16 +59,32 @@ def test_the_self_test_measures_what_depends_on_the_batch(folder: Path, monkeypa
     assert 0.5e-6 < model.batch_deviation < 2e-6
 
 
-def test_the_self_test_sees_attention_that_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention of fewer than 64 streams' queries (two heads each) is off: only whole tiles are safe."""
+@pytest.mark.parametrize(
+    ("few", "rows"),
+    [
+        (range(128), RowInvariance(64, 0.0)),  # of fewer than 64 streams (two heads each): only whole tiles are safe
+        (range(129, 1000), RowInvariance(64, 0.0)),  # of more: with the last multiple there are never more
+        (range(3), RowInvariance(8, 0.0, 2)),  # a stream may read alone unless its query then rounds differently
+    ],
+)
+def test_the_self_test_sees_attention_that_depends_on_the_batch(
+    few: range, rows: RowInvariance, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention of some numbers of queries is off; if it is that of none, a stream reads alone."""
     attend = row_invariance.attend_prompt
+    assert load_model(str(folder)).rows == RowInvariance(8, 0.0, 1)
 
     def other_rounding(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
         output, mass = attend(query, *others)
-        return output, mass * (1 + 2.0**-20) if query.shape[1] < 128 else mass
+        return output, mass * (1 + 2.0**-20) if query.shape[1] in few else mass
 
     monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
-    assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
+    assert load_model(str(folder)).rows == rows
+
+
+def test_tiles_are_wider_with_small_multiples() -> None:
+    assert tile_of(torch.empty(0), 32) == 2 * tile_of(torch.empty(0), 64)
+    assert tile_of(torch.empty(0, dtype=torch.bfloat16), 8) == tile_of(torch.empty(0), 64)
 
 
 def test_layers_of_onednn_take_an_even_number_of_rows(tmp_path: Path, folder: Path) -> None:
@@ -84,17 +100,3 @@ def test_layers_of_onednn_take_an_even_number_of_rows(tmp_path: Path, folder: Pa
     )
     assert own[0].events.equals(twin[0].events)
     assert model.batch_deviation == 0.0
-
-
-def test_wider_tiles_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention of more than 64 streams' queries is off: with the last multiple, there are never more."""
-    attend = row_invariance.attend_prompt
-
-    def other_rounding(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output, mass = attend(query, *others)
-        return output, mass * (1 + 2.0**-20) if query.shape[1] > 128 else mass
-
-    monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
-    assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
-    assert tile_of(torch.empty(0), 32) == 2 * tile_of(torch.empty(0), 64)
-    assert tile_of(torch.empty(0, dtype=torch.bfloat16), 8) == tile_of(torch.empty(0), 64)

@@ -72,20 +72,6 @@ def test_without_the_library_the_line_says_how_to_install_it(name: str, monkeypa
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "says"),
-    [
-        ("hqq-int4", {"group": 33}, "group = 33: should be at least 2, a multiple of 2"),
-        ("hqq-int2", {"group": 2}, "group = 2: should be at least 4, a multiple of 4"),
-        ("hqq-int8", {"group": 0}, "group = 0: should be at least 1"),
-        ("hqq-int4", {"axis_value": 2}, "axis_value = 2: should be 0 or 1"),
-        ("hqq-int4", {"residual": 2}, "codec 'hqq-int4' has no parameter 'residual'; it takes axis_key, axis_value"),
-    ],
-)
-def test_a_wrong_parameter_is_the_users_mistake(name: str, parameters: dict[str, int], says: str) -> None:
-    assert refused(action, name, **parameters).startswith(f"action 'mine': {says}")
-
-
 # --- Against transformers' cache ---------------------------------------------------------------------------------------
 
 

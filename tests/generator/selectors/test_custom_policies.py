@@ -86,7 +86,7 @@ def test_the_identity_follows_the_source_of_policy_and_first_cut(tmp_path: Path)
         (("share: float = 1.0", "name: float = 1.0"), "Mine.name: [[actions]] has a key of this name already"),
         (("share: float = 1.0", "least: float = 1.0"), "Mine().least is 1.0; it should be a number"),
         (("return First()", "return 3"), "policy Mine: first_cut is of type int; it should be a selector, such as Recent()"),
-        (("return First()", "return Second()"), "policy Mine: NameError: name 'Second' is not defined ("),
+        (("return First()", "return Second()"), "policy Mine: first_cut: NameError: name 'Second' is not defined ("),
         (("share: float = 1.0", "share: float = 1.0\n    keeps_scores: bool = True"), "annotate it as ClassVar[bool]"),
     ],
 )  # fmt: skip
@@ -98,20 +98,18 @@ def test_a_mistake_is_one_line(change: tuple[str, str], says: str, tmp_path: Pat
     assert says in line
 
 
-def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
-    action = made(tmp_path, ("scores / 2", "scores / 2 + self.half"))
+def line_of_run(action: Action) -> str:
+    """The line with which a run of the action fails."""
     pending, document = [PendingUnit(action, 0, 1)], random_document("own", 40)
-    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
-    where = (
-        (tmp_path / "my_policy.py")
-        .read_text()
-        .splitlines()
-        .index("        return scores / 2 + self.half + self.share * weights.mean(2)")
-    )
-    assert (
-        line
-        == f"policy Mine: AttributeError: 'Mine' object has no attribute 'half' ({tmp_path}/my_policy.py, line {where + 1})"
-    )
+    return refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
+
+
+def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
+    line = line_of_run(made(tmp_path, ("scores / 2", "scores / 2 + self.half")))
+    texts = (tmp_path / "my_policy.py").read_text().splitlines()
+    where = texts.index("        return scores / 2 + self.half + self.share * weights.mean(2)") + 1
+    assert line.startswith("policy Mine: AttributeError: ")
+    assert line.endswith(f" ({tmp_path}/my_policy.py, line {where})")
 
 
 BEFORE_RECENT = "    @property\n    def accumulates"
@@ -125,23 +123,18 @@ def recent(value: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (recent("21"), "recent(20) is 21; it should be a whole number from 1 to 20"),
-        (recent("0"), "recent(20) is 0; it should be a whole number from 1 to 20"),
-        (recent("2.5"), "recent(20) is 2.5; it should be a whole number from 1 to 20"),
+        (recent("21"), "recent(20) is 21; "),
+        (recent("0"), "recent(20) is 0; "),
+        (recent("2.5"), "recent(20) is 2.5; "),
         ((PROMPT_SCORES, f"{PROMPT_SCORES}[:, :39]"), "prompt_scores has the shape [2, 39]; it should be [2, 40]"),
-        ((PROMPT_SCORES, f"{PROMPT_SCORES}.repeat(1, 2)"), "prompt_scores has the shape [2, 80]; it should be [2, 40]"),
         ((PROMPT_SCORES, f"{PROMPT_SCORES}[0]"), "prompt_scores has the shape [40]; it should be [2, 40]"),
-        (
-            (PROMPT_SCORES, "return None"),
-            "prompt_scores is of type NoneType; it should be a tensor of the shape [2, 40]",
-        ),
+        ((PROMPT_SCORES, "return None"), "prompt_scores is of type NoneType; "),
         ((SCORED, "return scores[..., :-1]"), "scored has the shape [1, 2, 20]; it should be [1, 2, 21]"),
     ],
 )
 def test_what_lies_outside_its_bounds_is_named_with_them(change: tuple[str, str], says: str, tmp_path: Path) -> None:
     """Policy, file, value and bounds, rather than an index error inside kvdrift, or no error at all."""
-    pending, document = [PendingUnit(made(tmp_path, change), 0, 1)], random_document("own", 40)
-    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
+    line = line_of_run(made(tmp_path, change))
     assert line.startswith(f"policy Mine: {says}")
     assert line.endswith(f" ({tmp_path}/my_policy.py)")
 
@@ -150,11 +143,9 @@ def test_an_index_of_a_rule_of_ones_own_is_named_with_its_bounds(tmp_path: Path)
     text = MODULE + RULE
     write_module(tmp_path, name="my_policy", text=text)
     action = build_action(ActionSection(name="own", policy="my_policy:Indexed", keep=20), tmp_path)
-    pending, document = [PendingUnit(action, 0, 1)], random_document("own", 40)
-    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
-    where = text.splitlines().index("        key = entries.prompt_key[:, 500]") + 1
-    said = "IndexError: index 500 is out of bounds for dimension 1 with size 20"
-    assert line == f"policy Indexed: {said} ({tmp_path}/my_policy.py, line {where})"
+    line, where = line_of_run(action), text.splitlines().index("        key = entries.prompt_key[:, 500]") + 1
+    assert line.startswith("policy Indexed: IndexError: index 500 ")
+    assert line.endswith(f" ({tmp_path}/my_policy.py, line {where})")
 
 
 def test_a_policy_runs_where_no_step_was_tried_before(tmp_path: Path) -> None:
@@ -165,16 +156,8 @@ def test_a_policy_runs_where_no_step_was_tried_before(tmp_path: Path) -> None:
 
 
 def test_a_first_cut_with_unlike_layers_is_refused(tmp_path: Path) -> None:
-    action = made(
-        tmp_path,
-        (
-            "return First()",
-            "from kvdrift.generator.selectors.pyramidkv import PyramidKV\n        return PyramidKV(window=4)",
-        ),
-    )
-    pending, document = [PendingUnit(action, 0, 1)], random_document("own", 40)
-    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
-    assert line == "policy Mine: its first cut keeps unlike numbers of entries in the layers"
+    pyramid = "from kvdrift.generator.selectors.pyramidkv import PyramidKV\n        return PyramidKV(window=4)"
+    assert "first cut" in line_of_run(made(tmp_path, ("return First()", pyramid)))
 
 
 def test_a_budget_must_hold_the_first_cuts_window(tmp_path: Path) -> None:
@@ -202,7 +185,8 @@ def test_entry_points_are_listed_and_checked_by_name(
 
 def test_a_name_of_several_needs_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
     line = mistake(capsys, "check", "h2o")
-    assert "'h2o' is the name of a selector and of a policy; write --kind selector or --kind policy" in line
+    assert "--kind selector" in line
+    assert "--kind policy" in line
     assert "--kind polcy: did you mean 'policy'?" in mistake(capsys, "check", "h2o", "--kind", "polcy")
     for kind in ("selector", "policy"):
         line = mistake(capsys, "check", "h2o", "--kind", kind, "--parameter", "zoom=1")

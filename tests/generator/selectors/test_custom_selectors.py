@@ -161,16 +161,12 @@ def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: 
         write_module(folder, name="served_selectors")
     section = ActionSection(name="a", selector="served_selectors:Mine", keep="1/2", coordinate=2)
     wanted = build_action(section, study)
+    known = selector_sha256(wanted.selector)
     pending = PendingMessage(
-        action=section,
-        selector_sha256=selector_sha256(wanted.selector),
-        first=0,
-        count=1,
-        estimator="plain",
-        revision=0,
-        of=None,
-    )
-    request = GenerationRequest.model_construct(document=document_message(), pending=[pending])
+        action=section, selector_sha256=known, first=0, count=1, estimator="plain", revision=0, of=None
+    )  # fmt: skip
+    document = DocumentMessage(doc="d", stratum="s", cluster="c", task="t", source="s", tokens=[1])
+    request = GenerationRequest.model_construct(document=document, pending=[pending])
     allowed = ["served_selectors"]
     assert "the service may not import module 'served_selectors'" in refused(requested_work, request, ())
     line = refused(requested_work, request, allowed)
@@ -178,11 +174,6 @@ def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(installed)
     _, (unit,) = requested_work(request, allowed)
     assert unit.action.row("s", prespecified=True) == wanted.row("s", prespecified=True)
-
-
-def document_message() -> DocumentMessage:
-    """Return a document as a request holds it."""
-    return DocumentMessage(doc="d", stratum="s", cluster="c", task="t", source="s", tokens=[1])
 
 
 # --- Mistakes --------------------------------------------------------------------------------------------------------
@@ -197,7 +188,7 @@ def document_message() -> DocumentMessage:
         (("(ScoringSelector)", ""), "class Mine is no Selector; derive it from ScoringSelector or Selector"),
         (("def score", "def scores"), "class Mine has no method score; define it"),
         (("@dataclass(frozen=True)", ""), "class Mine is no frozen dataclass; write @dataclass(frozen=True) above it"),
-        (("(frozen=True)", "(frozen=True, eq=False)"), "class Mine is no frozen dataclass"),
+        (("(frozen=True)", "(frozen=True, eq=False)"), "class Mine is no frozen"),
         (("sign: float = 1.0", "sign: float"), ", line 12: TypeError: non-default argument 'sign' follows"),
         (("coordinate: int = 0", "coordinate: int"), "Mine.coordinate: the field has no default; write coordinate: TYPE"),
         (("coordinate: int = 0", "coordinate: tuple = (1, 2)"), "the default (1, 2) is no number, text, True, False or None"),
@@ -244,8 +235,6 @@ def test_a_wrong_parameter_is_one_line_with_the_file(parameters: dict[str, int],
         ("my_selector.inner:Mine", "selector 'my_selector.inner:Mine': {folder} has no module 'my_selector.inner'"),
         ("my_selector.py:Mine", "is no name of a module and a class in it; write my_selector:Mine"),
         ("my-selector:Mine", "is no name of a module and a class in it; write module:Class"),
-        ("my_selector:", "is no name of a module and a class in it; write module:Class"),
-        ("my_selector", "unknown selector 'my_selector'; "),
         ("my_selector:Selector", "class Selector has no method keep"),
         ("json:Mine", "json/__init__.py: has no class 'Mine'; it has no class derived from Selector"),
     ],
@@ -278,11 +267,7 @@ ASKED = "\n    @property\n    def statistics(self):\n        return (Count(),)\n
         (("(Count(),)", "Count()"), ": should be a tuple, such as (MyStatistic(),), and not one Count"),
         (("(Count(),)", "(Count,)"), ": Count is a class; name an object of it, as in (Count(),)"),
         (("(Count(),)", "(3,)"), ": int has no method update(gathered, chunk); define it"),
-        (("(Count(),)", "(slice(3),)"), ": slice has no method update"),
-        (
-            ("(frozen=True)\nclass Count", "\nclass Count"),
-            ": Count is not hashable (unhashable type: 'Count'); write @",
-        ),
+        (("(frozen=True)\nclass Count", "\nclass Count"), ": Count is not hashable ("),
     ],
 )
 def test_what_a_selector_asks_for_wrongly_is_one_line(change: tuple[str, str], says: str, tmp_path: Path) -> None:
@@ -303,18 +288,12 @@ def test_a_statistic_that_fails_in_a_run_has_its_line(failing: str, says: str, t
 
 
 @pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        ("identity(self):\n        return 3", "{path}: Mine(): TypeError: 'int' object is not subscriptable"),
-        (
-            'identity(self):\n        return {{"parameters": {{"a": self}}}}',
-            "{path}: Mine(): TypeError: Object of type",
-        ),
-    ],
+    ("returned", "says"),
+    [("3", "TypeError: 'int' object"), ('{"parameters": {"a": self}}', "TypeError: Object of type")],
 )
-def test_what_cannot_be_recorded_of_a_selector_is_one_line(method: str, says: str, tmp_path: Path) -> None:
-    path = write_module(tmp_path, text=IMPORTS + CLASS + f"\n    def {method.format()}\n")
-    assert refused(build_selector, NAME, {}, tmp_path).startswith(says.format(path=path))
+def test_what_cannot_be_recorded_of_a_selector_is_one_line(returned: str, says: str, tmp_path: Path) -> None:
+    path = write_module(tmp_path, text=IMPORTS + CLASS + f"\n    def identity(self):\n        return {returned}\n")
+    assert refused(build_selector, NAME, {}, tmp_path).startswith(f"{path}: Mine(): {says}")
 
 
 def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:

@@ -1,25 +1,28 @@
 """Every registered decode-time policy: its dropped entries, compared with a plain loop.
 
-``test_policy_matrix.py`` has the checks that every policy must pass, whatever it drops.
+``test_part_matrix.py`` has the checks that every policy must pass, whatever it drops.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_like_plain, assert_near, steps_of
-from fixtures.refusals import refused
-from oracles.plain_generator import load_eager
+from fixtures.common_actions import (
+    CONTROL,
+    HALF_RECENT,
+    HALF_SNAPKV,
+    assert_like_plain,
+    assert_near,
+    eager_network,
+    steps_of,
+)
 from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollout
 
 from kvdrift.generator.actions import Action, build_action
-from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
+from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model
 from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors.policies import POLICIES
@@ -41,13 +44,6 @@ def policy_action(name: str, keep: int | str, **parameters: Any) -> Action:
     return build_action(section)
 
 
-@cache
-def network() -> Any:
-    """Transformers' own model of the same random weights, with grouped queries."""
-    with TemporaryDirectory() as folder:
-        return load_eager(save_random_model(Path(folder), "llama"))
-
-
 def generate(
     actions: list[Action], savings: Savings = ALL_SAVINGS, count: int = 8, estimator: str = PLAIN
 ) -> list[Unit]:
@@ -67,7 +63,7 @@ def test_a_policy_equals_real_removal(name: str) -> None:
     actions = [policy_action(name, budget) for budget in BUDGETS]
     for unit, budget in zip(generate(actions, count=count), BUDGETS, strict=True):
         plain = plain_policy_rollout(
-            network(), document.tokens, PlainPolicy(name, budget), seed=SEED, document=document.doc,
+            eager_network(), document.tokens, PlainPolicy(name, budget), seed=SEED, document=document.doc,
             action=f"{name}-{budget}", replicates=range(count), horizon=HORIZON, eos_tokens=EOS_TOKENS,
         )  # fmt: skip
         assert_like_plain(unit, plain)
@@ -94,7 +90,7 @@ def test_what_is_left_of_the_prompt_is_counted_over_streams(name: str) -> None:
     for k in range(count):
         x, y, x_eos, y_eos = (steps[column][k] for column in ("x_token", "y_token", "x_eos", "y_eos"))
         for side, eos in ((y, y_eos), (x, x_eos)):
-            stream = PlainStream(network(), document.tokens, policy)
+            stream = PlainStream(eager_network(), document.tokens, policy)
             for step in range(1, HORIZON):
                 if eos[step - 1]:
                     break
@@ -173,20 +169,6 @@ def test_identity_and_row(name: str) -> None:
     row = action.row("s", prespecified=True)
     assert (row["selector"], row["keep"], row["policy"]) == ("full", "1/2", name)
     assert HALF_SNAPKV.row("s", prespecified=True)["policy"] is None
-
-
-@pytest.mark.parametrize(
-    ("policy", "keep", "line"),
-    [
-        ("slidng", 20, "action 'a': unknown policy 'slidng'; did you mean 'sliding'?"),
-        ({"name": "sliding", "sink": 4}, 20, "action 'a': sink: unknown key; did you mean 'sinks'?"),
-        ({"name": "tova", "sinks": 4}, 20, "action 'a': policy 'tova' has no parameter 'sinks'; it takes none"),
-        ({"name": "sliding", "sinks": "4"}, 20, "action 'a': sinks = '4': should be an integer"),
-        ({"name": "sliding", "sinks": -1}, 20, "action 'a': sinks = -1: should be at least 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(policy: Any, keep: int, line: str) -> None:
-    assert refused(build_action, ActionSection(name="a", policy=policy, keep=keep)) == line
 
 
 def test_a_budget_must_hold_the_sinks() -> None:

@@ -28,7 +28,7 @@ from kvdrift.generator.transformer.files.configuration import quiet
 from kvdrift.generator.transformer.fused.head import Head
 from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.streams import TransformerStreams
-from kvdrift.generator.transformer.proof import Probe, Reference, refusal
+from kvdrift.generator.transformer.proof import Probe, Reference, prove, refusal
 
 DTYPES = ("float32", "bfloat16", "float16")
 LAYERS = 5
@@ -143,7 +143,7 @@ def tried(family: str, dtype: str) -> tuple[LoadedModel, Probe, Reference]:
     """What a model's results are compared with; the model itself is right."""
     found: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.setattr(loading, "refusal", lambda *given: found.append(given) or refusal(*given))
+        patch.setattr(loading, "prove", lambda *given: found.append(given) or prove(*given))
         if family == SINKS:
             network = save(Path(folder), "GptOss", "float32", 0, **WINDOWS, num_local_experts=4, num_experts_per_tok=2)
             for layer in network.model.layers:

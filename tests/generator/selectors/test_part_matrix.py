@@ -1,0 +1,247 @@
+"""Every selector, codec and policy passes the checks of ``kvdrift check``, and each check fails what breaks its promise.
+
+Registering a part adds it here. Presses of kvpress are marked ``kvpress`` and run by ``make kvpress``, codecs of hqq are
+marked ``quantizers`` and run by ``make quantizers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import own_codecs, own_policies, own_selectors
+from fixtures.own_selectors import write_module
+from fixtures.part_checks import of_this_process
+from fixtures.refusals import refused
+
+from kvdrift.generator.checks.codecs import CodecTrial
+from kvdrift.generator.checks.kinds import trial_of
+from kvdrift.generator.checks.policies import PolicyTrial
+from kvdrift.generator.checks.selectors import SelectorTrial
+from kvdrift.generator.checks.trial import Check, Trial
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.selectors import SELECTORS, default_parameters
+from kvdrift.generator.selectors.kvpress import PRESSES
+from kvdrift.generator.selectors.policies import POLICIES, Sliding
+
+TRIALS: dict[str, type[Trial[Any]]] = {"selector": SelectorTrial, "codec": CodecTrial, "policy": PolicyTrial}
+NAMES: dict[str, Iterable[str]] = {
+    "selector": [*SELECTORS, *(f"kvpress:{press}" for press in PRESSES)], "codec": CODECS, "policy": POLICIES,
+}  # fmt: skip
+MODULES = {"selector": own_selectors.MODULE, "codec": own_codecs.MODULE, "policy": own_policies.MODULE}
+LONGEST = {"company", "embedded model"}  # of a second policy that scores they would show no more
+
+
+@cache
+def trial(kind: str, name: str) -> Trial[Any]:
+    """The part with its default parameters, one for all checks."""
+    return TRIALS[kind](name)
+
+
+def parts_and_checks() -> Iterator[Any]:
+    for kind, some in TRIALS.items():
+        for name, check in product(NAMES[kind], of_this_process(some.checks)):
+            marks = [pytest.mark.kvpress] * name.startswith("kvpress:") + [pytest.mark.quantizers] * name.startswith(
+                "hqq-"
+            )
+            slow = kind == "policy" and name != "sliding" and check.name in LONGEST
+            marks += [pytest.mark.slow] * slow
+            yield pytest.param(kind, name, check, id=f"{kind}-{name}-{check.name}", marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "name", "check"), parts_and_checks())
+def test_every_part_holds(kind: str, name: str, check: Check[Any]) -> None:
+    """The identity has every parameter of which another value can be guessed: no text, no multiple of 4."""
+    finding = check(trial(kind, name))
+    assert finding.holds, finding.line
+    if check.name == "identity":
+        part = trial(kind, name)
+        parameters = part.options if kind == "selector" else default_parameters(type(part.part))
+        left = [
+            one for one, value in parameters.items() if isinstance(value, str) or (name, one) == ("hqq-int2", "group")
+        ]
+        tried = ", ".join(one for one in parameters if one not in left) or "no parameter"
+        assert finding.line == tried + (f"; no other value tried of {', '.join(left)}" if left else "")
+
+
+def own(kind: str, folder: Path, *changes: tuple[str, str], text: str = "", **parameters: Any) -> Trial[Any]:
+    """A part of a module with some of its text replaced."""
+    write_module(folder, *changes, name="mine", text=text or MODULES[kind])
+    return TRIALS[kind]("mine:Mine", parameters, folder)
+
+
+def found(part: Trial[Any], check: str) -> Any:
+    return next(one for one in part.checks if one.name == check)(part)
+
+
+SCORE = "return layer.key[..., self.coordinate].float() * self.sign"
+KEEP = "\n    def keep(self, layer, kept):\n        "
+COUNTED = """
+
+@dataclass(frozen=True)
+class Counted:
+    def update(self, gathered, chunk):
+        return (gathered or 0) + 1
+"""
+
+
+SCORED = "return scores / 2 + self.share * weights.mean(2)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "change", "says"),
+    [
+        # Selectors
+        ("selector", "kept sets", (SCORE, SCORE + "\n" + KEEP + "return super().keep(layer, kept).flip(-1)"), "selector Mine: wrong positions in layer 0"),
+        ("selector", "kept sets", (SCORE, SCORE + "\n\n    def budgets(self, kept, entries, layers):\n        return [kept] * (layers - 1)"), "do not sum to m x layers"),
+        ("selector", "kept sets", (SCORE, f"import torch\n        with torch.inference_mode():\n            layer.value.mul_(2)\n        {SCORE}"), "keys or values were changed in place"),
+        ("selector", "kept sets", (SCORE, "return layer.keys"), "AttributeError: 'PromptLayer' object has no attribute 'keys' ("),
+        ("selector", "other models", (SCORE, "return layer.key[:1, :, 0]"), "selector Mine: scores of shape [1, 200]; 4 KV heads and 200 prompt entries need [4, 200]"),
+        ("selector", "kept sets", (SCORE, "return layer.key[..., 0] / 0 * 0"), "selector Mine: a score in layer 0 is not finite"),
+        ("selector", "kept sets", (SCORE, "return (layer.key[..., 0].float().abs() * 1e4).exp()"), "selector Mine: a score in layer 0 is not finite"),
+        ("selector", "other models", (SCORE, "return layer.key[..., 0] + layer.window_query.numpy()[0, :1, 0]"), "Got unsupported ScalarType BFloat16"),
+        ("selector", "repetition", (SCORE, "import torch\n        return torch.rand_like(layer.key[..., 0])"), "a second choice is another one"),
+        ("selector", "repetition", (SCORE, "import torch\n        torch.rand(1)\n        return layer.key[..., 0]"), "numbers are drawn from torch's own state"),
+        ("selector", "other actions", (SCORE, "return layer.key.float() @ layer.window_query.float().mean((0, 1))"), "the sets are others"),
+        ("selector", "identity", (SCORE, SCORE + "\n\n    def identity(self):\n        return super().identity() | {'parameters': {'sign': self.sign}}"), "coordinate is no part of the identity"),
+        ("selector", "identity", (SCORE, SCORE + "\n\n    def identity(self):\n        return {'parameters': {}}"), "identity() has other columns"),
+        ("selector", "embedded model", (SCORE, "assert layer.key.shape[1] != 396\n        " + SCORE), "AssertionError"),
+        # Codecs
+        ("codec", "shapes", ("(part / self.step)", "part.div_(self.step)"), "keys or values were changed in place"),
+        ("codec", "shapes", ("layer.value)))", "layer.value[..., :8])))"), "codec Mine: values come back as"),
+        ("codec", "shapes", ("* self.step for", "/ 0 for"), "codec Mine: keys come back with a number that is not finite"),
+        ("codec", "shapes", ("self.step).round()", "self.stepp).round()"), "AttributeError: 'Mine' object has no attribute 'stepp' ({path}, line 18)"),
+        ("codec", "bytes", ("layer.value.numel(), 2)", "layer.value.numel() + int(layer.key.sum() > 0), 2)"), "meta tensors"),
+        ("codec", "bytes", ("layer.value.numel(), 2)", "layer.value.numel() / 2, 2)"), "bytes are ("),
+        ("codec", "least bytes", ("layer.key.numel() + layer.value.numel(), 2)", "0)"), "float32: stored_bytes says 0.00 bits a number; what comes back needs at least 2.7"),
+        ("codec", "least bytes", ("(part / self.step).round() * self.step", "part"), "float32: stored_bytes says 8.00 bits a number; what comes back needs at least 25."),
+        ("codec", "least bytes", ("(part / self.step).round() * self.step", "0 * part"), None),
+        ("codec", "repetition", (".round()", ".add(torch.rand(1)).round()"), "a second round trip, or a twin's, reads other numbers"),
+        ("codec", "repetition", (".round()", ".add(0 * torch.rand(1)).round()"), "numbers are drawn from torch's own state"),
+        ("codec", "identity", ("step: float", "step: ClassVar[float]"), None),
+        ("codec", "generated entries", ("step: float = 0.5", "step: float = 0.25"), None),
+        # Policies
+        ("policy", "company", (SCORED, "return scores / 2 + weights.mean((0, 2))"), "events are others"),
+        ("policy", "repetition", (SCORED, SCORED + " + torch.rand_like(scores)"), "a second run's events are others"),
+        ("policy", "repetition", (SCORED, SCORED + " + 0 * torch.rand_like(scores)"), "numbers are drawn from torch's own state"),
+        ("policy", "identity", ("share: float", "share: ClassVar[float]"), None),
+        ("policy", "entries read", (SCORED, "return scores - weights.mean(2)"), "policy Mine: scores at step 1 should be "),
+        ("policy", "entries read", (SCORED, "return weights.mean(2).log()"), "finite numbers that are not negative"),
+        ("policy", "entries read", (SCORED, "return weights"), "policy Mine: "),
+        ("policy", "entries read", ("TOVA().score(layer)", "TOVA().score(layer)[:, :9]"), "policy Mine: "),
+        ("policy", "entries read", ("TOVA().score(layer)", "-TOVA().score(layer)"), "scores at step 0 should be "),
+        ("policy", "repetition", (SCORED, "return scores.no_such_name"), "AttributeError: 'Tensor' object has no attribute"),
+        ("policy", "embedded model", (SCORED, "assert weights.shape[-1] < 290\n        " + SCORED), "AssertionError"),
+    ],
+)  # fmt: skip
+def test_a_broken_part_fails_the_check_of_what_it_breaks(
+    kind: str, check: str, change: tuple[str, str], says: str | None, tmp_path: Path
+) -> None:
+    """An exception comes with its place; what is not broken holds."""
+    finding = found(own(kind, tmp_path, change), check)
+    assert finding.holds is (says is None), finding.line
+    said = says or {"identity": "no parameter"}.get(check, "")
+    assert said.replace("{path}", f"{tmp_path}/mine.py") in finding.line
+
+
+def test_a_sum_that_depends_on_chunks_fails(tmp_path: Path) -> None:
+    asked = "\n\n    @property\n    def statistics(self):\n        return (Counted(),)\n"
+    counted = f"return {SCORE.removeprefix('return ')} * (3 - layer.gathered(Counted()))"
+    mine = own("selector", tmp_path, ("\n\n@dataclass", COUNTED + "\n\n@dataclass"), (SCORE, counted + asked))
+    assert found(mine, "kept sets").holds
+    assert "the sets are others" in found(mine, "chunks").line
+
+
+def test_prompts_grow_with_window_and_sinks(tmp_path: Path) -> None:
+    wide: Any = own(
+        "selector", tmp_path, ("coordinate: int = 0", "coordinate: int = 0\n    window: int = 8"), window=300
+    )
+    assert [kept > 300 and entries > kept for entries, kept in wide.sizes] == [True] * 4
+    findings = [check(wide) for check in of_this_process(SelectorTrial.checks)]
+    assert [finding.line for finding in findings if not finding.holds] == []
+    assert "900" in refused(SelectorTrial, "mine:Mine", {"window": 1000}, tmp_path)
+
+
+RULE = """
+
+    def rule(self, prompt, kept, budget):
+        return Slices(budget, kept[0].shape[1])
+
+
+@dataclass(frozen=True)
+class Slices(CacheRule):
+    budget: int
+    entries: int
+
+    def over(self, entries, kv_heads):
+        return Slices(entries, entries)
+
+    def passes(self, length):
+        return self.entries + length <= self.budget
+
+    def replaces(self, length):
+        return not self.passes(length)
+
+    def attend(self, entries, scores):
+        key = torch.cat([entries.prompt_key.expand(len(entries.query), -1, -1, -1), entries.suffix_key], 2)
+        value = torch.cat([entries.prompt_value.expand(len(entries.query), -1, -1, -1), entries.suffix_value], 2)
+        read = self.read(key.shape[2])
+        weights = (entries.query * entries.scaling @ key[:, :, read].transpose(-1, -2)).softmax(-1)
+        return weights @ value[:, :, read], scores
+
+    def read(self, count):
+        return READ
+"""
+WINDOW = "list(range(count - self.budget, count))"
+
+
+@pytest.mark.parametrize(
+    ("read", "check", "says"),
+    [
+        (WINDOW, "entries read", None),
+        ("list(range(count))", "entries read", "entries are read"),
+        ("list(range(count % 2, 2)) + list(range(count - self.budget + 2, count))", "entries read", "read again after it was dropped"),
+        ("list(range(self.budget))", "entries read", "the entry of the token fed is not read"),
+        (f"{WINDOW}[1:]", "nothing dropped", None),
+        (f"{WINDOW} + [count - 1]", "entries read", "attention is not that over the entries that are read"),
+    ],
+)  # fmt: skip
+def test_a_rule_of_ones_own_is_held_to_what_it_reads(read: str, check: str, says: str | None, tmp_path: Path) -> None:
+    """The rule is a window without sinks, by attention that concatenates; variants break the promise."""
+    imports = ("import torch\n", "import torch\n\nfrom kvdrift.generator.attention.cache_rules import CacheRule\n")
+    finding = found(own("policy", tmp_path, imports, text=own_policies.MODULE + RULE.replace("READ", read)), check)
+    assert finding.holds is (says is None), finding.line
+    assert (says or "") in finding.line
+
+
+def test_prompts_grow_with_what_a_policy_needs(tmp_path: Path) -> None:
+    least = "share: float = 1.0\n    least: int = 90"
+    mine: Any = own("policy", tmp_path, ("share: float = 1.0", least))
+    assert min(mine.budgets) >= 90 < mine.budgets[0] < mine.entries < mine.budgets[2]
+    assert found(mine, "repetition").holds
+    assert "400" in refused(PolicyTrial, "mine:Mine", {"least": 500}, tmp_path)
+
+
+def test_what_removes_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy whose budget is never used up is no policy."""
+
+    @dataclass(frozen=True)
+    class Lazy(Sliding):
+        def rule(self, prompt: Any, kept: Any, budget: int) -> Any:
+            return super().rule(prompt, kept, budget + 5)
+
+    monkeypatch.setitem(POLICIES, "lazy", Lazy)
+    finding = found(PolicyTrial("lazy"), "entries read")
+    assert not finding.holds
+    assert "entries are read" in finding.line
+
+
+def test_a_module_is_found_to_have_a_codec(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(own_codecs.MODULE)
+    made = trial_of("mine:Mine", {"step": 0.25}, tmp_path)
+    assert (type(made), made.options) == (CodecTrial, {"step": 0.25})
