@@ -68,66 +68,6 @@ class Statistic(Protocol[Gathered]):
         """Return the gathered value with a chunk added; ``gathered`` is the value before, None for the first chunk."""
 
 
-class Gathering:
-    """The statistics of one prompt, layer by layer."""
-
-    def __init__(self, statistics: Iterable[Statistic[Any]]) -> None:
-        self._statistics = tuple(dict.fromkeys(statistics))
-        self._layers: dict[int, dict[Statistic[Any], Any]] = {}
-        self._chunk: Callable[..., QueryChunk] | None = None  # given the layer's input
-        self._rotary: Any = None
-        self._types: Sequence[str] = ()  # of all layers, if the embedding gives each type angles of its own
-
-    @contextlib.contextmanager
-    def listening(self, network: Any) -> Iterator[None]:
-        """Record the inputs of the attention layers of ``network``, a causal language model, during the block."""
-        with contextlib.ExitStack() as hooks:
-            if self._statistics:
-                # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
-                self._rotary = copy.deepcopy(network.model.rotary_emb)
-                if "layer_type" in inspect.signature(self._rotary.forward).parameters:
-                    self._types = network.config.layer_types
-                for module in attention_modules(network).values():
-                    hook = module.register_forward_pre_hook(self._listen, with_kwargs=True)
-                    hooks.callback(hook.remove)
-            yield
-
-    def observe(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None
-    ) -> None:
-        """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic."""
-        if not self._statistics:
-            return
-        if self._chunk is None:
-            message = "statistics of a prompt are gathered while listening to its model"
-            raise RuntimeError(message)
-        chunk = self._chunk(query, key, value, scaling=scaling, softcap=softcap)
-        gathered = self._layers.setdefault(layer, {})
-        for statistic in self._statistics:
-            with failing_as("statistic", statistic):
-                gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
-
-    def of(self, layer: int) -> Mapping[Statistic[Any], Any]:
-        """Return the values gathered of a layer so far, by statistic; later chunks change them in place."""
-        return self._layers.setdefault(layer, {})
-
-    def forget(self) -> None:
-        """Drop everything gathered."""
-        for gathered in self._layers.values():
-            gathered.clear()
-        self._chunk = None
-
-    def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
-        cos, sin = inputs["position_embeddings"]
-        rotary: Any = self._rotary
-        if self._types:
-            number: Any = module.layer_idx
-            rotary = partial(rotary, layer_type=self._types[number])
-        self._chunk = partial(
-            QueryChunk, hidden=inputs["hidden_states"][0], cos=cos[0], sin=sin[0], module=module, rotary=rotary
-        )
-
-
 @dataclass(frozen=True)
 class PromptLayer:
     """The recorded data of one layer's prompt of n entries.
@@ -170,9 +110,53 @@ class PromptRecording:
         self, entries: int, window: int, statistics: Iterable[Statistic[Any]] = (), prompt: bytes = b""
     ) -> None:
         self.entries, self.window, self.prompt = entries, window, prompt
-        self.gathering = Gathering(statistics)
         self.layers: list[PromptLayer] = []  # complete once all n positions have been seen
         self._seen: list[int] = []  # positions, per layer
+        self._statistics = tuple(dict.fromkeys(statistics))
+        self._gathered: dict[int, dict[Statistic[Any], Any]] = {}  # by layer
+        self._chunk: Callable[..., QueryChunk] | None = None  # given the layer's input
+        self._rotary: Any = None
+        self._types: Sequence[str] = ()  # of all layers, if the embedding gives each type angles of its own
+
+    @contextlib.contextmanager
+    def listening(self, network: Any) -> Iterator[None]:
+        """Record the inputs of the attention layers of ``network``, a causal language model, during the block."""
+        with contextlib.ExitStack() as hooks:
+            if self._statistics:
+                # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
+                self._rotary = copy.deepcopy(network.model.rotary_emb)
+                if "layer_type" in inspect.signature(self._rotary.forward).parameters:
+                    self._types = network.config.layer_types
+                for module in attention_modules(network).values():
+                    hook = module.register_forward_pre_hook(self._listen, with_kwargs=True)
+                    hooks.callback(hook.remove)
+            yield
+
+    def forget(self) -> None:
+        """Drop everything gathered."""
+        for gathered in self._gathered.values():
+            gathered.clear()
+        self._chunk = None
+
+    def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
+        cos, sin = inputs["position_embeddings"]
+        rotary: Any = self._rotary
+        if self._types:
+            number: Any = module.layer_idx
+            rotary = partial(rotary, layer_type=self._types[number])
+        self._chunk = partial(
+            QueryChunk, hidden=inputs["hidden_states"][0], cos=cos[0], sin=sin[0], module=module, rotary=rotary
+        )
+
+    def _observe(self, layer: int, **seen: Any) -> None:
+        """Add a layer's next chunk to every statistic."""
+        if self._chunk is None:
+            message = "statistics of a prompt are gathered while listening to its model"
+            raise RuntimeError(message)
+        gathered, chunk = self._gathered[layer], self._chunk(**seen)
+        for statistic in self._statistics:
+            with failing_as("statistic", statistic):
+                gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
@@ -187,7 +171,9 @@ class PromptRecording:
         record.key[:, first:last], record.value[:, first:last] = key[0], value[0]
         self._seen[layer] = last
         so_far = record.key[:, :last], record.value[:, :last]
-        self.gathering.observe(layer, query[0], *so_far, scaling, terms.softcap)
+        if self._statistics:
+            key, value = so_far
+            self._observe(layer, query=query[0], key=key, value=value, scaling=scaling, softcap=terms.softcap)
         # What of the window lies in this chunk; its first query is at n - W.
         start = self.entries - record.window_query.shape[1]
         if last > start:
@@ -218,6 +204,6 @@ class PromptRecording:
             PromptLayer(
                 key.new_empty((kv_heads, self.entries, size)), key.new_empty((kv_heads, self.entries, size)),
                 query.new_empty((heads, min(self.window, self.entries), size)), scaling, number, self.prompt,
-                self.gathering.of(layer), terms,
+                self._gathered.setdefault(layer, {}), terms,
             )
         )  # fmt: skip

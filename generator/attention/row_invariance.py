@@ -36,37 +36,21 @@ _ROWS = (*range(2, 65, 2), 96, 128)  # with which threads are compared
 
 @dataclass(frozen=True)
 class RowInvariance:
-    """The multiple of rows to decode with.
+    """The multiple of rows to decode with."""
 
-    Attributes:
-        multiple: The number of rows is padded to a multiple of this.
-        few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;
-            0 for ``multiple``.
-        layers: If oneDNN multiplies all weights, the number of a step's rows is padded to a multiple of this; 0 for
-            ``multiple``.
-        deviation: The largest difference that the number of rows makes at this multiple, relative to the largest output
-            of the same product; 0 if results are equal bit for bit.
-    """
-
-    multiple: int
-    deviation: float
-    few: int = 0
-    layers: int = 0
+    multiple: int  # to which the number of rows is padded
+    deviation: float  # the most that the number of rows changes, relative to a product's largest output; 0 if nothing
+    few: int = 0  # to which that of streams that read a prompt at once by oneDNN is padded; 0 for ``multiple``
+    layers: int = 0  # to which a step's rows are padded if oneDNN multiplies all weights; 0 for ``multiple``
 
 
 @dataclass
 class TriedSteps:
-    """The whole steps that have been tried by any copy of a model.
+    """The whole steps that have been tried by any copy of a model."""
 
-    Attributes:
-        deviation: The largest difference between laws that should be equal, relative to the largest probability.
-        alone: Whether only one thread may compute, since more threads gave other laws.
-        say: Receives a line about a difference, before anything is decoded.
-    """
-
-    deviation: float = 0.0
-    alone: bool = False
-    say: Callable[[str], None] = SILENT.say
+    deviation: float = 0.0  # the largest difference of laws that should be equal, relative to the largest probability
+    alone: bool = False  # whether only one thread may compute, since more threads gave other laws
+    say: Callable[[str], None] = SILENT.say  # receives a line about a difference, before anything is decoded
     _tried: list[tuple[int, ...]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

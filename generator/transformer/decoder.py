@@ -36,44 +36,24 @@ _DEVICE_LOST = re.compile(
 
 @dataclass(frozen=True)
 class Decoder:
-    """A causal language model that is ready to compute laws.
+    """A causal language model that is ready to compute laws."""
 
-    Attributes:
-        id: The model's id in the study file.
-        network: A transformers causal language model in evaluation mode.
-        device: The device of tokens and laws; with a device map, layers may be on other devices.
-        dtype: The floating-point type of the weights.
-        eos_tokens: Tokens that end a continuation; the first fills the positions after the end.
-        positions: The largest number of tokens, prompt and generated tokens, that the model was made for.
-        shape: The numbers that memory depends on.
-        rows: The multiple of rows to decode with, and how exact that is.
-        threads: The most threads of computations on a CPU, which compute the same bits as one; None for torch's own
-            number.
-        memory_share: The share of the available memory that decoding may take.
-        logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
-        law: The law applied to logits.
-        traits: Properties of its layers that selectors may need.
-        switch: The number of positions beyond which RoPE has other frequencies, if there is one.
-        steps: The whole steps that have been tried, and how exact they were.
-        before_pass: Called before every pass through the network; an error that it raises ends the pass.
-    """
-
-    id: str
-    network: Any
-    device: str
-    dtype: str
-    eos_tokens: tuple[int, ...]
-    positions: int
+    id: str  # in the study file
+    network: Any  # a transformers causal language model in evaluation mode
+    device: str  # of tokens and laws; with a device map, layers may be on other devices
+    dtype: str  # of the weights
+    eos_tokens: tuple[int, ...]  # which end a continuation; the first fills the positions after the end
+    positions: int  # the most tokens, prompt and generated tokens, that the model was made for
     shape: ModelShape
-    rows: RowInvariance
-    threads: int | None = None
-    memory_share: float = 1.0
-    logits_dtype: str | None = None
-    law: SamplingLaw = FULL_SOFTMAX
-    traits: LayerTraits = UNKNOWN
-    switch: int | None = None
+    rows: RowInvariance  # the multiple of rows to decode with, and how exact that is
+    threads: int | None = None  # at most, on a CPU, which compute the same bits as one; None for torch's own number
+    memory_share: float = 1.0  # of the available memory, that decoding may take
+    logits_dtype: str | None = None  # "float32", or None for the dtype of the weights, to which logits are rounded
+    law: SamplingLaw = FULL_SOFTMAX  # applied to logits
+    traits: LayerTraits = UNKNOWN  # of its layers, which selectors may need
+    switch: int | None = None  # the number of positions beyond which RoPE has other frequencies, if there is one
     steps: TriedSteps = field(default_factory=TriedSteps)
-    before_pass: Callable[[], None] = lambda: None
+    before_pass: Callable[[], None] = lambda: None  # called before every pass; an error that it raises ends the pass
 
     @property
     def row_multiple(self) -> int:

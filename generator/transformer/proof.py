@@ -181,10 +181,8 @@ class Reference:
     Rows are the prompt's tokens, then for each step those of the two streams with the whole cache, then likewise of
     those with the evicted cache.
 
-    Attributes:
-        values: The values at each point of the network, [rows, ...], in the network's dtype, on the CPU.
-        logits: The logits of these rows, except those of the prompt's tokens before the last, [rows, V], on the CPU.
-        seconds: The time that the passes took.
+    Values are those at each point of the network, [rows, ...], in its dtype. Logits, [rows, V], are of the same rows,
+    except those of the prompt's tokens before the last. Both are on the CPU. The passes took ``seconds``.
     """
 
     values: Mapping[Point, Tensor]

@@ -22,31 +22,18 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class PartKind(Generic[Part]):
-    """A kind of parts: selectors, codecs or policies.
-
-    Attributes:
-        noun: The word for a part of this kind.
-        plural: The word for several.
-        base: The class that all of them are derived from.
-        known: The package's classes, by name.
-        derive: The class to derive a part from, and its module, for error lines.
-        says: What a part's summary says, for error lines.
-        keys: Names that no parameter may have, since a study file has keys of these names beside the parameters.
-        counts: Properties that must be numbers of positions or entries.
-        common: Parameters that every part takes besides its fields, with their defaults.
-        forms: Further forms of names, for the line about an unknown name.
-    """
+    """A kind of parts: selectors, codecs or policies."""
 
     noun: str
     plural: str
-    base: type[Any]
-    known: Mapping[str, type[Part]]
-    derive: str
-    says: str
-    keys: tuple[str, ...] = ("name",)
-    counts: tuple[str, ...] = ()
-    common: Mapping[str, object] = field(default_factory=dict)
-    forms: tuple[str, ...] = ()
+    base: type[Any]  # from which all of them are derived
+    known: Mapping[str, type[Part]]  # the package's classes, by name
+    derive: str  # the class to derive a part from, and its module, for error lines
+    says: str  # what a part's summary says, for error lines
+    keys: tuple[str, ...] = ("name",)  # of a study file, which stand beside parameters: none may have such a name
+    counts: tuple[str, ...] = ()  # properties that must be numbers of positions or entries
+    common: Mapping[str, object] = field(default_factory=dict)  # parameters of every part besides its fields
+    forms: tuple[str, ...] = ()  # further forms of names, for the line about an unknown name
 
     @property
     def group(self) -> str:

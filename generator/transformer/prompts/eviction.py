@@ -27,27 +27,16 @@ _INTEGERS = (torch.int64, torch.int32)
 
 @dataclass(frozen=True)
 class CompactCache:
-    """The kept entries of a prompt.
+    """The kept entries of a prompt."""
 
-    Attributes:
-        layers: Keys and values of the kept entries, as attention reads them.
-        indices: Per layer, the kept positions, int32 [KV heads, kept entries of the layer], ascending.
-        extents: The true prompt length n and the kept entries of each layer, int64 [layers, 2].
-        kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
-        payload_bytes: Bytes of the kept keys and values as stored.
-        scale_bytes: Bytes of their scales and zero points.
-        indexed: Whether the kept positions are stored. A cache from which nothing is ever removed needs no index.
-        read_checksums: Per layer, the checksum of keys and values as read back; None if they are stored as computed.
-    """
-
-    layers: tuple[PrefixLayer, ...]
-    indices: tuple[Tensor, ...]
-    extents: Tensor
-    kept_sha256: tuple[str, ...]
-    payload_bytes: int
-    scale_bytes: int
-    indexed: bool
-    read_checksums: tuple[str, ...] | None = None
+    layers: tuple[PrefixLayer, ...]  # keys and values, as attention reads them
+    indices: tuple[Tensor, ...]  # per layer the kept positions, int32 [KV heads, kept entries of the layer], ascending
+    extents: Tensor  # the true prompt length n and the kept entries of each layer, int64 [layers, 2]
+    kept_sha256: tuple[str, ...]  # per layer, of the indices as little-endian int32
+    payload_bytes: int  # of keys and values as stored
+    scale_bytes: int  # of their scales and zero points
+    indexed: bool  # whether positions are stored; a cache from which nothing is ever removed needs no index
+    read_checksums: tuple[str, ...] | None = None  # per layer, of what is read back; None if it is stored as computed
 
     @property
     def kept_entries(self) -> int:

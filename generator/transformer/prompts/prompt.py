@@ -39,7 +39,7 @@ class Prompt:
         self.states = LayerStates() if has_states(model.network.config) else None
         attention = counted(recording, model.network)
         fixed = frequencies_of(model.network, len(tokens))
-        with torch.inference_mode(), fixed, recording.gathering.listening(model.network):
+        with torch.inference_mode(), fixed, recording.listening(model.network):
             for chunk in chunks:
                 model.before_pass()
                 hidden = model.network.model(
@@ -55,8 +55,7 @@ class Prompt:
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers
         self.evictable = [layer for layer in self.layers if layer.terms.window is None]
-        self._gathering = recording.gathering
-
+        self._recording = recording
         self._first_laws = {model.law: self._first_law(model.law)}
 
     @property
@@ -77,7 +76,7 @@ class Prompt:
 
     def forget_statistics(self) -> None:
         """Drop the values gathered for selectors, which may take as much memory as the cache."""
-        self._gathering.forget()
+        self._recording.forget()
 
 
 @contextlib.contextmanager

@@ -34,19 +34,12 @@ from kvdrift.schema.sampling import FULL_SOFTMAX
 
 @dataclass(frozen=True)
 class StreamCache:
-    """A cache from which streams start.
+    """A cache from which streams start."""
 
-    Attributes:
-        layers: The prompt entries of every layer with attention.
-        states: The states of layers without attention after the prompt; None if there are no such layers.
-        tile: The most rows that read the cache at once; 0 for the usual number.
-        rule: The rule by which the cache changes while its streams are decoded, if any.
-    """
-
-    layers: Sequence[PrefixLayer]
-    states: LayerStates | None = None
-    tile: int = 0
-    rule: CacheRule | None = None
+    layers: Sequence[PrefixLayer]  # the prompt entries of every layer with attention
+    states: LayerStates | None = None  # of layers without attention after the prompt, if there are any
+    tile: int = 0  # the most rows that read the cache at once; 0 for the usual number
+    rule: CacheRule | None = None  # by which the cache changes while its streams are decoded
 
 
 @dataclass(frozen=True)

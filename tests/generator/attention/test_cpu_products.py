@@ -28,13 +28,6 @@ class Quantized(nn.Parameter):
     """Weights that a library holds in fewer bits behind a parameter that calls itself float32."""
 
 
-def test_layers_with_weights_of_a_library_stay_as_they_are() -> None:
-    network = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
-    network[0].weight = Quantized(network[0].weight.detach())
-    replace_linear_layers(network)
-    assert [type(layer) for layer in network] == [nn.Linear, PackedLinear]
-
-
 @pytest.mark.parametrize("rows", [1, 8, 70])
 def test_product(rows: int) -> None:
     """Weights as they are and transposed, with and without bias; sums of 300 terms round below 1e-6 of the largest."""
@@ -47,31 +40,22 @@ def test_product(rows: int) -> None:
             assert (product(x, layout, added) - wanted).abs().max() < 1e-6 * wanted.abs().max()
 
 
-def network() -> nn.ModuleDict:
-    return nn.ModuleDict({
-        "large": nn.Linear(256, 256),
-        "unbiased": nn.Linear(256, 300, bias=False),
-        "small": nn.Linear(64, 64),
-        "narrow": nn.Linear(256, 256).to(torch.bfloat16),
-    })  # fmt: skip
-
-
 def test_large_layers_are_replaced_and_keep_their_weights() -> None:
-    layers, x = network(), torch.randn(16, 256)
-    before = {name: (layer.weight, layer(x)) for name, layer in layers.items() if name in ("large", "unbiased")}
+    layers, x = nn.ModuleDict({
+        "large": nn.Linear(256, 256), "unbiased": nn.Linear(256, 300, bias=False), "small": nn.Linear(64, 64),
+        "narrow": nn.Linear(256, 256).to(torch.bfloat16), "quantized": nn.Linear(256, 256),
+    }), torch.randn(16, 256)  # fmt: skip
+    layers["quantized"].weight = Quantized(layers["quantized"].weight.detach())
+    replaced = {name: layers[name] for name in ("large", "unbiased")}
+    before = {name: (layer.weight.clone(), layer(x).detach()) for name, layer in replaced.items()}
+    freed = weakref.ref(replaced.pop("large").weight)
+    replaced.clear()
     replace_linear_layers(layers)
-    kinds = {name: type(layer) for name, layer in layers.items()}
-    assert kinds == {"large": PackedLinear, "unbiased": PackedLinear, "small": nn.Linear, "narrow": nn.Linear}
+    assert freed() is None
+    assert [type(layer) for layer in layers.values()] == [PackedLinear, PackedLinear, *[nn.Linear] * 3]
     for name, (weight, output) in before.items():
         assert torch.equal(layers[name].weight, weight)
         assert (layers[name](x) - output).abs().max() < 1e-5
-
-
-def test_weights_before_are_freed() -> None:
-    layers = network()
-    weight = weakref.ref(layers["large"].weight)
-    replace_linear_layers(layers)
-    assert weight() is None
 
 
 def test_a_head_keeps_the_weights_that_it_shares() -> None:

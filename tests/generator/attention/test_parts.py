@@ -54,15 +54,6 @@ def test_a_part(keys: int, queries: int, dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("length", [1, 50, 300])
-def test_a_causal_part(length: int, dtype: torch.dtype) -> None:
-    query, key, value = parts(length, length, dtype, batch=2)
-    found, wanted = attend_part(query, key, value, 0.25, causal=True), exact(query, key, value, causal=True)
-    for one, other in zip(found, wanted, strict=True):
-        assert (one - other).abs().max() < TOLERANCE[dtype] * other.abs().max()
-
-
-@DTYPES
 @pytest.mark.parametrize(("positions", "length"), [(1, 1), (50, 50), (60, 50), (300, 300), (300, 1), (700, 300)])
 def test_the_last_positions_attend_causally(positions: int, length: int, dtype: torch.dtype) -> None:
     """Six query heads on two KV heads; as a whole prompt, and as its last chunk."""

@@ -111,6 +111,14 @@ def test_what_is_left_of_the_prompt_is_counted_over_streams(name: str) -> None:
         assert (kept.counts == expected[kept.step]).all(), kept.step
 
 
+def test_what_is_tried_before_the_first_step_is_no_stream() -> None:
+    """A policy's first decisions are computed once more for a checksum; of one replicate there is one stream."""
+    pending, document = [PendingUnit(policy_action("h2o", 20), 0, 1)], random_document(f"d{LENGTH}", LENGTH)
+    (unit,) = generate_units(random_model("llama"), "s", document, pending, 6, SEED)
+    first, after, *_ = unit.kept
+    assert (after.step, after.pairs) == (1, first.pairs)
+
+
 def test_what_a_selector_keeps_is_counted_by_position() -> None:
     actions = [HALF_SNAPKV, HALF_RECENT, CONTROL, policy_action("sliding", LENGTH + HORIZON)]
     for unit in generate(actions, count=1):

