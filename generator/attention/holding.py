@@ -29,15 +29,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class StoredBytes:
-    """Bytes of keys and values as stored.
+    """Bytes of keys and values as stored."""
 
-    Attributes:
-        payload: Bytes of the numbers themselves, in whatever number of bits each.
-        scales: Bytes of scales and zero points, if integers need them.
-    """
-
-    payload: int
-    scales: int = 0
+    payload: int  # of the numbers themselves, in whatever number of bits each
+    scales: int = 0  # of scales and zero points, if integers need them
 
     @property
     def total(self) -> int:

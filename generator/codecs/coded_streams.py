@@ -37,21 +37,13 @@ class EntryCoding(ABC):
 
 @dataclass(frozen=True)
 class CodedLayer:
-    """One layer of a cache.
+    """One layer of a cache."""
 
-    Attributes:
-        entries: m.
-        begun: How many of the last entries are in a group of keys that the suffixes complete.
-        coded_keys: How many keys are coded before the first token is fed.
-        coded_values: How many values are coded then.
-        exact: Copies of the other keys and values, [KV heads, entries, size] each.
-    """
-
-    entries: int
-    begun: int
-    coded_keys: int
-    coded_values: int
-    exact: PrefixLayer
+    entries: int  # m
+    begun: int  # how many of the last entries are in a group of keys that the suffixes complete
+    coded_keys: int  # how many keys are coded before the first token is fed
+    coded_values: int  # how many values are coded then
+    exact: PrefixLayer  # copies of the other keys and values, [KV heads, entries, size] each
 
     @classmethod
     def of(cls, held: PrefixLayer, window: int, together: int) -> CodedLayer:

@@ -29,14 +29,7 @@ from kvdrift.schema.errors import InputError
 
 @dataclass(frozen=True)
 class GeneratedEntries:
-    """The part of an action by which its codec codes generated entries, too.
-
-    Args:
-        codec: The codec of the prompt's entries.
-
-    Raises:
-        InputError: The codec is of a class that codes prompt entries alone.
-    """
+    """The part of an action by which its codec codes generated entries, too; an InputError if its class cannot."""
 
     codec: Codec
 
@@ -55,13 +48,10 @@ class GeneratedEntries:
     def rule(
         self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], held: Sequence[PrefixLayer], horizon: int
     ) -> CacheRule:
-        """Return the rule that codes the entries of a prompt's streams.
+        """Return the rule that codes the entries of a prompt's streams with horizon H.
 
-        Args:
-            prompt: For each layer the keys and values of the whole prompt.
-            kept: For each layer the positions that are kept, int32 [KV heads, m].
-            held: For each layer the entries that attention reads; the rule codes more of them in place.
-            horizon: H.
+        For each layer there are keys and values of the whole prompt; the positions that are ``kept``, int32 [KV heads,
+        m]; and the entries that attention reads, ``held``, of which the rule codes more in place.
         """
         codec, window, together = self.codec, 0, 1
         coding: EntryCoding
@@ -96,15 +86,10 @@ class _RoundTrip(EntryCoding):
 
 @dataclass(frozen=True)
 class _AtPromptScales(EntryCoding):
-    """e4m3 at the scales of the prompt's entries, which a cache has stored; larger values saturate.
+    """e4m3 at the scales of the prompt's entries, which a cache has stored; larger values saturate."""
 
-    Attributes:
-        keys: For each layer the scales of the KV heads' keys, float32 [KV heads, 1, 1].
-        values: The scales of their values.
-    """
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
+    keys: Sequence[Tensor]  # for each layer the scales of the KV heads' keys, float32 [KV heads, 1, 1]
+    values: Sequence[Tensor]  # those of their values
 
     @classmethod
     def of(cls, prompt: Sequence[PromptLayer], kept: Sequence[Tensor]) -> _AtPromptScales:

@@ -61,11 +61,7 @@ class HQQ(Codec):
         return 8 // self.bits
 
     def cache_layer(self) -> Any:
-        """Make an empty ``HQQQuantizedLayer``.
-
-        Raises:
-            ImportError: The library cannot be imported, or transformers asks for a later version.
-        """
+        """Make an empty ``HQQQuantizedLayer``; an ImportError if transformers needs a later version of hqq."""
         from transformers.cache_utils import HQQQuantizedLayer  # noqa: PLC0415 - it imports hqq
 
         return HQQQuantizedLayer(
@@ -73,11 +69,7 @@ class HQQ(Codec):
         )
 
     def check(self, size: int) -> None:
-        """Check that groups divide a head vector, so that they divide any number of entries.
-
-        Raises:
-            InputError: They do not.
-        """
+        """Raise an InputError unless groups divide a head vector, so that they divide any number of entries."""
         if size % self.group:
             raise InputError(f"heads of {size} channels cannot be coded in groups of {self.group}; set group")
 
@@ -90,12 +82,7 @@ class HQQ(Codec):
         return PrefixLayer(key[0], value[0])
 
     def hold(self, layer: PrefixLayer) -> PrefixLayer:  # type: ignore[misc]  # other codecs compute in float32
-        """Return the layer that attention reads: the round trip in the model's dtype, as transformers computes it.
-
-        Raises:
-            InputError: The library cannot pack so many numbers.
-            OperationError: A number comes back that is not finite.
-        """
+        """Return the layer that attention reads: the round trip in the model's dtype, as transformers computes it."""
         back = self.round_trip(layer)
         for name, read in (("keys", back.key), ("values", back.value)):
             if not bool(read.isfinite().all()):

@@ -60,9 +60,7 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
         parameters: Those that differ from the defaults.
         folder: The folder in which a module is looked for before installed modules, if any.
 
-    Raises:
-        InputError: An unknown name or parameter, a value that the selector does not take, or a module or class that
-            cannot be used.
+    Names, parameters, values, modules and classes that cannot be used are an InputError.
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)

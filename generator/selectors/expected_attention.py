@@ -21,19 +21,12 @@ _NODES = 32  # of the quadrature of an expectation
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over a layer's queries before rotation.
+    """Sums over a layer's queries before rotation."""
 
-    Attributes:
-        count: The number of queries.
-        total: The sum of q, float64 [heads, size].
-        outer: The sum of q q', float64 [heads, size, size].
-        rotary: A copy of the model's rotary embedding.
-    """
-
-    count: int
-    total: Tensor
-    outer: Tensor
-    rotary: Rotary
+    count: int  # of queries
+    total: Tensor  # the sum of q, float64 [heads, size]
+    outer: Tensor  # the sum of q q', float64 [heads, size, size]
+    rotary: Rotary  # a copy of the model's rotary embedding
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,7 @@ class H2O(Selector):
         return (AccumulatedAttention(),)
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Kept positions, int64 [KV heads, kept], ascending; of equal sums the earlier position is kept.
-
-        Raises:
-            OperationError: A sum is not finite.
-        """
+        """Kept positions, int64 [KV heads, kept], ascending; of equal sums the earlier position is kept."""
         heads, entries, _ = layer.key.shape
         before = entries - kept // 2
         received = layer.gathered(AccumulatedAttention())[:, :before]

@@ -43,21 +43,13 @@ VERSION = "0.5.5"
 
 @dataclass(frozen=True)
 class Press:
-    """What a press uses and promises.
+    """What a press uses and promises."""
 
-    Attributes:
-        hidden: Whether it uses the hidden states of all positions.
-        attention: Whether it uses the whole n x n attention.
-        window: How many last positions it always keeps, or the name of the option that says so.
-        sinks: How many first positions it always keeps, or the name of the option that says so.
-        press: The press that it wraps by default; None if it wraps none.
-    """
-
-    hidden: bool = False
-    attention: bool = False
-    window: int | str = 0
-    sinks: int | str = 0
-    press: str | None = None
+    hidden: bool = False  # whether it uses the hidden states of all positions
+    attention: bool = False  # whether it uses the whole n x n attention
+    window: int | str = 0  # how many last positions it always keeps, or the name of the option that says so
+    sinks: int | str = 0  # how many first positions it always keeps, or the name of the option that says so
+    press: str | None = None  # the press that it wraps by default
 
 
 PRESSES: Mapping[str, Press] = {
@@ -123,21 +115,13 @@ REFUSED_PRESSES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class AttentionInput:
-    """The inputs of a layer's attention.
+    """The inputs of a layer's attention."""
 
-    Attributes:
-        module: The attention module.
-        rotary: A copy of the model's rotary embedding.
-        hidden: [positions, width]; no positions if no press reads them.
-        cos: [positions, size].
-        sin: [positions, size].
-    """
-
-    module: nn.Module
-    rotary: Any
-    hidden: Tensor
-    cos: Tensor
-    sin: Tensor
+    module: nn.Module  # of attention
+    rotary: Any  # a copy of the model's rotary embedding
+    hidden: Tensor  # [positions, width]; no positions if no press reads them
+    cos: Tensor  # [positions, size]
+    sin: Tensor  # [positions, size]
 
 
 @dataclass(frozen=True)
@@ -291,8 +275,7 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
         parameters: The press' options. If it wraps another press, ``press`` names that one, and its options are given
             here too; an option that both have is the outer one's.
 
-    Raises:
-        InputError: A press that is no pure selection, or an option that it does not take.
+    A press that is no pure selection, or an option that it does not take, is an InputError.
     """
     press = name.removeprefix(PREFIX)
     known = _known(press, f"selector '{name}'")
@@ -389,10 +372,7 @@ def load_kvpress(name: str = "kvpress") -> ModuleType:
     """Import kvpress, or one of its modules, and undo what the import does to transformers.
 
     The import wraps every attention function of transformers, for presses that mask single heads; these are refused
-    here, and the functions are put back.
-
-    Raises:
-        InputError: Kvpress, or something that it needs, is not installed, or its version is another one.
+    here, and the functions are put back. If something that kvpress needs is missing, that is an InputError.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - with kvpress alone
 

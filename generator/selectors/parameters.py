@@ -20,11 +20,7 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
-    """Check that parameters have the types of their defaults; where the default is None, a number.
-
-    Raises:
-        InputError: Names the first parameter of another type.
-    """
+    """Raise an InputError unless parameters have the types of their defaults; where the default is None, a number."""
     for name, value in parameters.items():
         kinds, wanted = KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
@@ -32,11 +28,7 @@ def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object])
 
 
 def at_least(bound: int, **parameters: float) -> None:
-    """Check that parameters are not below ``bound``.
-
-    Raises:
-        InputError: Names the first parameter that is.
-    """
+    """Raise an InputError if a parameter is below ``bound``."""
     for name, value in parameters.items():
         if not value >= bound:
             raise InputError(f"{name} = {value}: should be at least {bound}")

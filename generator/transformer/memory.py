@@ -56,11 +56,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
-        """Read the numbers from the contents of ``config.json``.
-
-        Raises:
-            KeyError: A number is missing.
-        """
+        """Read the numbers from the contents of ``config.json``; a KeyError if one is missing."""
         heads = int(config["num_attention_heads"])
         return cls(
             layers=int(config["num_hidden_layers"]),

@@ -57,14 +57,9 @@ class PartKind(Generic[Part]):
         return point.value, _distribution(point)
 
     def find(self, name: str, folder: Path | None = None) -> tuple[type[Part], str]:
-        """Return a custom class and the file that has it.
+        """Return a custom class, of an entry point's name or ``module:Class``, and the file that has it.
 
-        Args:
-            name: An entry point's name, or ``module:Class``.
-            folder: Where a module is looked for before installed ones; None for installed modules alone.
-
-        Raises:
-            InputError: There is no such class, it cannot be imported, or it is not of this kind.
+        A module is looked for in ``folder``, if any, and then among installed ones.
         """
         names = self.entry_points
         if name in names:
@@ -94,13 +89,7 @@ class PartKind(Generic[Part]):
         return found, file
 
     def build(self, name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Part:
-        """Make a part.
-
-        Args:
-            name: One of ``known``, an entry point's name, or ``module:Class``.
-            parameters: Those that differ from the defaults.
-            folder: Where a module is looked for before installed ones, if anywhere.
-        """
+        """Make a part of the package or, as ``find`` does, a custom one, from parameters that differ from defaults."""
         if name in self.known:
             return self._made(self.known[name], name, parameters)
         kind, file = self.find(name, folder)

@@ -26,17 +26,7 @@ __all__ = ["POLICIES", "POLICY_KIND", "Policy", "ScoringPolicy", "build_policy"]
 
 
 def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Policy:
-    """Make a policy.
-
-    Args:
-        name: One of ``POLICIES``, an entry point's name, or ``module:Class``.
-        parameters: Those that differ from the defaults.
-        folder: The folder in which a module is looked for before installed modules, if any.
-
-    Raises:
-        InputError: An unknown name or parameter, a value that the policy does not take, a module or class that cannot
-            be used, or a first cut that is no selector.
-    """
+    """Make a policy, as ``build_selector`` makes a selector; a first cut that is no selector is an InputError, too."""
     policy = POLICY_KIND.build(name, parameters, folder)
     cut = property_of(policy, "policy", "first_cut")
     if not isinstance(cut, Selector):

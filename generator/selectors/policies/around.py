@@ -28,15 +28,10 @@ MOST_STEPS = 8
 
 @dataclass
 class Left:
-    """The prompt entries that streams still have after a step.
-
-    Attributes:
-        streams: The number of streams.
-        of_layer: How many streams have each entry, int64 [KV heads, entries of the cache], by the layer's number.
-    """
+    """The prompt entries that streams still have after a step."""
 
     streams: int = 0
-    of_layer: dict[int, Tensor] = field(default_factory=dict)
+    of_layer: dict[int, Tensor] = field(default_factory=dict)  # by number, in how many each entry is, [KV heads, m]
 
 
 def watched_steps(horizon: int) -> list[int]:
@@ -125,11 +120,10 @@ class WatchedRule(RuleAround):
 
 
 def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-    """Return a policy's rule for a prompt's streams; a custom policy's rule is guarded.
+    """Return a policy's rule for a prompt's streams.
 
-    Raises:
-        OperationError: The policy fails, its first cut keeps unlike numbers of entries in the layers, or it returns
-            something of a wrong shape or range.
+    A custom policy that fails, keeps unlike numbers of entries in the layers at first, or returns something of a wrong
+    shape or range, is an OperationError, now or when its rule, which is guarded, is used.
     """
     if not is_custom(policy):
         return policy.rule(prompt, kept, budget)

@@ -28,19 +28,14 @@ from kvdrift.schema.sampling import SamplingLaw
 
 @dataclass(frozen=True)
 class PreparedCache:
-    """The cache from which an action's streams start.
+    """The cache of an action.
 
-    Attributes:
-        compact: The kept entries of the prompt.
-        entries: The number of entries, per KV head and layer, whose bytes count: the kept entries, and with a
-            decode-time policy the most that a step reads.
-        start: The kept entries, and those of windows; with the rule of a decode-time policy, unless m is never too few,
-            or of a codec that codes generated entries.
+    A decode-time policy has a rule, unless m is never too few, and so has a codec that codes generated entries.
     """
 
-    compact: CompactCache
-    entries: int
-    start: StreamCache
+    compact: CompactCache  # the kept entries of the prompt
+    entries: int  # whose bytes count, per KV head and layer: the kept ones, or the most that a policy's step reads
+    start: StreamCache  # the kept entries, and those of windows
 
     @property
     def counted_bytes(self) -> tuple[int, int]:
