@@ -298,14 +298,8 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "streams_per_step": {name: round(found[0].value.streams, 1) for name, found in runs.items()}
     }
-    shape, kept = model_shape(case), case.kept()
-    sizes = {
-        "weights": weight_bytes(case),
-        "prompt_caches": shape.entry_bytes * (case.entries + sum(kept)),
-        "suffixes_at_most": shape.entry_bytes * case.horizon * case.replicates * (1 + 2 * len(kept)),
-        "copies_for_the_reference_alone": shape.entry_bytes * case.replicates * (case.entries + case.horizon),
-    }
-    facts["mib"] = {name: round(mib(size)) for name, size in sizes.items()}
+    copies = model_shape(case).entry_bytes * case.replicates * (case.entries + case.horizon)
+    facts["mib_of_copies_for_the_reference_alone"] = round(mib(copies))
     if "shared" in runs:
         tokens = runs["shared"][0].value.tokens
         facts["different_tokens"] = {  # of the replicates that both have; other kernels round differently

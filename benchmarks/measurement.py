@@ -110,11 +110,8 @@ def run(
 ) -> None:
     """Read the command line, measure, and print rows and facts as a table or as one JSON object.
 
-    Args:
-        parser: The command line, made by ``benchmark_parser``.
-        unit: The unit of rates.
-        measure_all: Yields measurements, given the options and a folder that is removed afterwards. The folder lies in
-            the option ``folder``, if there is one.
+    ``unit`` is that of rates. ``measure_all`` yields measurements, given the options and a folder that is removed
+    afterwards; the folder lies in the option ``folder``, if there is one.
     """
     options, title = parser.parse_args(), parser.prog.rpartition(".")[2]
     rows, facts = list[BenchmarkRow](), dict[str, Any]()

@@ -79,14 +79,10 @@ class StepWork:
 def step_work(
     shape: ModelShape, entries: Sequence[int], streams: Sequence[float], suffix: float, pairs: float
 ) -> StepWork:
-    """Return the least work of a step.
+    """Return the least work of a step of a model whose head and embedding are two tensors.
 
-    Args:
-        shape: The shape of a model whose head and embedding are two tensors.
-        entries: Prompt entries of each cache, the reference's first.
-        streams: Open streams of each cache.
-        suffix: Mean length of their suffixes.
-        pairs: Pairs (action, replicate) that are coupled; each compares two laws for delta and two for f.
+    ``entries`` and ``streams`` are the prompt entries and the open streams of each cache, the reference's first, and
+    ``suffix`` the mean length of suffixes. Each of ``pairs`` compares two distributions for delta and two for f.
     """
     item, count = shape.item_bytes, sum(streams)
     # The embedding is left out: a step reads its tokens' rows.

@@ -20,7 +20,6 @@ PLAIN_SECONDS = 10.0
 """Seconds between two lines of progress if there is no terminal."""
 
 QUIET_SECONDS = 2.0  # seconds that work of unknown length may take without a line
-_SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "file of events"}
 
 
 class Listener:
@@ -205,11 +204,7 @@ def write_line(level: str, message: str, **fields: Any) -> None:
 def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) -> str:
     """Return the progress of a stage as a line: what is to do, then how much is done, the rate, and the time left."""
     if not done:
-        return f"{stage}: {_counted(total, unit)} to do"
+        return f"{stage}: {total} {unit} to do"
     rate = done / max(seconds, 1e-9)
     rest = f"about {(total - done) / rate:.0f} s left" if done < total else f"{seconds:.1f} s"
-    return f"{stage}: {done} of {_counted(total, unit)}, {rate:.2f}/s, {rest}"
-
-
-def _counted(number: int, unit: str) -> str:
-    return f"{number} {_SINGULARS.get(unit, unit.removesuffix('s')) if number == 1 else unit}"
+    return f"{stage}: {done} of {total} {unit}, {rate:.2f}/s, {rest}"

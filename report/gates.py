@@ -23,13 +23,8 @@ def gates_block(folder: Path) -> str:
 def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | None:
     """Write an answer to the page in a folder; it replaces an earlier answer to the same question.
 
-    Args:
-        folder: The folder of a report.
-        asked: The question and its answer, as ``kvdrift gate --json`` has them.
-        line: The answer in words.
-
-    Returns:
-        The page; None if the folder has no page that shows gates.
+    ``asked`` has the question and its answer as ``kvdrift gate --json`` has them, ``line`` the answer in words. Return
+    the page; None if the folder has no page that shows gates.
 
     Raises:
         OSError: The page cannot be written.

@@ -15,7 +15,7 @@ from kvdrift.report.figures.strokes import WIDTH, action_legend, errors, moved_a
 from kvdrift.report.page import draw_figures, relative_link
 from kvdrift.report.printing.estimate_tables import QuantityColumns
 from kvdrift.report.printing.html import rendered
-from kvdrift.report.printing.numbers import MISSING, count, count_range, fixed, meanings, size
+from kvdrift.report.printing.numbers import MISSING, count, count_range, fixed, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate, ViewRow
@@ -435,7 +435,6 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         figures=figures,
         temperatures=list(temperatures),
         obstacles=obstacles(comparison),
-        meanings=meanings("the full cache", "the compressed model", "H", shown_quantities(places)),
         policies=any(entry.content.facts.policies for entry in comparison.entries),
     )  # fmt: skip
     page.write_text(html, encoding="utf-8", newline="\n")

@@ -148,17 +148,9 @@ def _visible(text: str) -> str:
 def _record_rows(
     views: Views, trajectory: Mapping[str, Any], answers: Sequence[str], text: Callable[[int], str]
 ) -> list[dict[str, Any]]:
-    """Return what an action keeps of the records of a document's answers.
+    """Return a row for each answer with records: the share that the action keeps, and the records' places and lines.
 
-    Args:
-        views: The store's views.
-        trajectory: Study, model, doc and action.
-        answers: The document's answers.
-        text: Returns a token as text.
-
-    Returns:
-        A row for each answer with records: its number and text, the share of them that is kept, and the places, each
-        with its first and last position and its line; none if the store has no prompt of the document.
+    There are none if the store has no prompt of the document.
     """
     names = {name: trajectory[name] for name in ("study", "model", "doc")}
     prompts = views.rows("prompts", **names, action=None).to_pylist()

@@ -56,14 +56,9 @@ def describe_studies(
     If the plan is not frozen yet, the evaluation is shown at the largest size that the plan may choose. The last lines
     are measured, which takes up to two minutes if units are to be generated and the model is on this machine.
 
-    Args:
-        studies: the studies, one to a model and law.
-        location: where the store is or will be: an absolute path or a URL.
-        redo: names of actions that the run is to redo.
-        doing: receives a line before each step that takes long.
-        served: whether an endpoint or a cluster generates; neither is asked.
-        gpus: how many GPUs of this machine generate, with a worker each; 0 if none of them was asked for.
-        replan: whether the run is to plan anew.
+    ``studies`` has one for each model and law. ``redo`` names actions that the run is to redo. ``doing`` receives a
+    line before each step that takes long. If an endpoint or a cluster generates (``served``), it is not asked;
+    ``gpus`` of this machine generate with a worker each.
     """
     doing("checking the model and reading the documents")
     local, gathered = storing(LocalGenerator()), SharedMaterial()

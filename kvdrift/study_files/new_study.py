@@ -158,15 +158,9 @@ def new_study(
 
     The model's tokenizer counts the prompts of ``documents``; a prompt and the horizon fit the model's positions.
 
-    Args:
-        path: the file that the text is for.
-        model: a folder, from the working folder on, a Hugging Face id or the embedded model's; not with an engine.
-        documents: a JSON Lines file of prompts, from the working folder on.
-        tasks: tasks of the source that makes prompts for the model, if no file is given.
-        length: the most tokens of a prompt.
-        actions: values of each action, the baseline first; two actions by default.
-        horizon: H in tokens.
-        engine: what decodes in place of kvdrift, with its actions.
+    Paths of ``model`` and ``documents`` are relative to the working folder. Without ``documents``, prompts are made for
+    the model, by ``tasks`` of a source. ``length`` is the most tokens of a prompt, ``horizon`` is H in tokens; the
+    first of the ``actions`` is the baseline. An ``engine`` decodes in place of kvdrift, and has its own actions.
     """
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded

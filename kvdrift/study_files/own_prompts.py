@@ -113,12 +113,8 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
     Prompts are counted as a run counts them: by the model's tokenizer, with its chat template if it has one. If the
     tokenizer is not known, the length is an estimate from the prompts' characters.
 
-    Args:
-        documents: The file, from the working folder on.
-        folder: The study file's folder.
-        length: The user's bound of a prompt's tokens; None for the longest prompt that fits the model.
-        model: The model that reads the prompts.
-        horizon: H in tokens.
+    The path in the strata is relative to ``folder``, the study file's. ``length`` is the user's bound of a prompt's
+    tokens; None for the longest prompt that leaves room for H, the ``horizon``.
     """
     if not documents.is_file():
         raise InputError(f"--documents {documents}: no such file, expected JSON Lines with id and prompt")

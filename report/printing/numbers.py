@@ -6,7 +6,7 @@ A missing number is an en dash, a negative one has a minus sign and not a hyphen
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 from kvdrift.report.reading.estimates import Estimate
@@ -18,17 +18,6 @@ _BYTE_STEP = 1024
 _MOST_DECIMALS = 6  # most decimals of an interval's end
 _NOISE = 6  # decimals beyond the printed ones, below which sums in another order differ
 _LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # with equal decimals in a column
-
-
-_MEANINGS = {
-    "mismatch": "R is the share of positions whose token differs from that of {whole}",
-    "divergence_probability": "P(τ ≤ H) is the share of continuations that part within {horizon} tokens",
-    "mean_entry": "Mean τ is the mean position at which these continuations part",
-    "exposure": "E is the share of positions after the first mismatch, up to the horizon",
-    "exposure_written": "“E, written” is this share of the positions up to the later end of both texts",
-    "accuracy": "Accuracy of Y is the mean score of {other}’s answers",
-    "lost_share": "Lost share is the share of {whole}’s right answers that {other} loses",
-}
 
 
 def fixed(value: float | None, decimals: int) -> str:
@@ -154,14 +143,3 @@ def duration(value: float | None) -> str:
 def listed(parts: Sequence[str]) -> str:
     """Join words: ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
-
-
-def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:
-    """Explain the columns of ranked actions in sentences, for readers who have not met the symbols.
-
-    Both sides are given in words, and the horizon as it stands in a sentence, such as ``H = 64``.
-    """
-    said = [
-        text.format(whole=whole, other=other, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities
-    ]
-    return " ".join(f"{one}." for one in said)

@@ -16,7 +16,7 @@ from kvdrift.report.printing.estimate_tables import (
     columns_of,
     estimate_cells,
 )
-from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, listed, meanings, size
+from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, listed, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
@@ -49,10 +49,7 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     columns.append(_verdicts(content, choice, order))
     records = tuple(_record(content, choice, action) for action in order)
     measured = "all strata but those without a measured document" if content.unmeasured_strata else "all strata"
-    note = (
-        f"By R, over {measured}. Place is the rank; a range means that the order is undecided. "
-        f"{meanings(content.facts.whole, content.facts.other, f'H = {content.windows.horizon}', shown)}"
-    )
+    note = f"By R, over {measured}. Place is the rank; a range means that the order is undecided."
     floors = dict.fromkeys(content.facts.noise_floors, f"{NOISE_FLOOR}: ")
     under = {action: floors.get(action, "") + content.facts.described(action) for action in order}
     table = action_table(

@@ -166,8 +166,8 @@ def test_without_a_terminal_a_line_says_what_takes_long(
     time.sleep(0.4)
     assert capsys.readouterr().err.splitlines() == [
         "deriving",
-        "documents: 1 document to do",
-        "bootstrap: 1 analysis to do",
+        "documents: 1 documents to do",
+        "bootstrap: 1 analyses to do",
     ]
 
 

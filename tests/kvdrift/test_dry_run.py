@@ -205,16 +205,6 @@ def test_bytes_are_those_that_eviction_measures() -> None:
         assert footprint.cache_bytes(kept, action.holding, indexed=indexed) == compact.stored_bytes
 
 
-def test_files_that_are_here_are_checked(tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
-    text = f'source = "jsonl"\npath = "{tmp_path}/mine.jsonl"\nlength = 384\nstratum = "needle"'
-    study = write_study(tmp_path, ('source = "embedded"\ntasks = ["needle"]\nlength = 384\nstratum = "needle"', text))
-    with pytest.raises(
-        InputError, match=r"documents 'needle': development = 2 and evaluation = 3, but the source has \d document"
-    ):
-        gather_material(load_study(study), offline=True)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

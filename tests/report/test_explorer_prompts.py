@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from fixtures.browser import Tabs, overflow
+from fixtures.browser import Tabs
 from fixtures.report_views import MODEL
 
 from kvdrift.generator.transformer.files.tokenizer import token_reader
@@ -181,14 +181,6 @@ def test_a_prompt_that_is_left_out_is_explained(
         notes.add(tab.locator("#prompt-note").inner_text())
     assert any(note.format(held) in told for told in notes)
     assert len(notes) > 1 or held == 0
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_wider_than_the_window(tabs: Tabs, path: Path, width: int) -> None:
-    tab = opened(tabs, path, address(compare=1), width=width, scheme="dark")
-    tab.keyboard.press("r")
-    assert tab.locator("#prompt-text .at").count() == 1
-    assert overflow(tab) == 0
 
 
 @pytest.mark.slow

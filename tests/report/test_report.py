@@ -139,7 +139,7 @@ def test_differences_to_the_baseline_are_the_estimates() -> None:
     content = content_of(views)
     table = contrasts.contrasts_table(content)
     assert [(row.cells[0].text, row.cells[0].under, row.cells[1].text) for row in table.rows] == [
-        ("recent-half", "", "1.00"), ("recent-10", "added after the plan", "0.20"),
+        ("recent-10", "added after the plan", "0.20"), ("recent-half", "", "1.00"),
     ]  # fmt: skip
     a = action_numbers("snapkv-half", 0.0)
     for name, *cells in (row.cells for row in table.rows):

@@ -158,20 +158,6 @@ def test_actions_that_were_not_branched_are_left_out(undrawn_page: Page) -> None
     assert [(row[0], row[-1]) for row in tables["table-swrb_efficiency"][1:]] == [("recent-half", OPEN)]
 
 
-def test_without_an_analysis_points_decide_nothing(undrawn_page: Page) -> None:
-    rows = check(undrawn_page(branched_views(analyzed=False, planned=False))).tables["table-swrb_efficiency"]
-    assert {row[-1] for row in rows[1:]} == {OPEN}
-    assert rows[1][1:-1] == ["5.0", "40.0", "1.25", "2.00", "32.0", "20.0"]
-
-
-def test_times_that_nobody_recorded_are_dashes(undrawn_page: Page) -> None:
-    views = branched_views()
-    for row in views.views["estimates"]:
-        if "second" in row["quantity"]:
-            row["estimate"] = row["low"] = row["high"] = None
-    assert check(undrawn_page(views)).tables["table-swrb_efficiency"][1][4] == MISSING
-
-
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [(1.01, 9.0, PAYS), (0.2, 0.99, LOSES), (0.9, 1.1, OPEN), (1.0, 2.0, OPEN), (None, None, OPEN)],
