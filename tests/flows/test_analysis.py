@@ -17,6 +17,7 @@ from fixtures.stored_units import make_unit, units_of
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, write_study
 from kvdrift.command import main
+from kvdrift.flows.estimate import estimation
 from kvdrift.flows.estimate.estimation import (
     Analysis,
     AnalysisPart,
@@ -213,8 +214,11 @@ def test_estimates_stand_where_no_moment_changed(copied: Path) -> None:
         assert set(views.rows("estimates")["events_version"].to_pylist()) == {store.version("events")}
 
 
-def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(tmp_path: Path) -> None:
+def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three actions, then a fourth, then one redone; the result equals one analysis in another store."""
+    monkeypatch.setattr(estimation, "EXPLORATORY_DRAWS", 100)
     source = write_study(str(tmp_path / "source"), dataclasses.replace(SIZES, actions=4), seed=5, derived=False)
     units = units_of(source)
     parts: list[AnalysisPart] = []
@@ -265,8 +269,9 @@ def estimates_of(store: Store) -> pa.Table:
         return views.rows("estimates", study="small").drop_columns("events_version")
 
 
-def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> None:
+def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log from elsewhere: no row in studies, and documents of two splits."""
+    monkeypatch.setattr(estimation, "EXPLORATORY_DRAWS", 100)
     store = Store.create(tmp_path / "store")
     source = Store.open(write_study(str(tmp_path / "source"), SIZES, seed=5).location)
     documents = [

@@ -212,6 +212,7 @@ def test_the_page_the_gate_and_show_follow_present_answers(
     )
 
 
+@pytest.mark.slow
 def test_a_look_is_taken_again_by_present_answers(study: tuple[Path, Rows]) -> None:
     folder, rows = study
     looks = ("documents = 4", 'documents = 4\nstopping = "sequential"\nlooks = ["1/2", "1"]')

@@ -12,7 +12,7 @@ from fixtures.browser import Tabs
 from fixtures.command import call, mistake
 from fixtures.engine_study import write_engine_study
 from fixtures.fake_engine import FakeEngine, FakeSession
-from fixtures.small_study import finish, run_of
+from fixtures.small_study import evaluate, finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
@@ -84,6 +84,7 @@ def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> No
         assert words in text, words
 
 
+@pytest.mark.slow
 def test_the_explorer_says_nothing_that_is_not_true_of_engines(measured: Path, tabs: Tabs) -> None:
     tab = tabs.open(measured / "store" / "report" / "engine" / "trajectories.html")
     tab.locator("#score table").first.wait_for()
@@ -144,11 +145,8 @@ def test_a_second_run_has_nothing_to_do_and_changes_are_refused(measured: Path) 
 
 def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
     run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE)), tmp_path / "store")
-    finish(run)
+    evaluate(run)
     assert floor_line(run.store, run.study).startswith("floor: exactly 0; no kernel-floor")
-    stages.report(run)
-    page = (tmp_path / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
-    assert "δ = 0 exactly" in page
 
 
 @pytest.mark.slow
@@ -185,6 +183,7 @@ def test_an_action_within_the_kernel_floor_is_not_distinguished(
     assert "Not distinguished from floor" not in page
     assert "another kernel: kernel 3" in page
     assert "by numerics alone" not in page
+    assert "δ = 0 exactly" in page
     asked = ("gate", tmp_path / "store", "--quantity", "mismatch", "--margin", "0.02", "--over-floor", "--json")
     answer = {name: json.loads(call(capsys, *asked, "--action", name)[1]) for name in ("bits-4", "other-weights")}
     assert {name: (one["baseline"], one["distinguished"]) for name, one in answer.items()} == {
@@ -201,8 +200,9 @@ def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch:
         FakeSession, "_logits", lambda self, tokens, rows: logits(self, tokens, rows + len(self.streams))
     )
     run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE)), tmp_path / "store")
+    evaluate(run)
     with pytest.raises(ControlError, match="floor moved"):
-        finish(run)
+        stages.check(run)
 
 
 def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

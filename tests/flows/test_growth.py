@@ -211,6 +211,7 @@ def test_a_plan_made_anew_before_the_evaluation_is_not_seen(laws: Path) -> None:
     assert faults(run) == []
 
 
+@pytest.mark.slow
 def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(laws: Path) -> None:
     note = "; the plan keeps N = 3, a larger plan.documents takes more"
     assert [str(one) for one in check_agrees(study_run(laws, "store", MORE))] == [

@@ -274,6 +274,7 @@ def test_a_formula_that_changed_is_refused_and_redone(own: Callable[[str], Study
     assert sorted(old) != sorted(new)
 
 
+@pytest.mark.slow
 def test_other_weights_in_the_same_folder_are_refused_and_redone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

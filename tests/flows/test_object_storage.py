@@ -134,11 +134,16 @@ def test_a_store_that_is_open_sees_what_others_commit(server: S3Server) -> None:
 def test_requests_of_commands(
     server: S3Server, units: int, allowed: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Commands make few requests at 33 and 99 units, and hardly more at 999, in stores that nobody compacted."""
+    """Commands make few requests at 33 and 99 units, and hardly more at 999, in stores that nobody compacted.
+
+    A page, which takes longest, is written of the larger stores alone.
+    """
     location = f"{server.url}/requests-{units}"
     write(location, units)
-    commands = (("status",), ("sql", "from summary"), ("report", "-o", tmp_path / "page"))
-    for (command, *options), most in zip(commands, (120, 150, 300), strict=True):
+    commands = [(("status",), 120), (("sql", "from summary"), 150)]
+    if units > 33:
+        commands.append((("report", "-o", str(tmp_path / "page")), 300))
+    for (command, *options), most in commands:
         before = server.counts()
         assert call(capsys, command, location, *options)[0] == 0
         assert sum((server.counts() - before).values()) <= most * allowed, command

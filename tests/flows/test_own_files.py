@@ -236,11 +236,15 @@ def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> 
 
 
 def test_one_position_is_refused_where_nothing_can_differ_at_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Systems draw their first token by laws that differ: their study of one position goes to its page."""
     line = mistake(capsys, "run", write_study(tmp_path, ("horizon = 12", "horizon = 1")), "--dry-run")
     assert "study.horizon = 1: " in line
+
+
+@pytest.mark.slow
+def test_systems_of_one_position_have_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems draw their first token by laws that differ."""
     study = load_study(write_finite_study(tmp_path, ("horizon = 4", "horizon = 1")))
     run = run_of(study, tmp_path / "store")
     finish(run)

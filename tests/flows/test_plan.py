@@ -67,9 +67,8 @@ def test_the_plan_of_another_run_is_adopted(developed: StudyRun, monkeypatch: py
     assert developed.store.read("plans").num_rows == 1
 
 
-def test_the_plan_of_another_study_file_is_not(developed: StudyRun, tmp_path: Path) -> None:
-    stages.plan(developed)
-    changed = run_of(load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))), developed.location)
+def test_the_plan_of_another_study_file_is_not(finished: Path, tmp_path: Path) -> None:
+    changed = run_of(load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))), finished)
     with pytest.raises(PlanError, match=r"\[plan\] or \[windows\] differ"):
         planning.freeze_plan(changed.store, changed.material, {"other": "content"}, 1)
 

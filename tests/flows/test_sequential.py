@@ -98,7 +98,6 @@ def test_an_action_that_is_added_gets_the_documents_of_the_look(stopped_laws: Pa
     assert one["interval"] == "repeated"
 
 
-@pytest.mark.slow
 def test_a_look_is_taken_again_for_an_action_that_is_redone(stopped_laws: Path) -> None:
     run = study_run(stopped_laws, "store")
     redo_actions([run], ["two"])

@@ -111,6 +111,7 @@ def test_the_dry_run_says_what_a_position_costs(
     assert "time of generation" in out
 
 
+@pytest.mark.slow
 def test_greedy_tokens_have_a_status_of_their_own(tmp_path: Path) -> None:
     changes = (
         *SMALLER,

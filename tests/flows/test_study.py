@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from fixtures.command import call
 from fixtures.processes import Command, run_command
-from fixtures.small_study import run_of, write_study
+from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
@@ -52,12 +52,30 @@ def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, 
     assert [line.split(":")[0] for line in out.splitlines()] == ["store", "report"]
 
 
+@pytest.mark.by_default("killed")
+@pytest.mark.parametrize("stopped", ["killed", "limited, planned and killed"])
 def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
-    unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path
+    unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path, stopped: str
 ) -> None:
-    """Stopped by its limit, stopped after its plan, killed amid evaluation, ended before its page."""
+    """Stopped by its limit, stopped after its plan, killed amid generation, ended before its page."""
     study, location = write_study(tmp_path), tmp_path / "store"
     shutil.copytree(unbroken[0] / ".prefect", location / ".prefect")  # Prefect takes seconds to make its database
+    if stopped != "killed":
+        _limit_and_plan(study, location)
+    _kill(study, location)
+    run = run_of(load_study(study), location)
+    evaluate(run)
+    assert stages.score(run) > 0
+    stages.check(run)
+    assert stages.analyze(run) > 0
+    assert not stages.is_finished(run)
+    stages.report(run)
+    assert stages.is_finished(run)
+    assert_same(location, finished)
+
+
+def _limit_and_plan(study: Path, location: Path) -> None:
+    """Generate one document, then all development documents."""
     code, out, err = run_command("run", study, "--store", location, "--limit", "1")
     assert code == 0, err
     assert "stopped at --limit 1: 3 documents " in out
@@ -69,18 +87,6 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     assert plan is not None
     assert f"SHA-256 {plan.sha256}" in out
     assert Store.open(location).units().num_rows == 4 * 3  # development documents alone
-    _kill(study, location)
-    run = run_of(load_study(study), location)
-    stages.prepare(run)
-    assert stages.evaluate(run) > 0, "killed too late"
-    stages.derive(run)
-    assert stages.score(run) > 0
-    stages.check(run)
-    assert stages.analyze(run) > 0
-    assert not stages.is_finished(run)
-    stages.report(run)
-    assert stages.is_finished(run)
-    assert_same(location, finished)
 
 
 def _kill(study: Path, location: Path) -> None:
@@ -95,7 +101,7 @@ def _kill(study: Path, location: Path) -> None:
             command.kill()
             break
         time.sleep(0.01)
-    command.end()
+    assert command.end()[0] != 0, "killed too late"
 
 
 def test_new_development_documents_of_a_planned_study_are_derived_with_the_others(

@@ -121,6 +121,7 @@ def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     assert_same(tmp_path / "store", here)
 
 
+@pytest.mark.slow
 def test_a_document_that_fails_takes_no_other_along(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
         assert run.derived_by(run.location).units == 8  # which takes any number
 
 
+@pytest.mark.slow
 def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +241,7 @@ def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
     assert line.endswith(": 1")
 
 
+@pytest.mark.by_default("True")
 @pytest.mark.parametrize("dashboard", [True, False])
 def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, dashboard: bool) -> None:
     """Dask also has a link for a scheduler without bokeh."""
@@ -253,6 +256,7 @@ def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, d
     assert said == [f"cluster {served.address}: 1 worker" + (f"; dashboard {link}" if dashboard else "")]
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     cluster = DaskCluster(tmp_path, lacking="kvdrift.flows.cluster.connection")
     try:
@@ -278,6 +282,7 @@ def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: 
             developing.end()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     worker = dask_cluster.add_worker("in a derivation")
     with run_in(tmp_path, dask_cluster.address) as run:

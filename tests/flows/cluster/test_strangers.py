@@ -53,6 +53,7 @@ def test_another_process_of_the_machine_cannot_connect(cluster: Cluster, part: s
             asyncio.run(answer(f"{scheme}://{place}", security))
 
 
+@pytest.mark.slow
 def test_the_command_generates_and_derives_there(cluster: Cluster, tmp_path: Path) -> None:
     """Beam's runner for Dask makes a connection of its own."""
     file = write_finite_study(tmp_path)
