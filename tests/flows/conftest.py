@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,14 +40,6 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "stopped", run)
 
 
-@pytest.fixture
-def stopped_laws(stopped_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder with the stopped study's store, to write to."""
-    monkeypatch.chdir(tmp_path)
-    copy_study(stopped_once, tmp_path)
-    return tmp_path
-
-
 @pytest.fixture(scope="session")
 def reported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study of eight systems, each with laws of its own, whose result was reported."""
@@ -64,9 +57,16 @@ def reported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "reported", run)
 
 
-@pytest.fixture
-def laws(reported_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder with that study's store, to write to."""
-    monkeypatch.chdir(tmp_path)
-    copy_study(reported_once, tmp_path)
-    return tmp_path
+def copy_of(once: str) -> Callable[..., Path]:
+    """A fixture: the working folder with the store of the study that another fixture runs once, to write to."""
+
+    @pytest.fixture
+    def copied_study(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.chdir(tmp_path)
+        copy_study(request.getfixturevalue(once), tmp_path)
+        return tmp_path
+
+    return copied_study
+
+
+stopped_laws, laws = copy_of("stopped_once"), copy_of("reported_once")

@@ -10,7 +10,7 @@ from shutil import copytree
 import pytest
 from fixtures.browser import Tabs
 from fixtures.command import call, mistake
-from fixtures.engine_study import write_engine_study
+from fixtures.engine_study import ENGINE, write_engine_study
 from fixtures.fake_engine import FakeEngine, FakeSession
 from fixtures.small_study import evaluate, finish, run_of
 from fixtures.study_files import load_study
@@ -161,7 +161,7 @@ def test_an_action_within_the_kernel_floor_is_not_distinguished(
     more = (
         ("evaluation = 4", "evaluation = 12"),
         ("documents = 4", "documents = 12"),
-        ("replicates = 5", "replicates = 8"),
+        ("replicates = 4", "replicates = 8"),
     )
     run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE, KERNEL, *more)), tmp_path / "store")
     finish(run)
@@ -218,6 +218,7 @@ def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.Captur
     ("change", "said"),
     [
         (('engine = "fake"\n', ""), "model.settings: "),
+        ((ENGINE[0], 'id = "kvdrift/tiny"'), "actions[0].settings: "),
         (("settings = { bits = 4 }", 'selector = "recent"\nkeep = "1/2"'), "actions[0]"),
         (("settings = { bits = 4 }", "settings = { bits = 4 }\nkeep = 3"), "actions[0].keep: "),
         (
@@ -235,12 +236,6 @@ def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.Captur
 def test_keys_that_do_not_go_together_are_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         load_study(write_engine_study(tmp_path, change))
-
-
-def test_settings_need_an_engine(tmp_path: Path) -> None:
-    text = ('engine = "fake"\nid = "weights.fake"\nsettings = { bits = 12 }', 'id = "kvdrift/tiny"')
-    with pytest.raises(InputError, match=re.escape("actions[0].settings: ")):
-        load_study(write_engine_study(tmp_path, text))
 
 
 def test_a_dumped_study_is_the_same_study(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.own_files import prompts, write_own_study
 from fixtures.refusals import refused
-from fixtures.small_study import run_of
+from fixtures.small_study import evaluate, run_of
 from fixtures.stored_units import units_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
@@ -77,19 +77,6 @@ def finite_run(folder: Path, store: str = "store") -> StudyRun:
     return run_of(load_study(folder / "study.toml"), folder / store)
 
 
-def finish(run: StudyRun) -> StudyRun:
-    """Run all stages up to the derived events."""
-    for stage in (stages.prepare, stages.develop, stages.derive, stages.plan, stages.evaluate, stages.derive):
-        stage(run)
-    return run
-
-
-def redo(run: StudyRun, *names: str) -> StudyRun:
-    check_agrees(run, names)
-    redo_actions([run], names)
-    return finish(run)
-
-
 def faults(store: Store) -> list[str]:
     return [str(fault) for check in verify(store) for fault in check.faults]
 
@@ -116,7 +103,7 @@ def laws_finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("laws")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        finish(finite_run(folder))
+        evaluate(finite_run(folder))
     return folder
 
 
@@ -151,10 +138,14 @@ def test_another_law_of_an_action_under_the_same_path_is_refused_and_redone(laws
     assert "laws of action 'two': stored" in line
     assert "(4 units); kvdrift run --redo two " in line
     assert "'one'" not in line
-    redone = redo(run, "two")
-    assert_same_views(redone, finish(finite_run(laws, "fresh")), set(view_texts()) - HISTORY, computed_views())
+    check_agrees(run, ["two"])
+    redo_actions([run], ["two"])
+    fresh = finite_run(laws, "fresh")
+    for each in (run, fresh):
+        evaluate(each)
+    assert_same_views(run, fresh, set(view_texts()) - HISTORY, computed_views())
     assert differences(finite_run(laws)) == []
-    assert faults(redone.store) == []
+    assert faults(run.store) == []
 
 
 def test_other_laws_of_the_reference_concern_every_action(laws: Path) -> None:

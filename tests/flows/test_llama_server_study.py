@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures.command import call
+from fixtures.engine_study import study_text
 from fixtures.llama_server import LlamaServer
 from fixtures.small_study import evaluate, run_of
-from fixtures.study_files import load_study
+from fixtures.study_files import changed, load_study
 
 import kvdrift
 from kvdrift.generator.actions import build_actions
@@ -28,36 +29,6 @@ from kvdrift.schema.sampling import SamplingLaw
 
 pytestmark = pytest.mark.llama_cpp
 
-STUDY = """
-[study]
-name = "servers"
-horizon = HORIZON
-seed = 7
-
-[model]
-MODEL
-
-[[documents]]
-source = "embedded"
-tasks = ["needle"]
-length = 384
-stratum = "needle"
-development = 2
-evaluation = 4
-
-[[actions]]
-name = "cache-q4_0"
-ACTION
-
-[plan]
-baseline = "cache-q4_0"
-primary = ["mismatch"]
-replicates = 4
-documents = 4
-development_replicates = 4
-draws = 200
-exploratory_draws = 100
-"""
 CLOSE = 2e-3  # of delta and f: rows of one batch in process, and requests that meet as they come over HTTP
 
 Pair = tuple[LlamaServer, LlamaServer]
@@ -83,17 +54,16 @@ def servers(weights: Path) -> Iterator[Pair]:
 
 
 def write_study(folder: Path, model: str, action: str, horizon: int = 32) -> Path:
-    path = folder / "servers.toml"
-    path.write_text(STUDY.replace("MODEL", model).replace("ACTION", action).replace("HORIZON", str(horizon)))
+    path, text = folder / "servers.toml", study_text("servers", model, action, of="cache-q4_0")
+    path.write_text(changed(text, ("horizon = 12", f"horizon = {horizon}"), ("seed = 3", "seed = 7")))
     return path
 
 
 def served(folder: Path, pair: Pair, more: str = "", horizon: int = 32) -> Path:
     reference, action = pair
     model = f'engine = "http"\nid = "served"\nurl = "{reference.url}"\n{more}'
-    return write_study(
-        folder, model, f'url = "{action.url}"\nsettings = {{ started = "-ctk q4_0 -ctv q4_0" }}', horizon
-    )
+    started = f'url = "{action.url}"\nsettings = {{ started = "-ctk q4_0 -ctv q4_0" }}'
+    return write_study(folder, model, started, horizon)
 
 
 def in_process(folder: Path, weights: Path) -> Path:

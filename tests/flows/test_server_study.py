@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from fixtures.command import call
+from fixtures.engine_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.fake_server import FakeServer
-from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 

@@ -97,28 +97,21 @@ def test_who_has_which_gpu() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        ("cuda", ("3",), "--gpus 3: this machine has 2; write all"),
-        ("cuda", ("0,1",), "--gpus '0,1': "),
-        ("cuda", ("all", "--cluster", "local:2"), "--gpus and --cluster: "),
-        ("cuda", ("all", "--endpoint", "grpc://a:1"), "--gpus and --endpoint: "),
-        ("cpu", ("all",), "--gpus all: model.device = 'cpu': write cuda"),
-        ("cuda:1", ("all",), "--gpus all: model.device = 'cuda:1': write cuda"),
+        ('device = "cuda"', ("3",), "--gpus 3: "),
+        ('device = "cuda"', ("0,1",), "--gpus '0,1': "),
+        ('device = "cuda"', ("all", "--cluster", "local:2"), "--gpus and --cluster: "),
+        ('device = "cuda"', ("all", "--endpoint", "grpc://a:1"), "--gpus and --endpoint: "),
+        ('device = "cpu"', ("all",), "--gpus all: model.device = 'cpu': "),
+        ('device = "cuda:1"', ("all",), "--gpus all: model.device = 'cuda:1': "),
+        ('device_map = "auto"', ("all",), "--gpus all: model.device_map = 'auto' "),
+        (None, ("2",), "--gpus 2: model.kind = 'finite-state' "),
     ],
 )
 def test_what_is_refused(
-    model: str, options: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str | None, options: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = write_study(tmp_path, (TINY, f'{TINY}\ndevice = "{model}"'))
+    study = write_finite_study(tmp_path) if model is None else write_study(tmp_path, (TINY, f"{TINY}\n{model}"))
     assert mistake(capsys, "run", study, "--gpus", *options).startswith(f"kvdrift: {line}")
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_study_that_runs_on_no_single_gpu_is_refused(tmp_path: Path) -> None:
-    spread = load_study(write_study(tmp_path, (TINY, f'{TINY}\ndevice_map = "auto"')))
-    with pytest.raises(InputError, match=r"^--gpus all: model.device_map = 'auto' "):
-        ClusterAddress.of_gpus("all", [spread])
-    with pytest.raises(InputError, match=r"^--gpus 2: model.kind = 'finite-state' "):
-        ClusterAddress.of_gpus("2", [load_study(write_finite_study(tmp_path))])
 
 
 def test_a_machine_without_a_gpu(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from fixtures.command import call, mistake
+from fixtures.engine_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.fake_server import FakeServer
-from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
 
 from kvdrift.generator.engines.http import connection
 

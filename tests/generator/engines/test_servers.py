@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures.engine_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.fake_engine import FakeEngine
 from fixtures.fake_server import EOS, FakeServer
-from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.study_files import load_study
 
 from kvdrift.generator.actions import build_actions
