@@ -62,21 +62,16 @@ def check_gpus(text: str, studies: Sequence[Study]) -> None:
             f"--gpus '{text}': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run with --gpus all takes "
             "these two"
         )
-    for study in studies:
-        _check_runs_on_one_gpu(text, study)
-
-
-def _check_runs_on_one_gpu(text: str, study: Study) -> None:
-    model = study.model
-    if model.kind != TRANSFORMER:
-        raise InputError(f"--gpus {text}: model.kind = '{model.kind}' uses no GPU; run it without --gpus")
-    if model.device_map is not None:
-        raise InputError(
-            f"--gpus {text}: model.device_map = '{model.device_map}' spreads one model over all GPUs; run it without "
-            "--gpus"
-        )
-    if model.device not in {"cuda", "cuda:0"}:  # a worker sees its own GPU as the first
-        raise InputError(f"--gpus {text}: model.device = '{model.device}': write cuda, which is each worker's own GPU")
+    for model in (study.model for study in studies):
+        said = f"--gpus {text}: model."
+        if model.kind != TRANSFORMER:
+            raise InputError(f"{said}kind = '{model.kind}' uses no GPU; run it without --gpus")
+        if model.device_map is not None:
+            raise InputError(
+                f"{said}device_map = '{model.device_map}' spreads one model over all GPUs; run it without --gpus"
+            )
+        if model.device not in {"cuda", "cuda:0"}:  # a worker sees its own GPU as the first
+            raise InputError(f"{said}device = '{model.device}': write cuda, which is each worker's own GPU")
 
 
 def _check_dask(option: str) -> None:

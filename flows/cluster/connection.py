@@ -409,16 +409,15 @@ def local_processes(
         "preload": ["kvdrift.flows.cluster.own_workers"],
     }
     workers = {
-        number: {"cls": Nanny, "options": options | {"env": dict(environment), "resources": _resources(environment)}}
+        number: {
+            "cls": Nanny,
+            "options": options
+            | {"env": dict(environment), "resources": ONE_GPU if "CUDA_VISIBLE_DEVICES" in environment else {}},
+        }
         for number, environment in enumerate(environments)
     }
     scheduler = {"cls": Scheduler, "options": own | {"port": 0, "dashboard": True, "dashboard_address": "127.0.0.1:0"}}
     return workers, scheduler
-
-
-def _resources(environment: Mapping[str, str]) -> Mapping[str, float]:
-    """Return the resources that a worker with an environment declares."""
-    return ONE_GPU if "CUDA_VISIBLE_DEVICES" in environment else _ANY
 
 
 def derive_on(cluster: Cluster, location: str) -> DerivationReport:

@@ -248,19 +248,16 @@ def _accepted(assignment: Assignment, name: str) -> Store:
     for action, stored in asked:
         present = identity(action)
         for column in changes(stored, present):
+            there, here = (str(one.columns[column])[:12] for one in (present, stored))
             raise InputError(
-                f"{column} of action '{action.name}' is {_short(present, column)} there, and {_short(stored, column)} "
-                "in the store; give the worker the files that the study was begun with"
+                f"{column} of action '{action.name}' is {there} there, and {here} in the store; give the worker the "
+                "files that the study was begun with"
             )
     held = KEPT.local.model(assignment.study)
     if any(changes(stored, held.identity(action)) for action, stored in asked):
         KEPT.local = LocalGenerator()  # files of the model have changed since the model was loaded
     KEPT.store, KEPT.token = Store.open(assignment.location), assignment.token
     return KEPT.store
-
-
-def _short(identity: ActionIdentity, column: str) -> str:
-    return str(identity.columns[column])[:12]
 
 
 def _located(error: KvdriftError, name: str) -> str:

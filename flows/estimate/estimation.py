@@ -358,8 +358,10 @@ def estimate_study(
     lacking = [subject for subject, sha256 in inputs.items() if sha256 not in there]
     parts = parts_of(analysis, moments, lacking, coefficients)
     parts += parts_of(analysis.of_answers, answers, lacking, answers=True) if answers is not None else []
-    estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
+    estimates = list(run(parts)) if parts else []
     draws, seed, level = analysis.exploratory_draws, analysis.seed, analysis.request.level
+    if branching is not None and (branched := [subject.action for subject in lacking if subject.branched]):
+        estimates.append(estimate_branching(branching.of_actions(branched), draws=draws, seed=seed, level=level))
     if any(subject.together and subject.baseline is not None for subject in lacking):
         estimates.append(simultaneous_gaps(moments, draws=draws, seed=seed, level=level))
     for name, measured_by in (("mismatch", moments), ("accuracy", answers)):
@@ -373,16 +375,6 @@ def estimate_study(
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
     made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))
     return StudyEstimates(rows, new.num_rows, made, subjects)
-
-
-def _branching_estimates(
-    moments: BranchingMoments | None, analysis: Analysis, subjects: Collection[Subject]
-) -> list[Estimates]:
-    actions = [subject.action for subject in subjects if subject.branched]
-    if moments is None or not actions:
-        return []
-    draws, level = analysis.exploratory_draws, analysis.request.level
-    return [estimate_branching(moments.of_actions(actions), draws=draws, seed=analysis.seed, level=level)]
 
 
 def _result_rows(

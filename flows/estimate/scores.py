@@ -278,12 +278,6 @@ def estimated_at(store: Store, study: str, model: str, times: LastTimes) -> date
     return at if version in stored else None  # a killed process had recorded the time, and not stored the estimates
 
 
-def newest_rows(store: Store, study: str, model: str) -> pa.Table:
-    """Return split and quantity of the results at ``estimated_version``."""
-    rows = _present_rows(store, study, model)
-    return rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
-
-
 def _present_rows(store: Store, study: str, model: str) -> pa.Table:
     """Return the results under the newest plan, from the newest revision of the study's documents."""
     plan = find_plan(store, study, model)
@@ -304,7 +298,8 @@ def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) 
     """
     current = current_actions(store.read("actions"), study)
     scored = scoring.scored_splits({name for name, row in current.items() if row["control"]})
-    rows = newest_rows(store, study, model)
+    rows = _present_rows(store, study, model)
+    rows = rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
     of_answers = rows.filter(pc.is_in(rows["quantity"], value_set=pa.array([*ANSWER_QUANTITIES])))
     lacking = set(rows["split"].to_pylist()) - set(of_answers["split"].to_pylist())
     return not lacking & scored

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
@@ -39,6 +38,7 @@ from kvdrift.flows.estimate.scores import (
 )
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
 from kvdrift.flows.plan.left import LooksTaken, Row
+from kvdrift.flows.plan.making import number
 from kvdrift.flows.plan.stored_documents import changed_answers, seen_actions
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.last_times import record_estimates
@@ -51,7 +51,7 @@ from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
 from kvdrift.stats.bootstrap import EXPLORATORY, planned_status
 from kvdrift.stats.calibration import Calibration, calibrate
 from kvdrift.stats.endpoints import Endpoint
-from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.quantities import ANSWER_QUANTITIES
 from kvdrift.stats.reduction import NO_COEFFICIENTS, fit_coefficients
 from kvdrift.stats.repeated import repeated_intervals
@@ -117,7 +117,7 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
         rows.append({
             "study": plan.study, "model": plan.model, "look": look, "stratum": endpoint.stratum,
             "action": endpoint.action, "baseline": endpoint.baseline, "quantity": endpoint.quantity,
-            "estimate": _number(found.estimate), "low": _number(found.low), "high": _number(found.high),
+            "estimate": number(found.estimate), "low": number(found.low), "high": number(found.high),
             "level": plan.family.level, "constant": constant, "interval": found.method, "draws": found.draws,
             "documents": found.documents, "clusters": found.clusters,
             "resolved": taken.looks.resolution.holds(found.low, found.high),
@@ -177,11 +177,6 @@ def _require(store: Store, plan: FrozenPlan) -> LooksTaken:
     return taken
 
 
-def _number(value: float) -> float | None:
-    """Replace NaN by None, since an undefined number is null in the store."""
-    return None if math.isnan(value) else value
-
-
 def calibrate_study(
     store: Store,
     views: Views,
@@ -233,8 +228,9 @@ def calibrate_study(
 
 
 def _row(judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: str, baseline: str) -> dict[str, Any]:
-    # an undefined number is null in the store
-    values = {name: None if value != value else value for name, value in dataclasses.asdict(judged).items()}  # noqa: PLR0124
+    values = {
+        name: number(value) if isinstance(value, float) else value for name, value in dataclasses.asdict(judged).items()
+    }
     planned = {action, baseline} <= set(plan.actions)
     return values | {
         "study": plan.study,
@@ -280,7 +276,10 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
             what = "evaluation" if frozen is not None else "measured"
             raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
         windows = study_windows(views, study, model)
-        coefficients = _coefficients(views, study, model) if "development" in splits else NO_COEFFICIENTS
+        # Of the present documents, so that actions that were added or redone have coefficients too. A plan need not fix
+        # them: they depend on development documents alone, so estimates of other documents stay unbiased.
+        development = replicate_moments(views, study, model, "development") if "development" in splits else None
+        coefficients = NO_COEFFICIENTS if development is None else fit_coefficients(development)
         moments = {split: document_moments(views, study, model, split, windows) for split in splits}
         # Written before the estimates, which mark this version as done: after a kill in between both are made again.
         count = 0
@@ -315,15 +314,6 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
 def _say_what_waits(store: Store, study: str, model: str, progress: Progress) -> None:
     if (study, model) in (waiting := count_waiting(store)):
         progress.say(f"{waiting[study, model]} wait for positions, and are in no estimate")
-
-
-def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:
-    """Fit the coefficients of control variates on the present development documents.
-
-    Plans do not fix coefficients: these depend on development documents alone, so that estimates of evaluation
-    documents are unbiased for any coefficients. So actions that were added or redone have them too.
-    """
-    return fit_coefficients(replicate_moments(views, study, model, "development"))
 
 
 def estimate_stored(store: Store, study: str, model: str, progress: Progress) -> tuple[int, int, int]:

@@ -118,9 +118,8 @@ class LocalGenerator:
     def _made(self, study: Study) -> LoadedModel | ModelWithOthers | FiniteModel | EngineModel:
         if study.model.engine is not None:
             return engine_model(study)
-        return finite_model(study) if study.model.finite else self._loaded(study)
-
-    def _loaded(self, study: Study) -> LoadedModel | ModelWithOthers:
+        if study.model.finite:
+            return finite_model(study)
         from kvdrift.generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
 
         model = load_transformer(study, self._say)
@@ -174,7 +173,9 @@ class SideBySideGenerator:
 
     def get_ready(self, study: Study, work: Work) -> None:
         """Start the side processes, which take seconds to load the model, if there is much work of a small model."""
-        if self.sides is None and len(os.sched_getaffinity(0)) > 1 and _is_much(work, study) and _is_small(study):
+        pairs = sum(unit.count for _, units in work for unit in units)
+        is_much = pairs * study.study.horizon >= _MUCH
+        if self.sides is None and len(os.sched_getaffinity(0)) > 1 and is_much and _is_small(study):
             self.sides = OwnProcesses(_COUNT, _load, study)
             for _ in range(_COUNT):
                 self.sides.submit(_pairs_at_once, study)
@@ -261,10 +262,6 @@ def _generate(study: Study, part: NamedPart) -> list[list[Unit]]:
 def _in_this_process() -> LocalGenerator:
     assert _local is not None  # noqa: S101 - loaded before any work
     return _local
-
-
-def _is_much(work: Work, study: Study) -> bool:
-    return sum(unit.count for _, units in work for unit in units) * study.study.horizon >= _MUCH
 
 
 def _is_small(study: Study) -> bool:

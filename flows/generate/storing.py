@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,6 +48,13 @@ GenerateInto = Callable[[Store, Study, Work, Identities], Generator[tuple[int, i
 """Makes the units of a study's work and stores them: yields of each commit the numbers of documents and of new units.
 
 A document is yielded when its commit is durable. Units that were not made by the identities are refused.
+"""
+
+
+Identify = Callable[..., Callable[[Action], ActionIdentity]]
+"""Returns the identity by action of a study's units, whoever generates them.
+
+Its arguments are the study and ``required``, without which unknown weights are None.
 """
 
 
@@ -112,13 +119,6 @@ _ENDING = (
     UnlikeUnitsError,
     _OtherIdentityError,
 )  # every other document would fail too
-
-
-class Identify(Protocol):
-    """A function that returns the identity of the units of a study's actions, whoever generates them."""
-
-    def __call__(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the identity by action; unless ``required``, unknown weights are None."""
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:

@@ -79,8 +79,10 @@ def orchestration(home: Path) -> Iterator[bool]:
     """
     with _logging(), _environment(_not_set(_QUIET) | past_proxies(os.environ)):
         if url := api_url():
+            from prefect.logging.configuration import setup_logging  # noqa: PLC0415
+
             with _environment(_not_set(_ON_THE_USERS_SERVER)), answering(url):
-                _set_up_logging()
+                setup_logging()  # again, since Prefect reads its levels only when it is imported
                 yield True
         else:
             given = "PREFECT_HOME" in os.environ
@@ -123,13 +125,6 @@ def _reason(error: BaseException) -> str:
 
 def _not_set(wanted: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
-
-
-def _set_up_logging() -> None:
-    """Have Prefect set up its logging again, whose levels it reads only when it is imported."""
-    from prefect.logging.configuration import setup_logging  # noqa: PLC0415
-
-    setup_logging()
 
 
 @contextmanager

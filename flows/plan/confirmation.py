@@ -159,7 +159,7 @@ def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[s
     """Make the draft's documents; return how many, whether a drawn one was seen, and seen clusters of others."""
     count, drawn, read = 0, False, set[str]()
     for study in load_studies(draft, path.parent):
-        evaluation = _evaluation(study)
+        evaluation = gather_material(study).documents["evaluation"]
         count = sum(map(len, evaluation.values()))
         for section in study.documents:
             met = seen.among(evaluation[section.stratum_name], study.study.seed)
@@ -168,10 +168,6 @@ def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[s
             else:
                 read |= {document.cluster for document in met}
     return count, drawn, read
-
-
-def _evaluation(study: Study) -> dict[str, list[Any]]:
-    return dict(gather_material(study).documents["evaluation"])
 
 
 def _comments(path: Path, study_file: Path, actions: Sequence[str], store: Store) -> str:

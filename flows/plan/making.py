@@ -270,7 +270,7 @@ def make_plan(
             {
                 "replicates": choice.replicates,
                 "documents_per_stratum": choice.documents_per_stratum,
-                "widest_half_width": _number(max(choice.half_widths)),
+                "widest_half_width": number(max(choice.half_widths)),
                 "reachable": choice.reachable,
             }
             for choice in allocation.curve
@@ -313,12 +313,10 @@ def _raised(study: Study, evaluated: EvaluatedSize) -> str:
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:
     """Return all measured actions under "swrb"; under "hybrid" those with efficiency above 1 in development."""
-    chosen = {
-        PLAIN: [],
-        SWRB: material.measured_actions,
-        "hybrid": [name for name in material.measured_actions if (efficiency.get(name) or 0.0) > 1],
-    }
-    return chosen[material.study.plan.estimator]
+    estimator, actions = material.study.plan.estimator, material.measured_actions
+    if estimator == PLAIN:
+        return []
+    return actions if estimator == SWRB else [name for name in actions if (efficiency.get(name) or 0.0) > 1]
 
 
 def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
@@ -329,10 +327,10 @@ def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
             "quantity": linearized.endpoint.quantity,
             "action": linearized.endpoint.action,
             "baseline": linearized.endpoint.baseline,
-            "development_value": _number(linearized.value),
-            "variance_between_documents": _number(between),
-            "variance_between_replicates": _number(within),
-            "expected_half_width": _number(half_width),
+            "development_value": number(linearized.value),
+            "variance_between_documents": number(between),
+            "variance_between_replicates": number(within),
+            "expected_half_width": number(half_width),
         })  # fmt: skip
     return rows
 
@@ -346,7 +344,7 @@ def _variance_ratios(plain: Allocation, reduced: Allocation) -> list[dict[str, A
             "quantity": endpoint.quantity,
             "action": endpoint.action,
             "baseline": endpoint.baseline,
-            "variance_ratio": _number(less / variance) if variance > 0 else None,
+            "variance_ratio": number(less / variance) if variance > 0 else None,
         })  # fmt: skip
     return rows
 
@@ -360,9 +358,9 @@ def _size(allocation: Allocation) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> float | None:
-    """Replace NaN by None, since JSON has no NaN."""
-    return None if value != value else float(value)  # noqa: PLR0124 - NaN is what differs from itself
+def number(value: float) -> float | None:
+    """Replace NaN by None: JSON has no NaN, and an undefined number is null in the store."""
+    return None if math.isnan(value) else float(value)
 
 
 def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:

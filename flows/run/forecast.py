@@ -179,25 +179,21 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
     )  # fmt: skip
     if store is None:
         return Forecast(plan, asked, splits)
-    named = run.study.name, run.study.model.id
+    named, model = (run.study.name, run.study.model.id), run.study.model
     scoring = Scoring.stored(store, *named)
+    unscored = scoring.unscored_pairs.total()
+    if unscored and text_decoder(tokenizer_location(model), revision=model.revision) is None:
+        unscored = 0
     return Forecast(
         plan,
         asked,
         splits,
         underived=store.all_underived().size,
-        unscored=_unscored(scoring, run),
+        unscored=unscored,
         estimated=estimates_are_current(store, *named) and answers_are_current(store, *named, scoring),
         reported=report_is_current(store, run.page.parent),
         looked=asked is None or (taken := LooksTaken.in_store(store, asked)) is None or taken.stopped,
     )
-
-
-def _unscored(scoring: Scoring, run: StudyRun) -> int:
-    """Count the stored pairs that can be scored and are not scored yet."""
-    model = run.study.model
-    pairs = scoring.unscored_pairs.total()
-    return pairs if pairs and text_decoder(tokenizer_location(model), revision=model.revision) is not None else 0
 
 
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:

@@ -96,22 +96,16 @@ class StudyRun:
         told = " on ".join(filter(None, (name, model)))
         return NamedProgress(self.progress, told) if told else self.progress
 
-    def identity(self, action: Action) -> ActionIdentity:
-        """Return the identity of an action; weights that are not known yet are None.
-
-        No model is loaded.
-        """
-        return self._identity(action)
+    @cached_property
+    def identity(self) -> Callable[[Action], ActionIdentity]:
+        """The function that returns an action's identity without a model; weights not known yet are None."""
+        return self.identify(self.study, required=False)
 
     def whole_identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action; if its model is missing here, download and load the model first."""
         known = self.identity(action)
         unknown = known.weights_sha256 is None or known.selector_sha256 is None
         return self._whole_identity(action) if unknown else known
-
-    @cached_property
-    def _identity(self) -> Callable[[Action], ActionIdentity]:
-        return self.identify(self.study, required=False)
 
     @cached_property
     def _whole_identity(self) -> Callable[[Action], ActionIdentity]:
