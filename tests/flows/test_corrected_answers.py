@@ -32,7 +32,6 @@ PLAN = (
     ("\ndocuments = 2", "\ndocuments = 4"),
     ("[plan]", '[[actions]]\nname = "recent-30"\nselector = "recent"\nkeep = 30\n\n[plan]'),
 )
-VIEWS = ("scores", "document_answers", "answers", "moments", "contrasts", "estimates", "sequence", "calibration")
 
 
 def own_run(folder: Path, rows: Rows, *changes: tuple[str, str]) -> StudyRun:
@@ -59,15 +58,6 @@ def finish(run: StudyRun) -> None:
 def rows_of(run: StudyRun, view: str, **equal: Any) -> Rows:
     with open_views(run.store) as views:
         return views.rows(view, study="own", **equal).to_pylist()
-
-
-def values(run: StudyRun) -> dict[str, Rows]:
-    """Return the values in the views without versions, revisions, and what a fresh store's plan knew beforehand."""
-    left_out = {"events_version", "plan_sha256", "status", "document_revision", "documents_revision", "inputs_sha256"}
-    return {
-        view: [{name: value for name, value in row.items() if name not in left_out} for row in rows_of(run, view)]
-        for view in VIEWS
-    }
 
 
 def answered(run: StudyRun, replicate: int) -> dict[str, str]:
@@ -114,37 +104,6 @@ def corrected(run: StudyRun, rows: Rows) -> Rows:
 
 
 @pytest.mark.slow
-def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(study: tuple[Path, Rows], tmp_path: Path) -> None:
-    """Corrections of scoring and clusters are among the edits of ``test_edits.py``."""
-    folder, rows = study
-    before = own_run(folder, rows)
-    assert is_done(before)
-    events, edited = before.store.version("events"), corrected(before, rows)
-    run = own_run(folder, edited)
-    lines = [str(one) for one in check_agrees(run)]
-    assert all(
-        line.startswith("answers of document 'p") and ": stored " in line and ", asked " in line for line in lines
-    )
-    finish(run)
-    assert run.store.version("events") == events, "nothing is generated"
-    assert is_done(own_run(folder, edited))
-    status = {
-        row["quantity"]: row["status"]
-        for row in rows_of(run, "estimates", stratum="pooled")
-        if row["family"] is not None
-    }
-    assert status == {"mismatch": "prespecified", "gap": "prespecified", "accuracy": "seen"}
-    pairs = sum(row["replicates"] for row in rows_of(run, "units"))
-    assert len(rows_of(run, "scores")) == pairs
-    assert run.store.row_count("scores") > pairs, "earlier scores stay in the log"
-    assert [fault for check in verify(run.store) for fault in check.faults] == []
-    kept = {document.doc for split in ("development", "evaluation") for document in run.material.of_split(split)}
-    fresh = own_run(tmp_path / "fresh", [row for row in edited if row["id"] in kept])
-    finish(fresh)
-    assert values(fresh) == values(run)
-
-
-@pytest.mark.slow
 def test_answers_that_are_added_are_scored_and_those_that_are_gone_are_not_estimated(study: tuple[Path, Rows]) -> None:
     folder, rows = study
     none = [{name: value for name, value in row.items() if name != "answers"} for row in rows]
@@ -152,10 +111,9 @@ def test_answers_that_are_added_are_scored_and_those_that_are_gone_are_not_estim
     other = folder / "added"
     finish(own_run(other, none, *changes))
     added = own_run(other, rows, *changes)
-    assert [str(one).split(":")[0] for one in check_agrees(added)] == ["answers of document 'p1' and 5 more"] or [
-        str(one).split("'")[0] for one in check_agrees(added)
-    ] == ["answers of document "]
-    assert "asked k00 k01 k02; scored again from stored events" in str(check_agrees(added)[0])
+    (line,) = map(str, check_agrees(added))
+    assert line.startswith("answers of document ")
+    assert "asked k00 k01 k02; " in line
     finish(added)
     of_answers = [row for row in rows_of(added, "estimates") if row["quantity"] in ANSWER_QUANTITIES]
     assert of_answers
@@ -190,26 +148,29 @@ def test_the_page_the_gate_and_show_follow_present_answers(
     question = GateQuestion("accuracy", "recent-30", "recent-half", 0.5)
     before = own_run(folder, rows)
     assert gate_stored(before.store, question).status == "exploratory", "the plan names accuracy, not its difference"
-    edited = corrected(before, rows)
+    events, edited = before.store.version("events"), corrected(before, rows)
     run = replace(own_run(folder, edited), progress=(heard := Heard()))
     assert "answers of document 'p" in str(check_agrees(run)[0])
     finish(run)
     assert any(line.startswith("scored 36 pairs against their documents' answers") for line in heard.lines)
     assert is_done(own_run(folder, edited))
+    assert run.store.version("events") == events, "nothing is generated"
+    primary = rows_of(run, "estimates", stratum="pooled", family="primary")
+    assert {(row["quantity"], row["status"]) for row in primary} == {
+        ("mismatch", "prespecified"), ("gap", "prespecified"), ("accuracy", "seen"),
+    }  # fmt: skip
+    pairs = sum(row["replicates"] for row in rows_of(run, "units"))
+    assert len(rows_of(run, "scores")) == pairs < run.store.row_count("scores"), "earlier scores stay in the log"
+    assert [fault for check in verify(run.store) for fault in check.faults] == []
     assert "answers of their documents were corrected" in stages.report(run).read_text()
-    own = next(
-        row for row in rows_of(run, "answers", stratum="pooled", split="evaluation") if row["action"] == "recent-30"
-    )
-    base = next(
-        row for row in rows_of(run, "answers", stratum="pooled", split="evaluation") if row["action"] == "recent-half"
-    )
-    assert gate_stored(run.store, question).estimate == pytest.approx(own["accuracy"] - base["accuracy"], abs=1e-12)
+    answers = rows_of(run, "answers", stratum="pooled", split="evaluation")
+    accuracy = {row["action"]: row["accuracy"] for row in answers}
+    gap = accuracy["recent-30"] - accuracy["recent-half"]
+    assert gate_stored(run.store, question).estimate == pytest.approx(gap, abs=1e-12)
     doc = run.material.of_split("evaluation")[0].doc
     code, out, _ = call(capsys, "show", folder / "store", doc, "recent-half", "0")
     assert code == 0
-    assert f"answers: {' | '.join(next(row for row in edited if row['id'] == doc)['answers'])}" in out or all(
-        answer in out for answer in next(row for row in edited if row["id"] == doc)["answers"]
-    )
+    assert all(answer in out for row in edited if row["id"] == doc for answer in row["answers"])
 
 
 @pytest.mark.slow

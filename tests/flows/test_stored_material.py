@@ -141,6 +141,7 @@ def test_analyze_records_them_in_a_store_that_has_none(copied: Path, capsys: pyt
         assert client.sql("select count(*) from tokens where text <> ''").fetchall() == [(256,)]
 
 
+@pytest.mark.slow
 def test_analyze_asks_a_hub_once_for_a_tokenizer_that_it_does_not_have(tmp_path: Path) -> None:
     """An ingested store of two studies of one model, whose documents have answers to score."""
     store = answered_store(tmp_path)

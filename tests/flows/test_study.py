@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from fixtures.command import call
+from fixtures.finished_studies import OWN_LINES
 from fixtures.processes import Command, run_command
 from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.stored_rows import assert_same, content
@@ -47,8 +48,7 @@ def test_second_run_does_nothing_and_says_so(
 
 def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, str]) -> None:
     _, out, err = unbroken
-    own = r"loading libraries, |(development|evaluation) documents: |derived \d+ |answers: |scored \d+ pairs |plan \w{12} frozen: |\d+ full-retention |bootstrap: |report: "
-    assert [line for line in err.splitlines() if not re.match(own, line)] == []
+    assert [line for line in err.splitlines() if not re.match(OWN_LINES, line)] == []
     assert [line.split(":")[0] for line in out.splitlines()] == ["store", "report"]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 from fixtures.dask_cluster import wait_for
+from fixtures.finished_studies import OWN_LINES
 from fixtures.house import ROOT
 from fixtures.processes import Command, run_command
 from fixtures.small_study import write_study
@@ -49,9 +50,5 @@ def test_local_workers(finished: Path, tmp_path: Path) -> None:
     assert code == 0, err
     first, *others = (line for line in err.splitlines() if not line.startswith("loading libraries, "))
     assert re.fullmatch(r"cluster local:2: 2 workers(; dashboard http://127.0.0.1:\d+/status)?", first)
-    own = (
-        r"(development|evaluation) documents: |derived \d+ |answers: |scored \d+ pairs |"
-        r"plan \w{12} frozen: |\d+ full-retention |bootstrap: |report: "
-    )
-    assert [line for line in others if not re.match(own, line)] == []
+    assert [line for line in others if not re.match(OWN_LINES, line)] == []
     assert_same(tmp_path / "store", finished)
