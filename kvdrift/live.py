@@ -69,7 +69,7 @@ def _is_finished(looks: list[StudyLook]) -> bool:
 
 def progress_text(look: StudyLook) -> str:
     """Return the progress of a study as text: units done of those planned, and trajectories derived."""
-    from kvdrift.flows.plan.left import look_line
+    from kvdrift.flows.plan.frozen_plan import look_line
 
     if not look.work:
         return f"{look.stored:,} units, {look.derived:,} trajectories derived"

@@ -22,8 +22,7 @@ from kvdrift.flows.estimate.estimation import EXPLORATORY_LEVEL
 from kvdrift.flows.estimate.moments import analyzed_splits, document_moments, study_windows
 from kvdrift.flows.estimate.scores import estimates_are_current
 from kvdrift.flows.pages.reports import waiting_words, writing
-from kvdrift.flows.plan.frozen_plan import find_plan
-from kvdrift.flows.plan.left import Cell, LooksTaken, Row, UnitsDone, units_done, wanted_by_stratum
+from kvdrift.flows.plan.frozen_plan import Cell, LooksTaken, Row, UnitsDone, find_plan, units_done, wanted_by_stratum
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, current_documents
 from kvdrift.sql.catalog import Views

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.flows.generate.stored_material import stored_identities
+from kvdrift.flows.generate.storing import stored_identities
 from kvdrift.flows.pages.reports import reported_revisions
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_differences, shown
 from kvdrift.flows.plan.stored_documents import changed

@@ -12,8 +12,15 @@ from kvdrift.flows.estimate.scores import Scoring, answers_are_current, estimate
 from kvdrift.flows.generate.storing import stored_gpus
 from kvdrift.flows.material import Material
 from kvdrift.flows.pages.reports import report_is_current
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan
-from kvdrift.flows.plan.left import LooksTaken, lacking, wanted_by_stratum, wanted_units
+from kvdrift.flows.plan.frozen_plan import (
+    FrozenPlan,
+    LooksTaken,
+    find_plan,
+    grown_plan,
+    lacking,
+    wanted_by_stratum,
+    wanted_units,
+)
 from kvdrift.flows.plan.making import NOTHING, evaluated_size, size_bounds
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.engines.registry import tokenizer_location

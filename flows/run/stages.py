@@ -12,11 +12,17 @@ from kvdrift.flows.estimate.estimation import Runner, one_by_one
 from kvdrift.flows.estimate.moments import replicate_answers, replicate_moments
 from kvdrift.flows.estimate.scores import record_tokens, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored, take_look
-from kvdrift.flows.generate.stored_material import record_identities, record_material, record_prompts
-from kvdrift.flows.generate.storing import generate
+from kvdrift.flows.generate.storing import generate, record_identities, record_material, record_prompts
 from kvdrift.flows.pages.reports import report_is_current, write_report
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
-from kvdrift.flows.plan.left import LooksTaken, look_line
+from kvdrift.flows.plan.frozen_plan import (
+    FrozenPlan,
+    LooksTaken,
+    find_plan,
+    grown_plan,
+    look_line,
+    plan_differences,
+    require_plan,
+)
 from kvdrift.flows.plan.making import decides_the_same, evaluated_size, freeze_plan, make_plan
 from kvdrift.flows.run.checks import check_controls, check_equal_bytes, floor_line
 from kvdrift.flows.run.comparison import check_agrees

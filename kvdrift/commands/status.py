@@ -166,8 +166,7 @@ def _study_status(
 ) -> Row:
     from kvdrift.flows.estimate.scores import answers_are_current, estimated_version
     from kvdrift.flows.pages.reports import report_folder, report_is_current
-    from kvdrift.flows.plan.frozen_plan import find_plan
-    from kvdrift.flows.plan.left import LooksTaken, look_line, wanted_by_stratum
+    from kvdrift.flows.plan.frozen_plan import LooksTaken, find_plan, look_line, wanted_by_stratum
     from kvdrift.log.units.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
@@ -274,7 +273,7 @@ def _pending(
     actions: Mapping[str, Row], counts: Counts, plan: FrozenPlan | None, by_now: Mapping[str, int]
 ) -> list[Row]:
     """List the units that the present actions lack, by split and action."""
-    from kvdrift.flows.plan.left import Cell, units_done
+    from kvdrift.flows.plan.frozen_plan import Cell, units_done
     from kvdrift.schema.study import EXTERNAL
 
     covered = Counter[Cell]()

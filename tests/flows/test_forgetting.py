@@ -19,8 +19,7 @@ from fixtures.small_study import finish, run_of
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
-from kvdrift.flows.plan.left import LooksTaken
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, LooksTaken, find_plan
 from kvdrift.flows.run.forgetting import find_removal, without_document
 from kvdrift.log.forgotten import FORGOTTEN
 from kvdrift.log.store import Store

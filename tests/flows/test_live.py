@@ -13,7 +13,7 @@ from fixtures.event_logs import documents_csv, make_log, write
 from scipy import special, stats
 
 from kvdrift.flows.pages.live import Divergence, LiveStore, StudyLook
-from kvdrift.flows.plan.left import UnitsDone
+from kvdrift.flows.plan.frozen_plan import UnitsDone
 from kvdrift.ingestion.ingest import ingest
 from kvdrift.live import show_live
 from kvdrift.log.store import Store

@@ -26,8 +26,7 @@ from fixtures.study_files import load_study
 from kvdrift.command import main
 from kvdrift.flows.estimate.scores import record_tokens
 from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.stored_material import record_material
-from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.generate.storing import record_material, storing
 from kvdrift.flows.material import Material
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun

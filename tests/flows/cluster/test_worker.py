@@ -22,7 +22,7 @@ from kvdrift.flows.cluster.connection import facts, other_versions
 from kvdrift.flows.cluster.generator import check_stored
 from kvdrift.flows.cluster.worker import Group
 from kvdrift.flows.generate.local import LocalGenerator, named
-from kvdrift.flows.generate.stored_material import stored_identities
+from kvdrift.flows.generate.storing import stored_identities
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.forecast import of_all_laws, pending_development
 from kvdrift.flows.run.study_run import StudyRun
