@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import newest_plans, newest_revisions
@@ -31,8 +31,29 @@ from kvdrift.stats.sequential import Resolution
 
 PRIMARY_FAMILY = "primary"
 
+T = TypeVar("T")
+Row = dict[str, Any]
+Place = tuple[str, str]  # split, stratum
+Cell = tuple[str, str, str, str, int]  # action, estimator, split, stratum, replicates
+Held = Mapping[tuple[str, str], Sequence[tuple[int, int]]]
+"""By action and estimator, the ranges of replicates that a document holds, each as its first and the one after its
+last."""
+
 # Keys of [plan] that may grow, with the plan's key of the chosen value.
 _SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stratum"}
+
+
+class _Entry(Generic[T]):
+    """The entry of a plan's content that has the attribute's name."""
+
+    def __init__(self, kind: Callable[[Any], T]) -> None:
+        self._kind = kind
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, plan: FrozenPlan, _owner: type) -> T:
+        return self._kind(plan.content[self._name])
 
 
 @dataclass(frozen=True)
@@ -46,20 +67,15 @@ class FrozenPlan:
     content: dict[str, Any]
     revision: int = 0
 
-    @property
-    def replicates(self) -> int:
-        """K of the evaluation."""
-        return int(self.content["replicates"])
-
-    @property
-    def documents_per_stratum(self) -> int:
-        """N of the evaluation: how many documents of each stratum it takes, in their order."""
-        return int(self.content["documents_per_stratum"])
-
-    @property
-    def documents(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
-        """The frozen documents by split and stratum, in order."""
-        return dict(self.content["documents"])
+    replicates = _Entry(int)  # K of the evaluation
+    documents_per_stratum = _Entry(int)  # N of the evaluation: of each stratum's documents the first so many
+    documents = _Entry[dict[str, dict[str, list[dict[str, Any]]]]](dict)  # by split and stratum, in order
+    actions = _Entry[list[str]](list)  # those that were fixed with the plan, controls left out
+    seen = _Entry(bool)  # whether evaluation documents of this or an earlier revision had been seen before
+    interval = _Entry(str)  # the method of intervals
+    seed = _Entry(int)  # of the study, and of resampling
+    draws = _Entry(int)  # bootstrap draws of primary quantities
+    exploratory_draws = _Entry(int)  # bootstrap draws of all other quantities
 
     @property
     def evaluated_documents(self) -> dict[str, dict[str, Any]]:
@@ -74,39 +90,9 @@ class FrozenPlan:
         return None if sequential is None else Looks.of(sequential)
 
     @property
-    def seen(self) -> bool:
-        """Whether evaluation documents of this or an earlier revision had been seen when the plan was frozen."""
-        return bool(self.content["seen"])
-
-    @property
     def evaluated(self) -> int:
         """How many evaluation documents of the study and model had units when the plan was frozen."""
         return int(self.content.get("evaluated_documents", 0))
-
-    @property
-    def interval(self) -> str:
-        """The method of intervals."""
-        return str(self.content["interval"])
-
-    @property
-    def seed(self) -> int:
-        """The study's seed, which is also the seed of resampling."""
-        return int(self.content["seed"])
-
-    @property
-    def draws(self) -> int:
-        """Bootstrap draws of primary quantities."""
-        return int(self.content["draws"])
-
-    @property
-    def exploratory_draws(self) -> int:
-        """Bootstrap draws of all other quantities."""
-        return int(self.content["exploratory_draws"])
-
-    @property
-    def actions(self) -> list[str]:
-        """Actions that were fixed with the plan, controls left out."""
-        return list(self.content["actions"])
 
     @property
     def estimator(self) -> str:
@@ -287,14 +273,6 @@ def plan_section_sha256(study: Study) -> str:
 def shown(value: object) -> str:
     """Write a setting's value for a line."""
     return "none" if value is None else str(value)
-
-
-Row = dict[str, Any]
-Place = tuple[str, str]  # split, stratum
-Cell = tuple[str, str, str, str, int]  # action, estimator, split, stratum, replicates
-Held = Mapping[tuple[str, str], Sequence[tuple[int, int]]]
-"""By action and estimator, the ranges of replicates that a document holds, each as its first and the one after its
-last."""
 
 
 class Wanted(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.sequential_study import begin, go_on, study_run, write_laws
@@ -57,7 +57,7 @@ def reported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "reported", run)
 
 
-def copy_of(once: str) -> Callable[..., Path]:
+def copy_of(once: str) -> Any:
     """A fixture: the working folder with the store of the study that another fixture runs once, to write to."""
 
     @pytest.fixture
