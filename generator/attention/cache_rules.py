@@ -119,14 +119,9 @@ class CacheRule:
 class RuledStreams:
     """The streams of the caches that have rules; ``SharedPrefix`` has this object if any cache has a rule.
 
-    Args:
-        rules: For each cache its rule, if any.
-        caches: For each cache and layer the keys and values of the prompt entries, [KV heads, m, size] each.
-        slots: The most streams that can be open or parked.
-        horizon: The most tokens of a stream.
-        terms: For each layer the terms of its attention besides a softmax over all entries.
-
-    Layers whose attention has a window are left out, and the other layers are numbered from 0.
+    ``caches`` has for each cache and layer the keys and values of the prompt entries, [KV heads, m, size] each. At most
+    so many ``slots`` are open or parked. Layers whose attention has a window are left out, and the others are numbered
+    from 0.
     """
 
     def __init__(
@@ -185,7 +180,8 @@ class RuledStreams:
         of all slots, [slots, KV heads, H, size] each.
         """
         for cache in dict.fromkeys(part.cache for part in self._parts):
-            own = {device: self._slots_of(cache, there) for device, there in slots.items()}
+            parts = [slice(part.first, part.first + part.streams) for part in self._parts if part.cache == cache]
+            own = {device: torch.cat([packed[part] for part in parts]) for device, packed in slots.items()}
             rule, prompt = self._rules[cache], self._caches[cache]
             rule.before_step(prompt, suffixes, [own[key.device] for key, _ in prompt], length)
             if rule.scores:
@@ -228,22 +224,13 @@ class RuledStreams:
             if found is not None:
                 result[streams] = found[: part.streams].reshape(part.streams, -1, 1, size)
 
-    def _slots_of(self, cache: int, packed: Tensor) -> Tensor:
-        parts = [part for part in self._parts if part.cache == cache]
-        return torch.cat([packed[part.first : part.first + part.streams] for part in parts])
-
 
 def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Attend by one softmax over prompt and suffix; scores and weights are float32.
+    """Attend by one softmax over E entries, first the prompt's, then the suffix's.
 
-    Args:
-        entries: R rows with E entries each, first the prompt's, then the suffix's.
-        hidden: The numbers added to the scores: 0, or minus infinity for an entry that is not read; float32 [R, KV
-            heads, E].
-
-    Returns:
-        The output in the queries' dtype, [R, KV heads, query heads of it, size], and the weights, float32 [R, KV heads,
-            query heads of it, E].
+    ``hidden`` is added to the scores: 0, or minus infinity for an entry that is not read; float32 [R, KV heads, E].
+    Returns the output in the queries' dtype, [R, KV heads, query heads of it, size], and the weights, float32 [R, KV
+    heads, query heads of it, E].
     """
     rows, kv_heads, group, size = entries.query.shape
     prompt = entries.prompt_key.shape[1]

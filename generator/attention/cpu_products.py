@@ -109,13 +109,11 @@ def replace_linear_layers(network: nn.Module) -> None:
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     for module, name in _children(network):
         child = getattr(module, name)
-        if isinstance(child, nn.Linear) and _is_plain(child.weight) and child.weight.numel() >= _SMALLEST:
+        if not isinstance(child, nn.Linear) or child.weight.dtype != torch.float32:
+            continue
+        # A library's own kind of parameter stands for fewer bits.
+        if type(child.weight) is nn.Parameter and child.weight.numel() >= _SMALLEST:
             setattr(module, name, (OneDNNLinear if id(child.weight) in tables else PackedLinear)(child))
-
-
-def _is_plain(weight: Tensor) -> bool:
-    """Whether weights are float32 and of torch's own kind, not a library's that stands for fewer bits."""
-    return type(weight) is nn.Parameter and weight.dtype == torch.float32
 
 
 def replace_activations(network: nn.Module) -> None:

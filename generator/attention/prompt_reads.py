@@ -110,11 +110,8 @@ def same_entries(one: Sequence[PrefixLayer], other: Sequence[PrefixLayer]) -> bo
 class PromptReads:
     """The groups of streams that read the same prompt entries, and the attention of these groups.
 
-    Args:
-        caches: The layers of each cache.
-        at_once: For each cache the most streams that read its entries together.
-        multiple: The number of a tile's streams is padded to a multiple of this.
-        few: The same for products of oneDNN, which need less padding.
+    Of each cache at most ``at_once`` streams read together. Their number is padded to a multiple; in products of
+    oneDNN, which need less padding, to a multiple of ``few``.
     """
 
     def __init__(

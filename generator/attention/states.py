@@ -130,21 +130,12 @@ def layers_without_attention(config: Mapping[str, Any]) -> int:
     return sum(kind in ("conv", "linear_attention") for kind in config.get("layer_types") or ())
 
 
-def state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
-    """Return the bytes of all states of one stream, from the contents of ``config.json``.
+def state_bytes(config: Mapping[str, Any], item_bytes: int) -> list[tuple[int, int]]:
+    """Return how many layers have states of each kind, and the bytes of one layer's states of one stream.
 
-    ``item_bytes`` are those of a number in the model's dtype, which a convolution's last inputs have.
+    ``config`` are the contents of ``config.json``; ``item_bytes`` are those of a number in the model's dtype, which a
+    convolution's last inputs have.
     """
-    return sum(count * size for count, size in _kinds(config, item_bytes))
-
-
-def layer_state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
-    """Count bytes of the states of one stream in the layer that has most, by the arguments of ``state_bytes``."""
-    return max((size for count, size in _kinds(config, item_bytes) if count), default=0)
-
-
-def _kinds(config: Mapping[str, Any], item_bytes: int) -> list[tuple[int, int]]:
-    """How many layers have states of each kind, and the bytes of one layer's."""
     kinds = list(config.get("layer_types") or ())
     short = int(config["hidden_size"]) * int(config.get("conv_L_cache") or 0) * item_bytes if "conv" in kinds else 0
     mixers = int(config["num_hidden_layers"]) if config.get("model_type") == "falcon_h1" else 0

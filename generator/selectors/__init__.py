@@ -53,14 +53,10 @@ __all__ = [
 
 
 def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Selector:
-    """Make a selector.
+    """Make a selector from the parameters that differ from its defaults.
 
-    Args:
-        name: One of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and a press.
-        parameters: Those that differ from the defaults.
-        folder: The folder in which a module is looked for before installed modules, if any.
-
-    Names, parameters, values, modules and classes that cannot be used are an InputError.
+    It is one of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and a press. A module is looked
+    for in ``folder``, if any, before installed modules. What cannot be used is an InputError.
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)

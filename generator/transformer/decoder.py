@@ -24,7 +24,9 @@ from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 # machine many times longer.
 ONE_THREAD_PARAMETERS = 20_000_000
 
-_KEPT_BYTES = 2**25 - 2**14  # just below 32 MiB
+# glibc keeps up to twice the largest block below 32 MiB that was ever freed. A block of nearly that size is freed once,
+# so that freed blocks up to 64 MiB are used again, which the system would otherwise fill with zeros each time.
+_KEPT_BYTES = 2**25 - 2**14
 
 # What CUDA says when all that follows in the process will fail: errors of kernels and of the hardware.
 _DEVICE_LOST = re.compile(
@@ -68,7 +70,7 @@ class Decoder:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Use the model's threads inside the block while processors are free, and on CUDA sums that are not split."""
-        keep_freed_blocks()
+        torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         with torch_threads(None) if self.threads is None else at_most(self.most_threads), whole_sums(self.device):
             yield
 
@@ -81,15 +83,6 @@ class Decoder:
 def is_small(network: nn.Module) -> bool:
     """Tell whether one thread computes a network's products as fast as several."""
     return sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
-
-
-def keep_freed_blocks() -> None:
-    """Let glibc reuse freed blocks, up to 64 MiB, which the system would otherwise fill with zeros again.
-
-    glibc keeps up to twice the largest block below 32 MiB that was ever freed; this function frees a block of nearly
-    that size.
-    """
-    torch.empty(_KEPT_BYTES, dtype=torch.uint8)
 
 
 @contextmanager

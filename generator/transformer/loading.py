@@ -113,19 +113,12 @@ def load_model(
     device_map: str | None = None, logits_dtype: str | None = None, name: str | None = None,
     say: Callable[[str], None] = SILENT.say,
 ) -> LoadedModel:  # fmt: skip
-    """Load a model through transformers.
+    """Load a model through transformers: ``kvdrift/tiny``, a local folder or a Hugging Face id.
 
-    Only the result refers to the network, so it is freed with its last user.
-
-    Args:
-        model_id: ``kvdrift/tiny``, a local folder or a Hugging Face id.
-        device: The device of the weights.
-        dtype: A key of ``DTYPES``.
-        revision: The revision of a Hugging Face id.
-        device_map: "auto" spreads the layers over the GPUs by accelerate; ``device`` is then not used.
-        logits_dtype: "float32", or None for ``dtype``, to which logits are then rounded.
-        name: The model's name in the store, if it differs from ``model_id``.
-        say: Receives a line before a model that is not small is proven, and a line after it.
+    Only the result refers to the network, so it is freed with its last user. The device map "auto" spreads the layers
+    over the GPUs by accelerate; ``device`` is then not used. Logits are float32, or rounded to ``dtype``. The store
+    knows the model by ``name``, if it is not ``model_id``. ``say`` receives a line before a model that is not small is
+    proven, and a line after it.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)

@@ -14,7 +14,7 @@ import torch
 
 from kvdrift.generator.attention.holding import DTYPES
 from kvdrift.generator.attention.parts import CHUNK
-from kvdrift.generator.attention.states import layer_state_bytes, layers_without_attention, state_bytes
+from kvdrift.generator.attention.states import layers_without_attention, state_bytes
 from kvdrift.schema.tables import SWRB
 
 # Prompt tokens processed at once: enough for matrix products, and their memory is small beside any model's weights. The
@@ -57,7 +57,7 @@ class ModelShape:
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
         """Read the numbers from the contents of ``config.json``; a KeyError if one is missing."""
-        heads = int(config["num_attention_heads"])
+        heads, states = int(config["num_attention_heads"]), state_bytes(config, DTYPES[dtype].itemsize)
         return cls(
             layers=int(config["num_hidden_layers"]),
             width=int(config["hidden_size"]),
@@ -69,8 +69,8 @@ class ModelShape:
             dtype=dtype,
             windows=_windows(config),
             without_attention=layers_without_attention(config),
-            state_bytes=state_bytes(config, DTYPES[dtype].itemsize),
-            layer_state_bytes=layer_state_bytes(config, DTYPES[dtype].itemsize),
+            state_bytes=sum(layers * size for layers, size in states),
+            layer_state_bytes=max((size for layers, size in states if layers), default=0),
         )
 
     @property

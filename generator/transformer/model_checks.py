@@ -224,7 +224,12 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
     if dtype not in DTYPES:
         raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
     if device_map is None:
-        _check_device(device)
+        try:
+            torch.empty(1, device=torch.device(device))
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"model.device = '{device}': {first_line(error)}") from error
+        if torch.device(device).type == "meta":
+            raise InputError(f"model.device = '{device}': computes nothing; write cpu, cuda or another device of torch")
     elif importlib.util.find_spec("accelerate") is None:
         raise InputError(
             f"model.device_map = '{device_map}': needs accelerate: pip install -e '.[multi-gpu]' in kvdrift's folder"
@@ -248,12 +253,3 @@ def checked_configuration(model_id: str, dtype: str, revision: str | None, devic
     check_supported(config, model_id)
     configured_ends(model_id, revision)  # refuses what is no token
     return config
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(1, device=torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"model.device = '{device}': {first_line(error)}") from error
-    if torch.device(device).type == "meta":
-        raise InputError(f"model.device = '{device}': computes nothing; write cpu, cuda or another device of torch")

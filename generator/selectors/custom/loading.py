@@ -116,13 +116,7 @@ def _withdraw() -> None:
 
 
 def load_module(name: str, folder: Path | None, where: str) -> ModuleType:
-    """Load a module from a folder or, if the folder has none of the name, from what is installed.
-
-    Args:
-        name: The module's name, with dots if it is in a package.
-        folder: Where the module is looked for first; None for installed modules alone.
-        where: What asks for the module, as error lines begin.
-    """
+    """Load a module from a folder, if any has the name, or else from what is installed; error lines begin ``where``."""
     with _LOCK:
         source = None if folder is None else _FOLDERS.setdefault(folder.absolute(), _Folder(folder.absolute()))
     beside = None if source is None else source.file_of(name)
