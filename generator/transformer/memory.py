@@ -218,13 +218,13 @@ def _machine_bytes() -> int:
 def _control_group_bytes() -> Iterator[int]:
     """Yield the bytes that each memory limit leaves; page cache that would be given up counts as free."""
     try:
-        groups = [line.split(":", 2)[1:] for line in _OWN_GROUPS.read_text("ascii").splitlines()]
+        groups = [line.split(":", 2)[1:] for line in OWN_GROUPS.read_text("ascii").splitlines()]
     except OSError:
         return
     for controller, group in groups:
         if controller in _CONTROL_FILES:
             limit, usage, pages = _CONTROL_FILES[controller]
-            root = _GROUPS / controller
+            root = GROUPS / controller
             for folder in {root / group.lstrip("/"), root}:  # inside a container its own group is the root
                 with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
                     counts = dict(line.split() for line in (folder / "memory.stat").read_text("ascii").splitlines())
@@ -232,7 +232,7 @@ def _control_group_bytes() -> Iterator[int]:
                     yield left + int(counts[pages])
 
 
-_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 # Of version 2, whose controller has no name, and of version 1.
 _CONTROL_FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),

@@ -47,7 +47,7 @@ def test_large_layers_are_replaced_and_keep_their_weights() -> None:
     }), torch.randn(16, 256)  # fmt: skip
     layers["quantized"].weight = Quantized(layers["quantized"].weight.detach())
     replaced = {name: layers[name] for name in ("large", "unbiased")}
-    before = {name: (layer.weight.clone(), layer(x).detach()) for name, layer in replaced.items()}
+    before = {name: (layer.weight.detach().clone(), layer(x).detach()) for name, layer in replaced.items()}
     freed = weakref.ref(replaced.pop("large").weight)
     replaced.clear()
     replace_linear_layers(layers)

@@ -224,8 +224,8 @@ def test_control_groups_limit_it(
     groups, group = tmp_path / "groups", tmp_path / "groups" / folder
     group.mkdir(parents=True)
     (tmp_path / "own").write_text(f"1:cpu:/job\n{line}\n")
-    monkeypatch.setattr(planner, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(planner, "_GROUPS", groups)
+    monkeypatch.setattr(planner, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(planner, "GROUPS", groups)
     limit, usage, pages = names
     (group / usage).write_text("300\n")
     (group / "memory.stat").write_text(f"anon 5\n{pages} 40\n")
@@ -233,7 +233,7 @@ def test_control_groups_limit_it(
     assert available_bytes("cpu") == 740
     (group / limit).write_text("max\n")
     assert 2**20 < available_bytes("cpu") < 2**50
-    monkeypatch.setattr(planner, "_OWN_GROUPS", tmp_path / "absent")
+    monkeypatch.setattr(planner, "OWN_GROUPS", tmp_path / "absent")
     assert 2**20 < available_bytes("cpu") < 2**50
 
 
