@@ -306,7 +306,7 @@ def sequence_table(
     last = max((row["look"] for row in rows), default=0)
     lines = []
     for row in rows:
-        scale = _scale(row)
+        scale = _known(row["quantity"])[1]
         interval = "no interval yet" if row["low"] is None else _between(row, scale)
         value = corrected.get(_endpoint(row)) if row["look"] == last else None
         beside = [_in_unit(value, scale)] if corrected else []
@@ -343,7 +343,7 @@ def sequence_figure(rows: list[ViewRow], planned: dict[str, Any]) -> Figure:
 
 
 def _panel(axes: Axes, rows: list[ViewRow], planned: dict[str, Any]) -> None:
-    scale = _scale(rows[0])
+    scale = _known(rows[0]["quantity"])[1]
     known = [row for row in rows if row["estimate"] is not None]
     limit = planned["bound"] * scale.factor
     for row in known:
@@ -373,7 +373,7 @@ def _planned(content: PageContent) -> dict[str, Any] | None:
 
 def _in_points(rows: list[ViewRow], planned: dict[str, Any]) -> str:
     """Write the bound in parentheses as the estimates are printed; empty if their units differ."""
-    scales = {_scale(row) for row in rows}
+    scales = {_known(row["quantity"])[1] for row in rows}
     if planned["resolve"] not in {HALF_WIDTH, EQUIVALENCE} or not scales or not scales <= {Scale.POINTS, Scale.PERCENT}:
         return ""
     return f" ({planned['bound'] * Scale.POINTS.factor:.4g} {Scale.POINTS.sign})"
@@ -384,14 +384,8 @@ def _endpoint(row: ViewRow) -> tuple[str, str, str, str]:
 
 
 def _label(row: ViewRow, between: str = ": ") -> str:
-    subject = row["action"] if row["baseline"] is None else f"{row['action']} − {row['baseline']}"
-    known = ALL_QUANTITIES.get(row["quantity"])
-    return f"{known.meaning if known else row['quantity']}{between}{subject}"
-
-
-def _scale(row: ViewRow) -> Scale:
-    known = ALL_QUANTITIES.get(row["quantity"])
-    return known.scale if known else Scale.PERCENT
+    known, _ = _known(row["quantity"])
+    return f"{known.meaning if known else row['quantity']}{between}{_subject(row['action'], row['baseline'])}"
 
 
 def _between(row: ViewRow, scale: Scale) -> str:

@@ -8,7 +8,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, content_of, make_views
 
 from kvdrift.report.reading.content import PageContent
-from kvdrift.report.sections.plan import Progress, progress, section, sequence_figure
+from kvdrift.report.sections.plan import Progress, looks_section, progress, sequence_figure
 from kvdrift.report.sections.section import Section
 
 HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}
@@ -42,7 +42,7 @@ def read(rows: list[Row], planned: dict[str, object] | None) -> PageContent:
 
 
 def made(rows: list[Row], planned: dict[str, object] | None) -> Section | None:
-    return section(read(rows, planned))
+    return looks_section(read(rows, planned))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_how_far_a_study_is(rows: list[Row], expected: Progress, stopped: bool) 
     content = read(rows, HALF_WIDTH)
     assert progress(content) == expected
     assert expected.stopped is stopped
-    found = section(content)
+    found = looks_section(content)
     assert found is not None
     assert found.values["progress"] == expected
     assert progress(read(rows, None)) is None

@@ -14,8 +14,7 @@ from fixtures.browser import Tabs
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
-from website.gallery import STUDIES, gallery_page, shown
-from website.pages import PAGES, linked
+from website.pages import PAGES, STUDIES, gallery_page, linked, shown
 
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(https?:)?//|<link(?![^>]*rel=\"?canonical)[^>]*\shref=\"?(https?:)?//"
