@@ -8,7 +8,7 @@ from typing import Any
 
 Complete = Callable[..., list[str]]
 
-LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quantities")
+LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quantities", "keys", "examples")
 
 
 def stores(incomplete: str) -> list[str]:
@@ -28,6 +28,13 @@ def studies(incomplete: str) -> list[str]:
 def kinds(incomplete: str) -> list[str]:
     """Return the kinds of names that ``kvdrift list`` lists."""
     return _starting(LISTED, incomplete)
+
+
+def examples(incomplete: str) -> list[str]:
+    """Return the names of the shipped studies."""
+    from kvdrift.study_files import examples
+
+    return _starting(examples.examples(), incomplete)
 
 
 def of_store(table: str, column: str) -> Complete:

@@ -171,6 +171,11 @@ def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | 
     return fault
 
 
+def installing(extra: str) -> str:
+    """Return the command that installs an extra of kvdrift, which a wheel and a clone have both declared."""
+    return f"pip install 'kvdrift[{extra}]'"
+
+
 def is_disk_fault(error: BaseException) -> bool:
     """Tell whether an error says that a disk is full or broken, which is not the user's mistake."""
     return _DISK_FAULTS.search(str(error)) is not None

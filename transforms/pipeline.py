@@ -38,7 +38,7 @@ import pyarrow.fs
 
 from kvdrift.log.delta.parquet_files import StoredFile
 from kvdrift.log.store import DerivedFile, Store
-from kvdrift.schema.errors import InputError, OperationError, first_line
+from kvdrift.schema.errors import InputError, OperationError, first_line, installing
 from kvdrift.schema.location import filesystem_of, is_local, join
 from kvdrift.schema.log_levels import raised_level
 from kvdrift.transforms.segments import (
@@ -172,7 +172,7 @@ def _beam_runner(name: str) -> Late:
     """Return the runner of a name: a runner that Beam lists, or Dask's runner, which Beam does not list."""
     if _is_dask(name):
         if importlib.util.find_spec("distributed") is None:
-            raise InputError("DaskRunner needs Dask: pip install -e '.[distributed]' in kvdrift's folder")
+            raise InputError(f"DaskRunner needs Dask: {installing('distributed')}")
         return _beam("runners.dask.dask_runner").DaskRunner()
     if name.lower() in {"direct", "directrunner"}:
         raise InputError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from kvdrift.schema.errors import InputError
+from kvdrift.schema.errors import InputError, installing
 from kvdrift.schema.study import TRANSFORMER, Study
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def check_gpus(text: str, studies: Sequence[Study]) -> None:
 
 def _check_dask(option: str) -> None:
     if importlib.util.find_spec("distributed") is None:
-        raise InputError(f"{option}: needs Dask: pip install -e '.[distributed]' in kvdrift's folder")
+        raise InputError(f"{option}: needs Dask: {installing('distributed')}")
 
 
 def named_workers(

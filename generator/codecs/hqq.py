@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from kvdrift.generator.attention.holding import StoredBytes
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.codecs.codec import Codec
-from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.errors import InputError, OperationError, installing
 
 _LIBRARY, _AXES = "hqq", (0, 1)
 
@@ -47,7 +47,7 @@ class HQQ(Codec):
         except (PackageNotFoundError, ImportError):
             raise InputError(
                 f"{type(self).__name__} needs {_LIBRARY}, which is not installed or too old; "
-                "install it by: pip install -e '.[quantizers]'"
+                f"install it by: {installing('quantizers')}"
             ) from None
 
     @property

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.errors import InputError, OperationError, installing
 
 MODEL_DEFAULTS: Final[dict[str, Any]] = {
     "devices": None, "tensor_buft_overrides": None, "n_gpu_layers": -1, "split_mode": 1, "load_mode": -1,
@@ -110,7 +110,7 @@ def expected_defaults(kind: type[Structure], defaults: dict[str, Any]) -> dict[i
 PACKAGE: Final = "xllamacpp"
 KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
 """The versions of the package whose structures are those of ``structures``, each with the library's own version."""
-INSTALL: Final = "pip install -e '.[llama-cpp]'"
+INSTALL: Final = installing("llama-cpp")
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is for its makers, and 5 goes on with a line
 _LINES = 200  # of the log that are kept: what a context says of itself, and the last errors

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Statistic
 from kvdrift.generator.selectors.parameters import Value, check_types, unknown
 from kvdrift.generator.selectors.selector import Selector
-from kvdrift.schema.errors import InputError, OperationError, nearest
+from kvdrift.schema.errors import InputError, OperationError, installing, nearest
 
 PREFIX = "kvpress:"
 VERSION = "0.5.5"
@@ -384,7 +384,7 @@ def load_kvpress(name: str = "kvpress") -> ModuleType:
     except ModuleNotFoundError as error:
         raise InputError(
             f"selectors kvpress:NAME need kvpress {VERSION}, and '{error.name}' is not installed; "
-            f"install both by: make kvpress"
+            f"install both by: {installing('kvpress')} && pip install --no-deps kvpress=={VERSION}"
         ) from None
     finally:
         for key, function in before.items():

@@ -48,7 +48,7 @@ from kvdrift.generator.transformer.files.local_folders import (
     safetensors_files,
 )
 from kvdrift.generator.transformer.files.text_ends import configured_ends
-from kvdrift.schema.errors import InputError, first_line, nearest, reading
+from kvdrift.schema.errors import InputError, first_line, installing, nearest, reading
 
 _Shape = tuple[int, ...]
 
@@ -231,9 +231,7 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
         if torch.device(device).type == "meta":
             raise InputError(f"model.device = '{device}': computes nothing; write cpu, cuda or another device of torch")
     elif importlib.util.find_spec("accelerate") is None:
-        raise InputError(
-            f"model.device_map = '{device_map}': needs accelerate: pip install -e '.[multi-gpu]' in kvdrift's folder"
-        )
+        raise InputError(f"model.device_map = '{device_map}': needs accelerate: {installing('multi-gpu')}")
 
 
 def visible_gpus() -> list[str]:

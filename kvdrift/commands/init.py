@@ -8,9 +8,23 @@ from typing import Annotated
 
 import typer
 
+from kvdrift import completion
+from kvdrift.schema.errors import InputError
+
 
 def init(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The file to write.")] = Path("my-study.toml"),
+    study: Annotated[
+        Path | None,
+        typer.Argument(metavar="STUDY.toml", help="The file to write; by default my-study.toml or EXAMPLE.toml."),
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXAMPLE",
+            help="Write a shipped study as it is (see kvdrift list examples).",
+            autocompletion=completion.examples,
+        ),
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -68,32 +82,41 @@ def init(
 
     Examples:
         kvdrift init
-        kvdrift init studies/mine.toml --model Qwen/Qwen2.5-0.5B-Instruct --documents prompts.jsonl
+        kvdrift init --example quickstart
+        kvdrift init mine.toml --model Qwen/Qwen2.5-0.5B-Instruct --documents prompts.jsonl
         kvdrift init mine.toml --model model.gguf --cache-types q8_0,q8_0/q4_0,q4_0
         kvdrift init mine.toml --task needle --action half=snapkv:1/2 --action few=recent:128 --horizon 32
         kvdrift init mine.toml --sweep snapkv:3/4,1/2,1/4 --sweep recent:3/4,1/2,1/4
     """
     from kvdrift.console import ConsoleProgress
+    from kvdrift.study_files.examples import check_absent, example_files, write_files
 
+    if example is not None:
+        others = (documents, task, length, action, sweep, horizon, engine, gguf, cache_types, weights)
+        if model != "kvdrift/tiny" or any(value for value in others):
+            raise InputError("--example: writes a shipped study as it is; give no other option")
+        files = example_files(example, study or Path(f"{example}.toml"))
+        check_absent(files)
+        write_files(files)
+        _say_written([*files][-1])
+        return
+    study = study or Path("my-study.toml")
     with ConsoleProgress() as console:
         console.doing("reading the model's tokenizer and the prompts")  # importing transformers takes seconds
-        from kvdrift.study_files.new_study import (
-            check_absent,
-            engine_choice,
-            named_action,
-            new_study,
-            swept_action,
-            write_study,
-        )
+        from kvdrift.study_files.new_study import engine_choice, named_action, new_study, swept_action, write_study
 
         check_absent([study])
         asked = [*map(named_action, action or []), *map(swept_action, sweep or [])]
         chosen = engine_choice(model, engine, gguf, cache_types, weights or [])
         made = new_study(study, model, documents, task or [], length, asked, horizon, chosen)
         write_study(made)
+    _say_written(study, made.remark)
+
+
+def _say_written(study: Path, remark: str = "") -> None:
     named = shlex.quote(str(study))
     typer.echo(f"wrote {study}")
-    if made.remark:
-        typer.echo(made.remark)
+    if remark:
+        typer.echo(remark)
     typer.echo(f"to forecast the study: kvdrift run {named} --dry-run")
     typer.echo(f"to run the study:      kvdrift run {named}")

@@ -1,4 +1,4 @@
-"""``kvdrift list``: the names that a study file or a query can use."""
+"""``kvdrift list``: the names that a study file or a query can use, the keys of study files, and shipped studies."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def list_(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """List the names that a study file or a query can use.
+    """List the names that a study file or a query can use, all keys of a study file, or the shipped studies.
 
     Examples:
         kvdrift list selectors
         kvdrift list policies
         kvdrift list views
+        kvdrift list keys
     """
     listers = {
         "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views,
-        "models": _models, "quantities": _quantities,
+        "models": _models, "quantities": _quantities, "keys": _keys, "examples": _examples,
     }  # fmt: skip
     if what not in listers:
         raise InputError(f"list {what}: {nearest(what, listers)}")
@@ -154,3 +155,21 @@ def _quantities() -> list[tuple[str, str]]:
         )
         for one in PAIR_QUANTITIES.values()
     ]
+
+
+def _keys() -> list[tuple[str, str]]:
+    from kvdrift.study_files.commented import headings, kind, toml
+
+    rows = []
+    for heading in headings().values():
+        for name, key in heading.keys.items():
+            values = f"{kind(key)} in {key['unit']}" if "unit" in key else kind(key)
+            default = "" if key.get("default") is None else f"; by default {toml(key['default'])}"
+            rows.append((f"{heading.title} {name}", f"{key['description'].removesuffix('.')} ({values}{default})"))
+    return rows
+
+
+def _examples() -> list[tuple[str, str]]:
+    from kvdrift.study_files.examples import examples
+
+    return [*examples().items()]

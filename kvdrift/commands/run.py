@@ -49,7 +49,7 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the work, time and memory that the run needs, or why it would be refused; write nothing.",
+            help="Print the work, time and memory that the run needs, or why it would be refused; no store is written.",
         ),
     ] = False,
     endpoint: EndpointOption = None,
@@ -77,8 +77,8 @@ def run(
     --gpus. The events are the same in each case.
 
     Examples:
-        kvdrift run studies/quickstart.toml --dry-run
-        kvdrift run studies/quickstart.toml
+        kvdrift run my-study.toml --dry-run
+        kvdrift run my-study.toml
         kvdrift run my-study.toml --store s3://laboratory/my-study --gpus all
         kvdrift run my-study.toml --redo snapkv-half --replan
     """

@@ -18,7 +18,7 @@ _HEAD = """\
 # Written by kvdrift init. The first command forecasts work, time and memory; the second runs the study:
 #   kvdrift run {file} --dry-run
 #   kvdrift run {file}
-# docs/study-file.md has all keys. Paths begin at this file's folder.
+# All keys: kvdrift list keys. Paths begin at this file's folder.
 """
 Table = dict[str, Any]
 

@@ -1,7 +1,8 @@
-"""The shipped studies: in the folder ``studies`` of a clone, and in the wheel."""
+"""The shipped studies, in the folder ``studies`` of a clone and of the wheel; and new files, which replace none."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import kvdrift
@@ -35,3 +36,24 @@ def _comment(path: Path) -> str:
     lines = path.read_text("utf-8").splitlines()
     end = next(number for number, line in enumerate(lines) if not line.strip("# "))
     return " ".join(line.removeprefix("# ") for line in lines[:end])
+
+
+def check_absent(paths: Iterable[Path]) -> None:
+    """Refuse files that exist already."""
+    for path in paths:
+        if path.exists():
+            raise InputError(f"{path}: is there already; remove it, or give another name")
+
+
+def write_files(files: Mapping[Path, str]) -> None:
+    """Write the texts of files that do not exist yet.
+
+    Raises:
+        InputError: a file exists, or cannot be written.
+    """
+    for path, text in files.items():
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None

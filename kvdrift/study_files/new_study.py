@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kvdrift.generator.transformer.files.local_folders import (
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ModelSection, load_studies
 from kvdrift.study_files.commented import Draft, Table, commented_study
+from kvdrift.study_files.examples import check_absent, write_files
 from kvdrift.study_files.own_prompts import OwnPrompts, TextModel, own_prompts, text_model
 
 _EMBEDDED = "kvdrift/tiny-F32.gguf"
@@ -214,19 +215,7 @@ def write_study(made: NewStudy) -> None:
                 check_retentions(actions, tokens, f"document '{doc}'")
             for section in study.documents:
                 check_source(section)
-    for path, text in made.files.items():
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
-
-
-def check_absent(paths: Iterable[Path]) -> None:
-    """Refuse files that exist already."""
-    for path in paths:
-        if path.exists():
-            raise InputError(f"{path}: is there already; remove it, or give another name")
+    write_files(made.files)
 
 
 def _exclude_file(path: Path) -> Path:

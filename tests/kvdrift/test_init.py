@@ -44,6 +44,24 @@ def test_a_sweep_is_a_list_of_retentions(tmp_path: Path, capsys: pytest.CaptureF
     assert 'baseline = "snapkv@1/2"' in init(capsys, tmp_path / "swept.toml", *options[:4])
 
 
+def test_an_example_is_a_shipped_study_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None replaces a file, and none is written with a change."""
+    monkeypatch.chdir(tmp_path)
+    names = [path.stem for path in sorted((ROOT / "studies").glob("*.toml"))]
+    assert [line.split()[0] for line in call(capsys, "list", "examples")[1].splitlines()] == names
+    for name in names:
+        code, out, err = call(capsys, "init", "--example", name)
+        assert (code, err, out.splitlines()[0]) == (0, "", f"wrote {name}.toml")
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert written == {path.name: path.read_bytes() for path in (ROOT / "studies").iterdir()}
+    assert load_study(tmp_path / "sharp_interval.toml").model.tables == "sharp_interval.json"
+    assert "weights.toml: is there already" in mistake(capsys, "init", "--example", "weights")
+    assert "'quickstart'" in mistake(capsys, "init", "--example", "quikstart")
+    assert "--example" in mistake(capsys, "init", "mine.toml", "--example", "weights", "--task", "needle")
+
+
 @pytest.mark.parametrize("written", ["snapkv", "snapkv:1/2", "snapkv:1/2,", ":1/2,1/4"])
 def test_a_sweep_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str) -> None:
     line = f"--sweep {written}: write SELECTOR:KEEP,KEEP, as in snapkv:3/4,1/2,1/4"

@@ -18,6 +18,7 @@ from kvdrift.generator.transformer.files.local_folders import (
     has_local_weights,
     local_configuration,
 )
+from kvdrift.study_files.commented import headings
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 
@@ -34,6 +35,12 @@ def listing(capsys: pytest.CaptureFixture[str], what: str) -> str:
     code, out, _ = call(capsys, "list", what)
     assert code == 0
     return out
+
+
+def test_every_key_of_a_study_file_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {line.partition("  ")[0] for line in listing(capsys, "keys").splitlines()}
+    assert found == {f"{heading.title} {key}" for heading in headings().values() for key in heading.keys}
+    assert "[[documents]] length" in found
 
 
 def put(cache: Path, model_id: str, files: dict[str, Any]) -> None:

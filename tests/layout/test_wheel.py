@@ -32,7 +32,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_has_every_file_under_one_name(wheel: Path) -> None:
-    files = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()}
+    folders = (*PACKAGES, "studies")
+    files = {str(path.relative_to(ROOT)) for name in folders for path in (ROOT / name).rglob("*") if path.is_file()}
     expected = {
         name if name.startswith("kvdrift/") else f"kvdrift/{name}" for name in files if "__pycache__" not in name
     }
@@ -53,6 +54,8 @@ def test_another_distribution_named_schema_is_left_alone(wheel: Path, tmp_path: 
     program = "import kvdrift.schema.study, schema; print(kvdrift.schema.study.__file__, schema.Schema)"
     assert ran([python, "-c", program], tmp_path) == f"{site / 'kvdrift' / 'schema' / 'study' / '__init__.py'} theirs\n"
     assert "decomposition" in ran([environment / "bin" / "kvdrift", "list", "views"], tmp_path)
+    ran([environment / "bin" / "kvdrift", "init", "--example", "quickstart"], tmp_path)
+    assert (tmp_path / "quickstart.toml").read_bytes() == (ROOT / "studies" / "quickstart.toml").read_bytes()
     ran([*pip, python, "uninstall", "--quiet", "--yes", "kvdrift"], tmp_path)
     assert {path.name for path in site.iterdir()} - {"__pycache__"} == before
     assert ran([python, "-c", "import schema; print(schema.Schema)"], tmp_path) == "theirs\n"

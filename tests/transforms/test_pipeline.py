@@ -343,7 +343,7 @@ def test_wrong_places_and_runners(store: Store, tmp_path: Path, monkeypatch: pyt
 
 def test_dask_runner_says_what_it_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(InputError, match=r"needs Dask: pip install -e '\.\[distributed\]'"):
+    with pytest.raises(InputError, match=r"needs Dask: pip install 'kvdrift\[distributed\]'"):
         run_derivation(store.location, runner="DaskRunner")
 
 

@@ -68,7 +68,7 @@ def test_without_the_library_the_line_says_how_to_install_it(name: str, monkeypa
     monkeypatch.setattr(hqq, "version", missing)
     line = refused(action, name)
     assert line.startswith(f"action 'mine': {CODECS[name].__name__} needs hqq, ")
-    assert "'.[quantizers]'" in line
+    assert "'kvdrift[quantizers]'" in line
 
 
 # --- Against transformers' cache ---------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_without_kvpress_the_error_says_how_to_install_it(missing: str, monkeypa
     monkeypatch.setattr(kvpress.importlib, "import_module", import_module)
     line = refused(action, "kvpress:SnapKVPress")
     assert f"'{missing}' is not installed" in line
-    assert "make kvpress" in line
+    assert "'kvdrift[kvpress]'" in line
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
