@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import DynamicCache, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from kvdrift.generator.embedded import vocabulary as v
 from kvdrift.schema.document import Document
@@ -38,21 +38,12 @@ class Accuracy:
     finished: int
     generated: int
 
-    @property
-    def record_accuracy(self) -> float:
-        """Share of the asked records that the answers state right."""
-        return self.right / self.records
-
-    @property
-    def mean_answer(self) -> float:
-        """Mean length of an answer in tokens, ``<eos>`` counted."""
-        return self.generated / self.documents
-
     def line(self) -> str:
         """Return the counts as one line of text."""
+        accuracy, mean = self.right / self.records, self.generated / self.documents
         return (
-            f"{self.stratum:>24}  record accuracy {self.record_accuracy:.3f} ({self.right} of {self.records} records,"
-            f" {self.documents} documents)  {self.statements} statements  mean answer {self.mean_answer:.1f} tokens"
+            f"{self.stratum:>24}  record accuracy {accuracy:.3f} ({self.right} of {self.records} records,"
+            f" {self.documents} documents)  {self.statements} statements  mean answer {mean:.1f} tokens"
             f"  {self.finished} finished"
         )
 
@@ -87,29 +78,18 @@ def right_records(document: Document, answer: Sequence[int]) -> int:
     return len(asked_records(document) & set(first.values()))
 
 
-@torch.inference_mode()
 def sample_answers(model: Qwen2ForCausalLM, prompts: torch.Tensor, *, limit: int, seed: int) -> list[list[int]]:
     """Draw one answer for each prompt at temperature 1 from the full softmax, with the full cache.
 
     Prompts are int64 [B, n]. An answer has at most ``limit`` tokens; it ends earlier with ``<eos>``.
     """
-    source = torch.Generator().manual_seed(seed)
-    cache = DynamicCache(config=model.config)
-    answers: list[list[int]] = [[] for _ in range(len(prompts))]
-    open_rows = set(range(len(prompts)))
-    tokens = prompts
-    for _ in range(limit):
-        output = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        law = output.logits[:, -1].double().softmax(-1)  # (B, 256)
-        tokens = torch.multinomial(law, 1, generator=source)  # (B, 1)
-        drawn: list[int] = tokens[:, 0].tolist()
-        for row in sorted(open_rows):
-            answers[row].append(drawn[row])
-            if drawn[row] == v.EOS:
-                open_rows.remove(row)
-        if not open_rows:
-            break
-    return answers
+    torch.manual_seed(seed)
+    made: torch.Tensor = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+        max_new_tokens=limit, eos_token_id=v.EOS, pad_token_id=v.PAD,
+    )  # type: ignore[operator]  # fmt: skip
+    answers: list[list[int]] = made[:, prompts.shape[1] :].tolist()
+    return [answer[: answer.index(v.EOS) + 1] if v.EOS in answer else answer for answer in answers]
 
 
 def measure_accuracy(

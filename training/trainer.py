@@ -18,7 +18,6 @@ from transformers import Qwen2ForCausalLM
 from kvdrift.generator.embedded import vocabulary as v
 from kvdrift.generator.embedded.documents import (
     MEAN_FILLER,
-    Episode,
     PromptLayout,
     draw_distinct,
     draw_episode,
@@ -50,35 +49,25 @@ class TrainingSequence:
 
 
 def make_training_sequence(layout: PromptLayout, index: int, seed: int) -> TrainingSequence:
-    """Make the training sequence number ``index`` of a layout under a seed."""
+    """Make the training sequence number ``index`` of a layout under a seed, with a right answer drawn at random."""
     random = named_stream(_STREAM, layout.task, layout.length, layout.items, layout.asked, index, seed)
     episode = draw_episode(layout, random)
-    return _answered(episode, random)
-
-
-def _answered(episode: Episode, random: np.random.Generator) -> TrainingSequence:
-    """Add one right answer, drawn at random."""
     tokens = list(episode.prompt)
     left = [episode.asked[number] for number in draw_distinct(random, len(episode.asked), len(episode.asked))]
     choices: list[tuple[int, tuple[int, ...]]] = []
     contents: list[int] = []
+    go_on = MEAN_FILLER / (1 + MEAN_FILLER)  # of a geometric count with this mean
     while left:
         choices.append((len(tokens), tuple(item[0] for item in left)))
         item = left.pop()
         contents += range(len(tokens) + 1, len(tokens) + len(item))
         tokens += item
-        between = draw_filler(random, _geometric(random))
+        # 1 - random() is never 0, so the logarithm is finite.
+        between = draw_filler(random, int(np.log(1 - random.random()) / np.log(go_on)))
         closing = v.ANSWER if left else v.EOS
         choices += [(len(tokens) + step, (closing,)) for step in range(len(between) + 1)]
         tokens += [*between, closing]
     return TrainingSequence(tuple(tokens), len(episode.prompt), tuple(choices), tuple(contents))
-
-
-def _geometric(random: np.random.Generator) -> int:
-    """Draw a geometric count, at least 0, with mean ``MEAN_FILLER``."""
-    go_on = MEAN_FILLER / (1 + MEAN_FILLER)
-    # 1 - random() is never 0, so the logarithm is finite.
-    return int(np.log(1 - random.random()) / np.log(go_on))
 
 
 EMBEDDING_SHARE = 0.3

@@ -45,11 +45,6 @@ class CodecTrial(Trial[Codec]):
     kind: ClassVar = CODEC_KIND
     decides: ClassVar[str] = "numbers that are read back"
 
-    @staticmethod
-    def part_of(action: Action) -> Any:
-        """Return the action's codec."""
-        return action.codec
-
     def action(self, name: str = "own", **changes: Any) -> Action:
         """Return an action of the codec, which keeps every entry."""
         codec = {**self.parameters, **changes, "name": self.name}
@@ -154,7 +149,7 @@ def _bits(errors: Tensor) -> float:
 
 def _repetition(trial: CodecTrial) -> str:
     torch.manual_seed(2)
-    state, twin = torch.get_rng_state(), trial.part_of(trial.action())
+    state, twin = torch.get_rng_state(), CodecTrial(trial.name, trial.parameters, trial.folder).part
     for where, layer in trial.layers():
         first = trial.part.hold(layer)
         for again in (trial.part.hold(layer), twin.hold(layer)):

@@ -55,11 +55,6 @@ class PolicyTrial(Trial[Policy]):
                 "prompts for; make it fewer with --parameter"
             )
 
-    @staticmethod
-    def part_of(action: Action) -> Any:
-        """Return the action's policy."""
-        return action.policy
-
     @property
     def least(self) -> int:
         """The smallest m that the policy accepts."""

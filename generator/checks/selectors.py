@@ -72,11 +72,6 @@ class SelectorTrial(Trial[Selector]):
                 "checks have prompts for; make them smaller with --parameter"
             )
 
-    @staticmethod
-    def part_of(action: Action) -> Selector:
-        """Return the action's selector."""
-        return action.selector
-
     @property
     def options(self) -> dict[str, Any]:
         """The parameters that a study can set, with their values; of kvpress, the options of its presses."""

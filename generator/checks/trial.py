@@ -106,12 +106,7 @@ class Trial(ABC, Generic[Part]):
             action = self.action()
         except InputError as error:  # the user did not name the checks' action
             raise InputError(str(error).removeprefix("action 'own': ")) from error.__cause__
-        object.__setattr__(self, "part", self.part_of(action))
-
-    @staticmethod
-    @abstractmethod
-    def part_of(action: Action) -> Any:
-        """Return the action's part that is checked."""
+        object.__setattr__(self, "part", getattr(action, self.kind.noun))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvdrift.generator.documents.answers import score_text
@@ -15,6 +16,7 @@ from kvdrift.generator.documents.source import (
     DocumentDraws,
     DocumentSource,
     document_of,
+    documents_of_rows,
     need_tokenizer,
     question_cluster,
     sampling_order,
@@ -102,14 +104,16 @@ class HelmetSource(DocumentSource):
     ) -> list[Document]:
         """Write the chosen rows as prompts with their worked examples, and tokenize them."""
         text_tokenizer = need_tokenizer(section, tokenizer)
-        made: dict[Candidate, Document] = {}
-        for name in dict.fromkeys(item.task for item in chosen):
-            author = _CitationAuthor(section, name) if _TASKS[name].cites else _RagAuthor(section, name)
-            wanted = {item.number: item for item in chosen if item.task == name}
-            for number, row in read_rows(_rows_file(section, name), wanted):
-                draws = DocumentDraws("kvdrift/helmet", wanted[number].cluster, seed)
-                made[wanted[number]] = _document(section, wanted[number], author, row, draws, text_tokenizer)
-        return [made[item] for item in chosen]
+        authors = {
+            name: _CitationAuthor(section, name) if _TASKS[name].cites else _RagAuthor(section, name)
+            for name in {item.task for item in chosen}
+        }
+
+        def make(item: Candidate, row: SourceRow) -> Document:
+            draws = DocumentDraws("kvdrift/helmet", item.cluster, seed)
+            return _document(section, item, authors[item.task], row, draws, text_tokenizer)
+
+        return documents_of_rows(chosen, partial(_rows_file, section), make)
 
 
 def _unpopular(row: SourceRow) -> bool:

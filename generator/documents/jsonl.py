@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from kvdrift.generator.documents.answers import score_text
 from kvdrift.generator.documents.files import SourceRow, find_file, read_rows
@@ -20,7 +19,7 @@ from kvdrift.generator.documents.prompts import (
     TemplateRefusalError,
     Tokenizer,
 )
-from kvdrift.generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
+from kvdrift.generator.documents.source import Candidate, DocumentSource, document_of, documents_of_rows, need_tokenizer
 from kvdrift.schema.document import SCORINGS, SPLITS, Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import DocumentsSection
@@ -111,10 +110,9 @@ class JsonlSource(DocumentSource):
     ) -> list[Document]:
         """Tokenize the prompts of the chosen rows; the seed is not used."""
         text_tokenizer = need_tokenizer(section, tokenizer)
-        wanted = {item.number: item for item in chosen}
-        made: dict[int, Document] = {}
-        for number, row in read_rows(_file(section), wanted):
-            field, prompt, item = _field(row), _prompt(row, section), wanted[number]
+
+        def make(item: Candidate, row: SourceRow) -> Document:
+            field, prompt = _field(row), _prompt(row, section)
             try:
                 tokens = prompt.tokens(text_tokenizer)
             except TemplateRefusalError as error:
@@ -124,10 +122,9 @@ class JsonlSource(DocumentSource):
             scoring = _scoring(row)
             answers = _answers(row, scoring)
             document = document_of(section, item, tokens, answers, scoring if answers else None)
-            made[number] = prompt.described(document, text_tokenizer)
-        if len(made) < len(wanted):
-            raise InputError(f"{section.path}: the file changed while it was read")
-        return [made[item.number] for item in chosen]
+            return prompt.described(document, text_tokenizer)
+
+        return documents_of_rows(chosen, lambda _: _file(section), make)
 
 
 def cluster_splits(files: Iterable[Path]) -> dict[str, str]:
@@ -219,7 +216,8 @@ def _conversation(row: SourceRow) -> Conversation:
     for name in ("messages", "tools"):
         row.encodable(name, json.dumps(row.fields.get(name), ensure_ascii=False))
     tools = [tool.fields for tool in row.rows("tools")] if row.has("tools") else None
-    return Conversation([_present(message.fields) for message in messages], tools)
+    stated = [{name: value for name, value in one.fields.items() if value is not None} for one in messages]
+    return Conversation(stated, tools)
 
 
 def _check_message(message: SourceRow) -> None:
@@ -230,7 +228,3 @@ def _check_message(message: SourceRow) -> None:
         message.rows("tool_calls")
     if not calls or message.has("content"):
         message.text("content")
-
-
-def _present(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if value is not None}

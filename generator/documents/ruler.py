@@ -14,7 +14,7 @@ import string
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from itertools import count, pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from kvdrift.generator.documents.source import (
     DocumentDraws,
     DocumentSource,
     document_of,
+    documents_of_rows,
     need_tokenizer,
     question_cluster,
     where,
@@ -271,16 +272,13 @@ class RulerSource(DocumentSource):
         text_tokenizer, chat = need_tokenizer(section, tokenizer), bool(section.chat_template)
         if section.path is None:
             return [_generated(section, item, text_tokenizer, seed) for item in chosen]
-        made: dict[Candidate, Document] = {}
-        for task in dict.fromkeys(item.task for item in chosen):
-            wanted = {item.number: item for item in chosen if item.task == task}
-            for number, row in read_rows(_file(section, task), wanted):
-                item = wanted[number]
-                prompt = _prompt(row)
-                tokens = prompt.tokens(text_tokenizer, chat=chat)
-                document = document_of(section, item, tokens, _answers(row))
-                made[item] = prompt.described(document, text_tokenizer, chat=chat)
-        return [made[item] for item in chosen]
+
+        def make(item: Candidate, row: SourceRow) -> Document:
+            prompt = _prompt(row)
+            document = document_of(section, item, prompt.tokens(text_tokenizer, chat=chat), _answers(row))
+            return prompt.described(document, text_tokenizer, chat=chat)
+
+        return documents_of_rows(chosen, partial(_file, section), make)
 
 
 def _name(task: str, length: int, number: int) -> str:

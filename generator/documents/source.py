@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from kvdrift.generator.documents.answers import task_scoring
+from kvdrift.generator.documents.files import SourceRow, read_rows
 from kvdrift.generator.documents.prompts import Tokenizer
 from kvdrift.log.forgotten import NOTHING_FORGOTTEN, ForgottenDocuments
 from kvdrift.schema.document import Document
@@ -131,6 +133,21 @@ def document_of(
         doc=candidate.doc, stratum=section.stratum_name, cluster=candidate.cluster, task=candidate.task,
         source=section.source, tokens=tokens, answers=answers, scoring=scoring or "",
     )  # fmt: skip
+
+
+def documents_of_rows(
+    chosen: Sequence[Candidate], file_of: Callable[[str], Path], make: Callable[[Candidate, SourceRow], Document]
+) -> list[Document]:
+    """Make the documents of chosen rows, in their order; ``file_of`` gives the file of a task's rows."""
+    made: dict[Candidate, Document] = {}
+    for task in dict.fromkeys(item.task for item in chosen):
+        wanted = {item.number: item for item in chosen if item.task == task}
+        file = file_of(task)
+        for number, row in read_rows(file, wanted):
+            made[wanted[number]] = make(wanted[number], row)
+        if not made.keys() >= set(wanted.values()):
+            raise InputError(f"{file}: the file changed while it was read")
+    return [made[item] for item in chosen]
 
 
 @dataclass(frozen=True)

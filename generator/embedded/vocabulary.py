@@ -41,9 +41,4 @@ def to_text(tokens: Iterable[int]) -> str:
 
 def to_tokens(text: str) -> tuple[int, ...]:
     """Return the ids of symbols that are separated by white space."""
-    tokens = []
-    for symbol in text.split():
-        if symbol not in _IDS:
-            raise ValueError(f"{symbol!r} is not one of the {SIZE} symbols of the embedded vocabulary")
-        tokens.append(_IDS[symbol])
-    return tuple(tokens)
+    return tuple(_IDS[symbol] for symbol in text.split())

@@ -24,9 +24,9 @@ from torch import Tensor
 from kvdrift.generator.actions import Action
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.coupling.streams import Savings, StreamDecoder
-from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.engines.engine import Capabilities, Described, Session, Side, SideFacts
 from kvdrift.generator.identity import ActionIdentity, written_tokens
+from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.generator.transformer.memory import available_bytes
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError

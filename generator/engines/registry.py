@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.engines.engine import Engine, Side
 from kvdrift.generator.engines.http.connection import OPENAI, Requests
 from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots, server_tokenizer
@@ -16,6 +15,7 @@ from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
 from kvdrift.generator.transformer.files.local_folders import model_location, tokenizer_of
 from kvdrift.generator.transformer.files.text_ends import (
     NamedToken,
+    TextEnds,
     check_ends,
     fetch_generation_configuration,
     joined_ends,

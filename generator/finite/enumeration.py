@@ -138,7 +138,6 @@ class ExactBranchingMoments:
 
     risk: float  # mean of Z^R = M D_J
     variance: float  # variance of Z^R
-    variance_gap: float  # E[(1 - M) sum_s w_s nu_s], by which plain coupling has more variance (paper, eq. swrb-gap)
     evaluations: float  # expected number of kernel-pair evaluations of scan and branch
 
 
@@ -169,7 +168,6 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
     return ExactBranchingMoments(
         risk=mean,
         variance=max(float(probability @ (mass * second)) - mean**2, 0.0),
-        variance_gap=float(probability @ ((1.0 - mass) * second)),
         evaluations=scanned + float(probability @ branched),
     )
 
@@ -239,6 +237,7 @@ def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
     exposure = float(paths.mean((horizon - entry) * diverges)) / horizon
     occupation = float(paths.mean(mismatch.sum(axis=1) - diverges)) / horizon
     p, rho = _profile(paths)
+    s = np.arange(1, horizon + 1)
     return ExactQuantities(
         mismatch=float(paths.mean(loss)),
         rollout_tv=float(paths.mean(paths.delta).sum()) / horizon,
@@ -252,7 +251,7 @@ def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
         p=p,
         rho=rho,
         observed=(p @ rho).cumsum() / horizon,  # rho is 0 beyond the horizon: the first L columns are all j < l_s
-        capacity=np.array([p @ _beyond(horizon, depth) for depth in range(1, horizon + 1)]) / horizon,
+        capacity=np.array([p @ np.maximum(horizon - s - depth + 1, 0) for depth in s]) / horizon,
         plain_variance=paths.variance(loss),
         plain_evaluations=float(paths.mean(paths.evaluated).sum()),
         branching=exact_branching_moments(system, action, paths),
@@ -291,8 +290,3 @@ def _profile(paths: PairPaths) -> tuple[FloatArray, FloatArray]:
         if p[s - 1] > 0.0:
             rho[s - 1, : horizon - s + 1] = here @ mismatch[:, s - 1 :] / p[s - 1]
     return p, rho
-
-
-def _beyond(horizon: int, depth: int) -> FloatArray:
-    """Compute (H - s - L + 1)_+ for s = 1..H, with L = ``depth``."""
-    return np.maximum(horizon - depth - np.arange(horizon), 0).astype(np.float64)

@@ -152,15 +152,13 @@ def mixture_system(
     are nine times likelier with a lambda per prefix.
     """
     check_shape(name, alphabet, horizon)
-    if not 1 <= number <= total:
-        raise InputError(f"system '{name}': number {number} is not one of 1..{total}")
     strength = 0.05 + 0.45 * number / total
     lengths = range(horizon)
-    stream = _stream(seed, name, None)
+    stream = keyed_generator(json.dumps(["laws", seed, name, None]))
     reference = tuple(_random_laws(stream, alphabet**t, alphabet) for t in lengths)
     mixtures = {}
     for action in actions:
-        stream = _stream(seed, name, action)
+        stream = keyed_generator(json.dumps(["laws", seed, name, action]))
         mixed = []
         for p in reference:
             own = _random_laws(stream, len(p), alphabet)
@@ -181,8 +179,3 @@ def _random_laws(stream: np.random.Generator, histories: int, alphabet: int) -> 
     gamma = -np.log(u[..., 0]) - np.log(u[..., 1]) * np.cos(2.0 * np.pi * u[..., 2]) ** 2
     weights = gamma + 0.05
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
-
-
-def _stream(seed: int, system: str, action: str | None) -> np.random.Generator:
-    """Return the random stream of one kernel."""
-    return keyed_generator(json.dumps(["laws", seed, system, action]))

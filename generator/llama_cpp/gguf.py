@@ -193,15 +193,8 @@ class GgufTokenizer:
         room = len(encoded) + 8
         while True:
             ids = (c_int32 * room)()
-            count = self._calls.llama_tokenize(
-                self._weights.vocabulary,
-                encoded,
-                len(encoded),
-                ids,
-                room,
-                add_special_tokens,
-                not split_special_tokens,
-            )
+            flags = add_special_tokens, not split_special_tokens
+            count = self._calls.llama_tokenize(self._weights.vocabulary, encoded, len(encoded), ids, room, *flags)
             if count >= 0:
                 return {"input_ids": list(ids[:count])}
             room = -count
@@ -227,15 +220,8 @@ class GgufTokenizer:
         room = _TOKEN_BYTES * len(tokens) + 1
         while True:
             text = ctypes.create_string_buffer(room)
-            length = self._calls.llama_detokenize(
-                self._weights.vocabulary,
-                ids,
-                len(tokens),
-                text,
-                room,
-                False,  # noqa: FBT003 - a C function has no keywords
-                not skip_special_tokens,
-            )
+            flags = False, not skip_special_tokens  # whether special tokens are left out, and whether they are written
+            length = self._calls.llama_detokenize(self._weights.vocabulary, ids, len(tokens), text, room, *flags)
             if length >= 0:
                 return text.raw[:length].decode(errors="replace")
             room = -length

@@ -12,7 +12,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -76,10 +77,11 @@ def is_loopback(host: str) -> bool:
 
 
 class Call:
-    """A request under way, watched by another thread: the time of its last sign of life, and a way to cancel it."""
+    """A request under way, watched by another thread: its last sign of life, its outcome, and a way to cancel it."""
 
     def __init__(self) -> None:
         self.heard = time.monotonic()
+        self.outcome: Future[list[Unit]] = Future()
         self._lock = threading.Lock()
         self._end: Callable[[], None] | None = None
         self._cancelled = False
@@ -242,23 +244,6 @@ _VERSIONS = {"protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics":
 Units = Sequence["PendingUnit"]
 
 
-@dataclass
-class _Attempt:
-    """A request under way: a thread of its own sets ``outcome`` and then ``ended``."""
-
-    call: Call = field(default_factory=Call)
-    ended: threading.Event = field(default_factory=threading.Event)
-    outcome: list[Unit] | Exception | None = None
-
-    def wait(self, timeout: float) -> list[Unit] | Exception | None:
-        """Return the outcome; None, and cancel the call, if no sign of life came for ``timeout`` seconds."""
-        while not self.ended.wait(_LOOK_SECONDS):
-            if time.monotonic() - self.call.heard > timeout:
-                self.call.cancel()
-                return None
-        return self.outcome
-
-
 class RemoteGenerator:
     """Generates for the studies of one file, one model under one law or several, at an endpoint.
 
@@ -278,7 +263,7 @@ class RemoteGenerator:
         self._told_gpu = False
         self._tokenizer: tuple[str | None] | None = None
         self._losses = 0  # in a row
-        self._attempt: _Attempt | None = None
+        self._call: Call | None = None  # the request under way
 
     def check(self, made_on: GpuKinds | None = None) -> None:
         """Ask the endpoint for its identity, unless that was done, and check it.
@@ -327,56 +312,61 @@ class RemoteGenerator:
         parts = [(document, units) for document, pending in work for units in requests(pending, horizon)]
         try:
             for place, (document, units) in enumerate(parts):
-                if self._attempt is None:
-                    self._begin(study, document, units)
-                made = self._settled(study, document, units)
-                self._attempt = None
+                call = self._call or self._begin(study, document, units)
+                made = self._settled(call, study, document, units)
+                self._call = None
                 if place + 1 < len(parts):
                     self._begin(study, *parts[place + 1])
                 yield made
         finally:
-            if self._attempt is not None:
-                self._attempt.call.cancel()
-                self._attempt = None
+            if self._call is not None:
+                self._call.cancel()
+                self._call = None
 
-    def _begin(self, study: Study, document: Document, units: Units) -> None:
+    def _begin(self, study: Study, document: Document, units: Units) -> Call:
         """Request a document's units in a daemon thread, since a call may be impossible to cancel."""
-        self._attempt = _Attempt()
-        threading.Thread(target=self._ask, args=(study, document, units, self._attempt), daemon=True).start()
+        call = self._call = Call()
+        threading.Thread(target=self._ask, args=(study, document, units, call), daemon=True).start()
+        return call
 
-    def _ask(self, study: Study, document: Document, units: Units, attempt: _Attempt) -> None:
+    def _ask(self, study: Study, document: Document, units: Units, call: Call) -> None:
         try:
             served = self._asked()
             ends = self._ends_of(study, served)
             request = GenerationRequest.of(study, served, document, units, self._tokenizer_of(study), ends)
-            attempt.call.sign_of_life()
-            attempt.outcome = self._address.generate(request, attempt.call)
-        except Exception as error:  # noqa: BLE001 - raised again in _settled
-            attempt.outcome = error
-        attempt.ended.set()
+            call.sign_of_life()
+            call.outcome.set_result(self._address.generate(request, call))
+        except Exception as error:  # noqa: BLE001 - raised again where the outcome is waited for
+            call.outcome.set_exception(error)
 
-    def _settled(self, study: Study, document: Document, units: Units) -> list[Unit]:
+    def _settled(self, call: Call, study: Study, document: Document, units: Units) -> list[Unit]:
         """Return a document's units; the request is repeated while the endpoint is lost."""
         failed = False
         while True:
-            assert self._attempt is not None  # noqa: S101 - begun by the caller
-            outcome = self._attempt.wait(self._address.timeout)
-            if isinstance(outcome, list):
+            try:
+                made = self._outcome(call)
+            except WorkFailed as error:
+                if failed:
+                    raise
+                failed = True
+                self._lose(f"{self._where}: {error}")
+            except EndpointLost as error:
+                self._lose(str(error))
+            else:
                 if self._losses:
                     self._say(f"{self._where}: is back")
                 self._losses = 0
-                return outcome
-            if isinstance(outcome, WorkFailed):
-                if failed:
-                    raise outcome
-                failed = True
-                self._lose(f"{self._where}: {outcome}")
-            elif outcome is None or isinstance(outcome, EndpointLost):
-                self._lose(str(outcome or f"{self._where}: silent for {self._address.timeout:g} s"))
-            else:
-                raise outcome
+                return made
             time.sleep(self._pause * 2 ** (self._losses - 1))
-            self._begin(study, document, units)
+            call = self._begin(study, document, units)
+
+    def _outcome(self, call: Call) -> list[Unit]:
+        """Return a request's units; cancel it if no sign of life comes for the address's timeout."""
+        while not wait([call.outcome], _LOOK_SECONDS).done:
+            if time.monotonic() - call.heard > self._address.timeout:
+                call.cancel()
+                raise EndpointLost(f"{self._where}: silent for {self._address.timeout:g} s")
+        return call.outcome.result()
 
     def _lose(self, reason: str) -> None:
         self._identity, self._losses = None, self._losses + 1

@@ -294,10 +294,7 @@ class _Request:
 
     def __init__(self, request: GenerationRequest, peer: str, allowed: Collection[str]) -> None:
         self.document, self.pending = requested_work(request, allowed)
-        self.study, self.horizon, self.seed = request.study, request.horizon, request.seed
-        self.tokenizer, self.logits_dtype, self.law = request.tokenizer, request.logits_dtype, request.law
-        self.eos_tokens = tuple(request.eos_tokens)
-        self.peer = peer
+        self.request, self.peer = request, peer
         self.abandoned = threading.Event()
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
 
@@ -317,12 +314,12 @@ class _Request:
             return
         self.messages.put(RequestState.GENERATING)
         lost: str | None = None
-        files = replace(model.files, tokenizer_sha256=self.tokenizer)
+        asked, files = self.request, replace(model.files, tokenizer_sha256=self.request.tokenizer)
         own = replace(
-            model, files=files, logits_dtype=self.logits_dtype, law=self.law, eos_tokens=self.eos_tokens
-        )  # fmt: skip
+            model, files=files, logits_dtype=asked.logits_dtype, law=asked.law, eos_tokens=tuple(asked.eos_tokens)
+        )
         try:
-            units = generate_units(own, self.study, self.document, self.pending, self.horizon, self.seed)
+            units = generate_units(own, asked.study, self.document, self.pending, asked.horizon, asked.seed)
         except StoppedError:
             return
         except InputError as error:

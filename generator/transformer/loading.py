@@ -17,13 +17,12 @@ from kvdrift.generator.attention.interface import IMPLEMENTATION
 from kvdrift.generator.attention.parts import UNKNOWN, attention_modules
 from kvdrift.generator.attention.row_invariance import find_row_multiple, threads_agree
 from kvdrift.generator.attention.threads import torch_threads
-from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.identity import ActionIdentity, ModelIdentity
 from kvdrift.generator.transformer.decoder import Decoder, check_prompt, is_small, whole_sums
 from kvdrift.generator.transformer.files.configuration import causal_class, known_by_family, library, quiet, rope_switch
 from kvdrift.generator.transformer.files.fingerprints import model_identity
 from kvdrift.generator.transformer.files.local_folders import is_multimodal, model_source, stored_bytes
-from kvdrift.generator.transformer.files.text_ends import model_ends
+from kvdrift.generator.transformer.files.text_ends import TextEnds, model_ends
 from kvdrift.generator.transformer.fused.layers import join_weights, layers_fault
 from kvdrift.generator.transformer.memory import ModelShape
 from kvdrift.generator.transformer.model_checks import (

@@ -24,11 +24,11 @@ from kvdrift.flows.run import stages
 from kvdrift.flows.run.forecast import check_gpu_here, gpus_of_units
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.generator.attention.row_invariance import TriedSteps
-from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.finite.model import FiniteModel
 from kvdrift.generator.generation import Work
 from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.identity import GpuKinds
+from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.progress import SILENT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,14 +19,12 @@ from fixtures.common_actions import (
     steps_of,
 )
 from oracles.plain_generator import (
-    first_pairs,
     greedy_tokens,
     keep_all,
     keep_recent,
     keep_snapkv,
     load_eager,
 )
-from scipy import stats
 
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
@@ -152,42 +149,3 @@ def test_several_laws_from_one_prefill_are_those_of_each_alone(monkeypatch: pyte
 
 def _named(unit: Unit) -> tuple[str, ...]:
     return tuple(unit.record[name] for name in ("study", "doc", "action", "estimator"))
-
-
-@pytest.mark.slow
-def test_pairs_of_the_embedded_model_are_as_frequent_as_the_defined_law_says() -> None:
-    """At temperature 0.7 and top-p 0.9, of 20,000 replicates each of three documents, over (X_1, X_2, Y_2).
-
-    Cells expecting fewer than 5 are pooled. A right generator fails below the level 1e-6 once in 300,000 times, as far
-    as chi-square approximates.
-    """
-    model, network = embedded()
-    law, count = SamplingLaw(0.7, 0.9), 20_000
-    section = DocumentsSection(source="embedded", tasks=["needle"], length=384, development=2, evaluation=20)
-    told_apart = 0
-    for document in stratum_documents(section, 7, lambda: None)["evaluation"][:3]:
-        half = document.prompt_tokens // 2
-        expected = first_pairs(network, document.tokens, keep_recent(half), model.eos_tokens, law)
-        pending = [PendingUnit(HALF_RECENT, 0, count)]
-        (unit,) = generate_units(replace(model, law=law), "s", document, pending, 2, 3)
-        steps = steps_of(unit)
-        seen = Counter(
-            zip(steps["x_token"][:, 0].tolist(), steps["x_token"][:, 1].tolist(), steps["y_token"][:, 1].tolist(),
-                strict=True)
-        )  # fmt: skip
-        assert np.array_equal(steps["x_token"][:, 0], steps["y_token"][:, 0])
-        assert seen.keys() <= expected.keys(), "what the law leaves out is never drawn"
-        assert sum(expected.values()) == pytest.approx(1.0)
-        usual = [pair for pair, probability in expected.items() if count * probability >= 5]
-        observed = [seen[pair] for pair in usual]
-        wanted = [count * expected[pair] for pair in usual]
-        if (rest := count - sum(wanted)) > 5:
-            observed.append(count - sum(observed))
-            wanted.append(rest)
-        told_apart += sum(x != y for _, x, y in usual)
-        scale = sum(observed) / sum(wanted)  # what expects next to nothing together is left out
-        statistic = sum(
-            (one - scale * other) ** 2 / (scale * other) for one, other in zip(observed, wanted, strict=True)
-        )
-        assert stats.chi2.sf(statistic, len(wanted) - 1) > 1e-6
-    assert told_apart >= 3, "pairs part"

@@ -1,11 +1,12 @@
 """Parts whose decisions depend on more than source, parameters and prompt: ``kvdrift check`` names each of them.
 
-A second interpreter imports torch, which takes seconds. So one interpreter tries all parts of this file and of the
-package.
+A second interpreter imports torch, which takes seconds. So one interpreter tries all parts of this file and some of the
+package, of each kind one that draws, gathers or groups; the slow test tries the whole package.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ PACKAGE = {
     "codec": [name for name in CODECS if name not in OF_LIBRARIES],
     "policy": [*POLICIES],
 }
+SOME = {"selector": ["random", "snapkv"], "codec": ["int4"], "policy": ["h2o"]}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tri
         made["codec"] = trial_of("my_codec:Mine", {}, home / "codec", "codec")
         write_module(home / "policy", ("self.share *", f"abs({SALTED}) *"), name="my_policy", text=POLICY)
         made["policy"] = trial_of("my_policy:Mine", {}, home / "policy", "policy")
-        made |= {f"{one.kind.noun} {one.name}": one for one in parts_of(PACKAGE)}
+        made |= {f"{one.kind.noun} {one.name}": one for one in parts_of(SOME)}
         decide_elsewhere([one for name, one in made.items() if name not in BESIDE])
         yield made
 
@@ -85,12 +87,12 @@ def parts_of(named: dict[str, list[str]]) -> list[Trial[Any]]:
 @pytest.mark.parametrize(
     ("name", "check", "says"),
     [
-        ("environment", "another process", "n = 401, m = 133: kept sets are others with another hash seed, working folder"),
-        ("file", "another process", "in a second interpreter: selector Mine: FileNotFoundError"),
-        ("hash", "another process", "kept sets are others with another hash seed"),
-        ("policy", "another process", "events are others with another hash seed"),
-        ("global", "other prompts", "kept sets of a prompt are others after another prompt of its length than alone"),
-        ("codec", "other layers", "numbers that are read back of a prompt are others after another prompt of its length"),
+        ("environment", "another process", "n = 401, m = 133: kept sets .* environment"),
+        ("file", "another process", "selector Mine: FileNotFoundError"),
+        ("hash", "another process", "kept sets .* hash seed"),
+        ("policy", "another process", "events .* hash seed"),
+        ("global", "other prompts", "kept sets .* alone"),
+        ("codec", "other layers", "numbers .* another prompt"),
     ],
 )  # fmt: skip
 @pytest.mark.by_default("file", "hash", "global", "codec")
@@ -101,7 +103,7 @@ def test_what_decides_by_something_else_fails(
     (one,) = (one for one in tried.checks if one.name == check)
     finding = one(tried)
     assert not finding.holds
-    assert says in finding.line
+    assert re.search(says, finding.line)
 
 
 def test_what_depends_on_nothing_else_holds(subjects: dict[str, Trial[Any]]) -> None:
@@ -168,22 +170,22 @@ def assert_same_elsewhere(one: Trial[Any]) -> None:
     assert source_notes(type(one.part)) == []
 
 
-def test_all_of_the_package_decides_the_same_in_a_second_interpreter(subjects: dict[str, Trial[Any]]) -> None:
-    own = [one for one in subjects.values() if one.folder is None]
-    assert len(own) == sum(map(len, PACKAGE.values()))
-    for one in own:
-        assert_same_elsewhere(one)
+def test_some_of_the_package_decides_the_same_in_a_second_interpreter(subjects: dict[str, Trial[Any]]) -> None:
+    for one in subjects.values():
+        if one.folder is None:
+            assert_same_elsewhere(one)
 
 
 @pytest.mark.parametrize(
     "named",
     [
+        pytest.param(PACKAGE, marks=pytest.mark.slow),
         pytest.param({"codec": OF_LIBRARIES}, marks=pytest.mark.quantizers),
         pytest.param({"selector": [f"kvpress:{press}" for press in PRESSES]}, marks=pytest.mark.kvpress),
     ],
-    ids=["quantizers", "kvpress"],
+    ids=["package", "quantizers", "kvpress"],
 )
-def test_all_of_other_libraries_decides_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
+def test_all_decide_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
     tried = parts_of(named)
     decide_elsewhere(tried)
     for one in tried:

@@ -232,32 +232,6 @@ def inverse_cdf(weights: NDArray[np.float64], u: float) -> int:
     return last  # rounding of the running sum alone
 
 
-def first_pairs(
-    network: Any, tokens: Sequence[int], chooser: Chooser, eos_tokens: Sequence[int], law: SamplingLaw
-) -> dict[tuple[int, int, int], float]:
-    """Return the probability of each (X_1, X_2, Y_2), by the definition of the coupling; X_1 and Y_1 are equal."""
-    prompt, logits, kept = _prefill(network, tokens, chooser)
-    first_law = law_of(logits, law)
-    first = np.flatnonzero(first_law).astype(np.int32)
-    everything = [np.tile(np.arange(len(tokens)), (len(layer), 1)) for layer in kept]
-    p_laws, q_laws = (
-        _advance(network, _expanded(prompt, choice, len(first)), first, len(tokens), law)
-        for choice in (everything, kept)
-    )
-    found: dict[tuple[int, int, int], float] = {}
-    for token, p, q in zip(first.tolist(), p_laws, q_laws, strict=True):
-        if token in eos_tokens:
-            found[token, eos_tokens[0], eos_tokens[0]] = first_law[token]
-            continue
-        both = np.minimum(p, q)
-        pairs, apart = np.diag(both), 1.0 - both.sum()
-        if apart > 0:
-            pairs = pairs + np.outer(p - both, q - both) / apart
-        for x, y in zip(*np.nonzero(pairs), strict=True):
-            found[token, int(x), int(y)] = first_law[token] * pairs[x, y]
-    return found
-
-
 def greedy_tokens(network: Any, tokens: Sequence[int], chooser: Chooser, horizon: int) -> list[int]:
     """Return the tokens that transformers' ``generate`` takes after the prompt with its kept entries.
 

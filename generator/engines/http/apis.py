@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,24 +42,6 @@ class ServerFacts:
     tokenizer_sha256: str | None
     slots: int = 0
     beside: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Api(Protocol):
-    """One kind of server."""
-
-    @property
-    def health(self) -> str:
-        """The path that answers once the server is ready."""
-
-    def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask a server for its report of itself."""
-
-
-class LawApi(Api, Protocol):
-    """A kind of server that computes a law from a whole history."""
-
-    def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logarithms of the next token's probabilities, float32 [V]."""
 
 
 def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str) -> NDArray[np.float32]:
@@ -212,9 +194,9 @@ class OpenAi:
         return ServerFacts(said, settings.vocabulary, positions, (), None)
 
     def written(
-        self, connection: Connection, facts: ServerFacts, tokens: Sequence[int], count: int
+        self, connection: Connection, facts: ServerFacts, count: int, tokens: Sequence[int]
     ) -> tuple[list[int], bool]:
-        """Return the tokens that a server writes after a history, and whether it ended the text there."""
+        """Return up to ``count`` tokens that a server writes after a history, and whether it ended the text there."""
         body = {
             "model": facts.reported["id"], "prompt": list(tokens), "max_tokens": count, "temperature": 0.0,
             "logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False,

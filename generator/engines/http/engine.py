@@ -9,6 +9,7 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -106,12 +107,12 @@ class ServerSide(Side):
     def open(self, entries: int) -> Session:  # noqa: ARG002 - a server has the room that it has
         """Open a session; the server must be the same as before."""
         self.check_same()
-        api, read_back = self._api, self._read_back
+        api, about = _APIS[self.settings.api], (self.connection, self.server)
         if isinstance(api, LlamaServer):
-            return SlotSession(self.connection, api, self.server, self._slots, read_back)
+            return SlotSession(*about, self._read_back, api, self._slots)
         if isinstance(api, OpenAi):
-            return GreedySession(self.connection, api, self.server, self.settings.ahead, read_back)
-        return LawSession(self.connection, api, self.server, read_back)
+            return GreedySession(*about, self._read_back, partial(api.written, *about, self.settings.ahead))
+        return LawSession(*about, self._read_back, partial(api.law, *about))
 
     def check_same(self) -> None:
         """Raise an error if the server is not the same as before."""
@@ -128,10 +129,6 @@ class ServerSide(Side):
     def _read_back(self) -> Mapping[str, Any]:
         self.check_same()
         return {**self.server.reported, **self.server.beside}
-
-    @property
-    def _api(self) -> LlamaServer | Vllm | Sglang | OpenAi:
-        return _APIS[self.settings.api]
 
     @property
     def _slots(self) -> range:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.generator.engines.http.apis import LawApi, LlamaServer, OpenAi, ServerFacts
+from kvdrift.generator.engines.http.apis import LlamaServer, ServerFacts
 from kvdrift.generator.engines.http.connection import Connection, LostServerError
 from kvdrift.schema.errors import OperationError
 
@@ -56,8 +56,15 @@ class TokenStreams:
         self._streams = {}
 
 
-class _Histories(TokenStreams):
-    """Streams that ask for every law with the whole history."""
+class LawSession(TokenStreams):
+    """Streams that ask for every law with the whole history; ``law`` makes the request."""
+
+    def __init__(
+        self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]],
+        law: Callable[[Tokens], NDArray[np.float32]],
+    ) -> None:  # fmt: skip
+        super().__init__(connection, facts, read_back)
+        self._law = law
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Take a prompt, and return the law after it."""
@@ -68,42 +75,26 @@ class _Histories(TokenStreams):
         """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
         for stream, token in zip(streams, tokens, strict=True):
             self._streams[stream] = (*self._streams[stream], token)
-        found = self._connection.at_once([self._streams[stream] for stream in streams], self._law)
-        return np.stack(found)
+        return np.stack(self._connection.at_once([self._streams[stream] for stream in streams], self._law))
 
     def prompt_bytes(self) -> None:
         """Return None, since no such server reports the bytes of a prompt."""
 
-    def _law(self, history: Tokens) -> NDArray[np.float32]:
-        raise NotImplementedError
 
-
-class LawSession(_Histories):
-    """Whole laws; each law is one request with the whole history."""
-
-    def __init__(
-        self, connection: Connection, api: LawApi, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        super().__init__(connection, facts, read_back)
-        self._api = api
-
-    def _law(self, history: Tokens) -> NDArray[np.float32]:
-        return self._api.law(self._connection, self._facts, history)
-
-
-class GreedySession(_Histories):
+class GreedySession(LawSession):
     """Greedy laws: all probability is on the token that the server writes at temperature 0.
 
-    A request lets the server write ``ahead`` tokens. While a stream continues with the tokens that the server wrote, no
-    further request is made. If it continues with another token, the server is asked for the tokens after that one.
+    A request lets the server write several tokens, which ``written`` returns, and whether the text ended there. While a
+    stream continues with the tokens that the server wrote, no further request is made. If it continues with another
+    token, the server is asked for the tokens after that one.
     """
 
     def __init__(
-        self, connection: Connection, api: OpenAi, facts: ServerFacts, ahead: int,
-        read_back: Callable[[], Mapping[str, Any]],
+        self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]],
+        written: Callable[[Tokens], tuple[list[int], bool]],
     ) -> None:  # fmt: skip
-        super().__init__(connection, facts, read_back)
-        self._api, self._ahead = api, ahead
+        super().__init__(connection, facts, read_back, self._greedy)
+        self._write = written
         self._written: dict[Tokens, int] = {}  # the next token after each history of this prompt
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -111,9 +102,9 @@ class GreedySession(_Histories):
         self._written = {}
         return super().prefill(tokens)
 
-    def _law(self, history: Tokens) -> NDArray[np.float32]:
+    def _greedy(self, history: Tokens) -> NDArray[np.float32]:
         if history not in self._written:
-            tokens, ended = self._api.written(self._connection, self._facts, history, self._ahead)
+            tokens, ended = self._write(history)
             if ended and (not tokens or tokens[-1] not in self._facts.eos_tokens):
                 tokens.append(self._facts.eos_tokens[0])  # servers leave out the token by which a text ends
             for place, token in enumerate(tokens):
@@ -136,8 +127,8 @@ class SlotSession(TokenStreams):
     """One prompt and its streams in some slots, by number, of a llama-server; a stream gets a slot at its next step."""
 
     def __init__(
-        self, connection: Connection, api: LlamaServer, facts: ServerFacts, slots: Sequence[int],
-        read_back: Callable[[], Mapping[str, Any]],
+        self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]],
+        api: LlamaServer, slots: Sequence[int],
     ) -> None:  # fmt: skip
         super().__init__(connection, facts, read_back)
         self._api = api

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from kvdrift.generator.actions import Action
-from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.identity import ActionIdentity, ModelIdentity
 from kvdrift.generator.transformer.files.configuration import vocabulary_size
 from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
@@ -19,7 +18,7 @@ from kvdrift.generator.transformer.files.local_folders import (
     model_location,
     transformer_location,
 )
-from kvdrift.generator.transformer.files.text_ends import check_ends, model_ends, text_ends
+from kvdrift.generator.transformer.files.text_ends import TextEnds, check_ends, model_ends, text_ends
 from kvdrift.generator.transformer.files.tokenizer import tokens_sha256
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import ActionSection, Study

@@ -9,7 +9,6 @@ import pytest
 import torch
 from fixtures.laws import large_laws
 from fixtures.pretend_device import SECOND, TwoDevices
-from fixtures.table_kernels import CASES, Case, TableKernels, actions_for, rollout
 
 from kvdrift.generator.coupling.laws import (
     ABSORBED,
@@ -21,9 +20,7 @@ from kvdrift.generator.coupling.laws import (
     fused_fault,
     pair_sums,
 )
-from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.generator.coupling.steps import StepIndices
-from kvdrift.generator.coupling.streams import Savings
 
 ABSENT = 17
 
@@ -64,21 +61,6 @@ def test_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not whole[:, 1].any()
     u = torch.tensor([0.3])
     assert torch.equal(draw(laws[5:], u), fused_draws(laws, rows[:, :1], u, rows[0, :0], ABSENT).long())
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_rollouts_are_the_same(case: Case) -> None:
-    replicates = range(200)
-    reference = uniform_table(5, "doc", None, replicates, case.horizon, 1)
-    actions = actions_for(replicates, case.horizon)
-    plain, fused = (
-        rollout(TableKernels(case), actions, replicates, reference, case.horizon, Savings(fused=fused))
-        for fused in (False, True)
-    )
-    for steps, twin in zip(plain, fused, strict=True):
-        for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos"):
-            assert np.array_equal(getattr(steps, name), getattr(twin, name)), name
-        assert steps.pair_evaluations == twin.pair_evaluations
 
 
 def test_vectors_of_a_step_go_to_each_device_at_once() -> None:

@@ -107,7 +107,7 @@ def run(case: Case, savings: Savings) -> tuple[TableKernels, list[CoupledSteps]]
     )
 
 
-@pytest.mark.parametrize("savings", WITHOUT.values(), ids=WITHOUT)
+@pytest.mark.parametrize("savings", [*WITHOUT.values(), Savings(fused=True)], ids=[*WITHOUT, "fused"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_savings_leave_rollouts_as_they_are(case: Case, savings: Savings) -> None:
     """Most histories of 500 replicates are equal here, and many end."""

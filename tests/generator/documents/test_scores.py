@@ -20,15 +20,11 @@ from oracles.plain_scores import (
     post_processed,
     string_match_all,
     string_match_part,
-    up_to_eos,
 )
 
 from kvdrift.generator.documents.answers import Decode, Tokens, answer_characters, score_pairs, score_text, task_scoring
 from kvdrift.generator.documents.registry import SOURCES, stratum_documents
 from kvdrift.generator.documents.ruler import GENERATED
-from kvdrift.generator.embedded import vocabulary
-from kvdrift.generator.embedded.documents import TASKS, make_document
-from kvdrift.generator.transformer.files.tokenizer import text_decoder
 from kvdrift.schema.document import Document
 from kvdrift.schema.study import DocumentsSection
 
@@ -180,32 +176,6 @@ def test_rulers_post_processing_changes_no_score_of_plain_answers() -> None:
         answers = ["".join(draws.choice("ab ") for _ in range(draws.randrange(1, 4))).strip() or "a" for _ in range(3)]
         assert score_text(text, answers, "all") == string_match_all(post_processed(text), answers)
         assert score_text(text, answers, "part") == string_match_part(post_processed(text), answers)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_embedded_tasks_score_by_the_share_of_asked_items(task: str) -> None:
-    decode = text_decoder("kvdrift/tiny")
-    assert decode is not None
-    draws = random.Random(task)  # noqa: S311 - a test's numbers
-    for number in range(4):
-        document = make_document(task, 384, number, 7)
-        pairs = [(answer_of(document, draws), answer_of(document, draws)) for _ in range(10)]
-        read = [tuple(tuple(up_to_eos(side, vocabulary.EOS)) for side in pair) for pair in pairs]
-        for (x, y), score in zip(read, score_pairs(read, document.answers, document.scoring, decode), strict=True):
-            rule = SCORES["all"]
-            assert (score.score_x, score.score_y) == tuple(
-                rule(vocabulary.to_text(side), document.answers) for side in (x, y)
-            )
-            span = (score.span_first, score.span_last) if score.span_first else None
-            assert span == plain_span(x, document.answers, "all", vocabulary.to_text)
-
-
-def answer_of(document: Document, draws: random.Random) -> tuple[int, ...]:
-    """Return a possible answer of the embedded model: asked items, filler, the end, and more."""
-    items = [answer for answer in document.answers if draws.random() < 0.9]
-    draws.shuffle(items)
-    tokens = [token for item in items for token in (*vocabulary.to_tokens(item), vocabulary.FIRST_FILLER + 3)]
-    return (*tokens, vocabulary.EOS, *vocabulary.to_tokens(document.answers[0]))
 
 
 def test_a_letter_of_several_tokens_belongs_to_all_of_them(tokenizer: Any) -> None:

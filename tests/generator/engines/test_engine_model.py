@@ -175,7 +175,7 @@ def test_streams_fork_park_and_close(tmp_path: Path) -> None:
         (("{ bits = 4 }", "{ bit = 4 }"), "action 'bits-4': unknown setting 'bit'"),
         (
             ('name = "bits-1"', 'name = "kernel-floor"'),
-            "action 'kernel-floor': bits = 1: a kernel floor has the reference's cache, 12",
+            "action 'kernel-floor': bits = 1: .* 12",
         ),
         (('"more.fake"', '"none.fake"'), "none.fake: no such file"),
         (('"more.fake"', '"unlike.other"'), "action 'other-weights': its weights have a vocabulary of 257"),
@@ -190,9 +190,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, change: tuple[str, s
 def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> None:
     model, pending = model_of(tmp_path)
     document = make_document("needle", 384, 0, 3)
-    with pytest.raises(InputError, match="token 256 is none of the vocabulary"):
+    with pytest.raises(InputError, match="token 256 "):
         generate_units(model, "engine", replace(document, tokens=(1, 256)), pending, 12, 3)
-    with pytest.raises(InputError, match="more than the 4096 positions of the reference"):
+    with pytest.raises(InputError, match=" 4096 positions "):
         generate_units(model, "engine", document, pending, 4000, 3)
 
 
@@ -209,8 +209,8 @@ def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, promise: Pr
         ("drop", lambda _, __: None, "no room"),
         ("prompt_bytes", lambda _: 100, "holds 100 bytes"),
         ("prompt_bytes", lambda _: 0, "holds 0 bytes"),
-        ("_logits", lambda self, tokens, rows: LOGITS(self, tokens, 1) * rows, "parts from itself alone by"),
-        ("read_back", property(lambda _: {"bits": 16}), "bits = 4 was asked for, and 16 is read back"),
+        ("_logits", lambda self, tokens, rows: LOGITS(self, tokens, 1) * rows, "itself alone"),
+        ("read_back", property(lambda _: {"bits": 16}), "bits = 4 "),
     ],
 )
 def test_broken_adapters_are_found(

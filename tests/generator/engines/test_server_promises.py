@@ -30,7 +30,7 @@ def test_servers_that_hold_what_a_side_needs(tmp_path: Path, capsys: pytest.Capt
     # Fake servers save no slots, so bytes are unknown on both; without laws, laws are too.
     unknown = 4 if kind == "openai" else 2
     assert out.endswith(f"{path}: all {10 - unknown} checks hold; {unknown} could not be tried\n")
-    assert out.count("?      bytes       those of the prompt: unknown: the server does not say") == 2
+    assert out.count("?      bytes ") == 2
     for words in (f"reference at {pair[0].url}", f"bits-4 at {pair[1].url}", "the same bits twice", f"server {kind}"):
         assert words in out, words
     assert ("slots, one token a step" in out) == (kind == "llama-server")
@@ -55,9 +55,9 @@ def _deaf(server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("fault", "name", "said"),
     [
-        (lambda server: setattr(server, "forgets", True), "streams", "does not keep what it decoded"),
-        (_unrepeatable, "repetition", "the same requests gave laws"),
-        (_deaf, "streams", "two streams that got unlike tokens have the same law"),
+        (lambda server: setattr(server, "forgets", True), "streams", "slot"),
+        (_unrepeatable, "repetition", "total variation"),
+        (_deaf, "streams", "unlike tokens"),
     ],
 )
 def test_a_server_that_does_not_hold_it_fails(
@@ -82,9 +82,9 @@ def test_a_law_that_lacks_tokens_fails(tmp_path: Path, capsys: pytest.CaptureFix
         code, out, _ = call(capsys, "check", path)
     assert code == 1
     assert "FAILS  law" in out
-    assert "returned 254 of 256 log-probabilities" in out
+    assert "254 of 256" in out
 
 
 def test_a_study_without_an_engine_has_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parents[3] / "studies" / "quickstart.toml"
-    assert "has no engine to check" in mistake(capsys, "check", path)
+    assert "no engine" in mistake(capsys, "check", path)

@@ -15,7 +15,6 @@ from fixtures.fake_server import EOS, FakeServer
 from fixtures.study_files import load_study
 
 from kvdrift.generator.actions import build_actions
-from kvdrift.generator.documents.ends import TextEnds
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.http import connection
 from kvdrift.generator.engines.http.apis import whole_law
@@ -24,6 +23,7 @@ from kvdrift.generator.engines.http.sessions import SlotSession
 from kvdrift.generator.engines.model import EngineModel, RepeatedReference
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.sampling import SamplingLaw
@@ -273,26 +273,21 @@ def test_a_server_that_does_not_say_needs_the_study_file(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("kind", "fact", "value", "said"),
     [
-        ({"width": 16}, "has 16 channels, that of the reference 8:"),
-        ({"shift": 1}, "its weights have the tokenizer"),
-        ({"leaves_out": 3}, "253 of 256 log-probabilities"),
-        ({"slots": 1}, "has 1 slots, and needs 2"),
+        ("llama-server", "width", 16, "16 channels, .* 8:"),
+        ("llama-server", "shift", 1, "the tokenizer"),
+        ("vllm", "shift", 1, "the tokenizer"),
+        ("llama-server", "leaves_out", 3, "253 of 256"),
+        ("llama-server", "slots", 1, "1 slots, and needs 2"),
     ],
 )
-def test_servers_that_are_no_side_are_refused(tmp_path: Path, servers: Pair, change: dict[str, int], said: str) -> None:
-    for name, value in change.items():
-        setattr(servers[1], name, value)
-    with pytest.raises(InputError, match=said):
-        model_of(tmp_path, servers)
-
-
-def test_a_wrong_tokenizer_behind_vllm_is_refused(tmp_path: Path) -> None:
-    with fake_servers(tmp_path, "vllm") as pair:
-        pair[1].shift = 1
-        with pytest.raises(InputError, match="the tokenizer"):
-            model_of(tmp_path, pair, ('id = "fake"', f'id = "fake"\n{API["vllm"]}'))
+def test_servers_that_are_no_side_are_refused(tmp_path: Path, kind: str, fact: str, value: int, said: str) -> None:
+    with fake_servers(tmp_path, kind) as pair:
+        setattr(pair[1], fact, value)
+        changes = [('id = "fake"', f'id = "fake"\n{API[kind]}')] if kind in API else []
+        with pytest.raises(InputError, match=said):
+            model_of(tmp_path, pair, *changes)
 
 
 def test_answers_of_another_form_are_one_line(tmp_path: Path, servers: Pair) -> None:

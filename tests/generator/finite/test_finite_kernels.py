@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fixtures.random_systems import ACTION, History, random_system, table_law
+from fixtures.random_systems import History, table_law
 
 from kvdrift.generator.coupling.streams import StreamDecoder
 from kvdrift.generator.finite.model import FiniteStreams
 from kvdrift.generator.finite.system import FiniteSystem, mixture_system
-from kvdrift.schema.errors import InputError
 
 Streams = list[tuple[str | None, History]]  # action (None: the reference) and history of every stream
 ACTIONS = ["one", "other", "one"]  # as asked for together: an action may recur
@@ -72,8 +71,3 @@ def test_a_random_walk(seed: int, eos: History) -> None:
                     parked[place] = streams[row]
         kernels.rewind()
         streams = []
-
-
-def test_unknown_action() -> None:
-    with pytest.raises(InputError, match=r"^system 'near-2-2' has no action 'none'; known: action$"):
-        FiniteStreams(random_system(2, 2), [ACTION, "none"])

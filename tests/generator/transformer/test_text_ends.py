@@ -23,9 +23,8 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from kvdrift.dry_run.description import end_lines
-from kvdrift.generator.documents.ends import TextEnds, template_end
 from kvdrift.generator.transformer.files.local_folders import model_location
-from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
+from kvdrift.generator.transformer.files.text_ends import TextEnds, end_texts, template_end, text_ends
 from kvdrift.report.sections.study import section as study_section
 from kvdrift.report.sections.verdict import section as verdict_section
 from kvdrift.schema.study import Study
