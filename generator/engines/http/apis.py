@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.generator.engines.http.connection import Connection, ServerSettings
+from kvdrift.generator.engines.http.connection import LLAMA_SERVER, OPENAI, SGLANG, VLLM, Connection, ServerSettings
 from kvdrift.schema.errors import InputError, OperationError
 
 PROBE = (
@@ -312,6 +312,12 @@ class LlamaServer:
         if not isinstance(answer, dict) or answer.get("id_slot") != slot:
             raise OperationError(f"{connection.url}/completion: slot {slot} was asked, and another one answered")
         return answer
+
+
+KINDS: Final[dict[str, LlamaServer | Vllm | Sglang | OpenAi]] = {
+    LLAMA_SERVER: LlamaServer(), VLLM: Vllm(), SGLANG: Sglang(), OPENAI: OpenAi(),
+}  # fmt: skip
+"""The kinds of servers by the name of their interface."""
 
 
 def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:

@@ -179,10 +179,6 @@ class Connection:
                     future.cancel()
                 raise
 
-    def close(self) -> None:
-        """Close all connections."""
-        self._client.close()
-
     def _answered(self, path: str, body: Any) -> httpx.Response:
         losses = self._losses
         try:

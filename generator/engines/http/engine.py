@@ -16,29 +16,14 @@ import httpx
 from tokenizers import AddedToken
 
 from kvdrift.generator.engines.engine import Capabilities, Session, Side, SideFacts
-from kvdrift.generator.engines.http.apis import LlamaServer, OpenAi, ServerFacts, Sglang, Vllm, all_tokens
-from kvdrift.generator.engines.http.connection import (
-    LLAMA_SERVER,
-    OPENAI,
-    SGLANG,
-    VLLM,
-    Connection,
-    Requests,
-    ServerSettings,
-)
+from kvdrift.generator.engines.http.apis import KINDS, LlamaServer, OpenAi, ServerFacts, all_tokens
+from kvdrift.generator.engines.http.connection import LLAMA_SERVER, OPENAI, Connection, Requests, ServerSettings
 from kvdrift.generator.engines.http.sessions import GreedySession, LawSession, SlotSession
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 from kvdrift.schema.study import HTTP, ModelSection
 
 _STREAMS = 2  # of a replicate on one side
 _MOST_HISTORIES = 64  # streams at once of a server that has no slots
-
-_APIS: dict[str, LlamaServer | Vllm | Sglang | OpenAi] = {
-    LLAMA_SERVER: LlamaServer(),
-    VLLM: Vllm(),
-    SGLANG: Sglang(),
-    OPENAI: OpenAi(),
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,7 @@ class Servers:
     def side(self, url: str, settings: Mapping[str, Any], where: str) -> ServerSide:
         """Make a side of the server at an address."""
         own = ServerSettings.of(settings, where)
-        connection = Connection(url, self.requests, _APIS[own.api].health)
+        connection = Connection(url, self.requests, KINDS[own.api].health)
         facts = _facts(connection, own, where)
         side = ServerSide(connection, own, facts, where)
         connection.on_return = side.check_same
@@ -107,7 +92,7 @@ class ServerSide(Side):
     def open(self, entries: int) -> Session:  # noqa: ARG002 - a server has the room that it has
         """Open a session; the server must be the same as before."""
         self.check_same()
-        api, about = _APIS[self.settings.api], (self.connection, self.server)
+        api, about = KINDS[self.settings.api], (self.connection, self.server)
         if isinstance(api, LlamaServer):
             return SlotSession(*about, self._read_back, api, self._slots)
         if isinstance(api, OpenAi):
@@ -140,7 +125,7 @@ class ServerSide(Side):
 def _facts(connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
     """Return a server's report of itself; an answer of unknown form becomes an error about the kind of server."""
     try:
-        return _APIS[settings.api].facts(connection, settings, where)
+        return KINDS[settings.api].facts(connection, settings, where)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{where}: {connection.url} does not answer as {settings.api} does: {type(error).__name__}: {error}"
