@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import Qwen2ForCausalLM
@@ -84,10 +85,11 @@ def sample_answers(model: Qwen2ForCausalLM, prompts: torch.Tensor, *, limit: int
     Prompts are int64 [B, n]. An answer has at most ``limit`` tokens; it ends earlier with ``<eos>``.
     """
     torch.manual_seed(seed)
-    made: torch.Tensor = model.generate(
+    network: Any = model  # generate is typed loosely
+    made = network.generate(
         prompts, attention_mask=torch.ones_like(prompts), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
         max_new_tokens=limit, eos_token_id=v.EOS, pad_token_id=v.PAD,
-    )  # type: ignore[operator]  # fmt: skip
+    )  # fmt: skip
     answers: list[list[int]] = made[:, prompts.shape[1] :].tolist()
     return [answer[: answer.index(v.EOS) + 1] if v.EOS in answer else answer for answer in answers]
 

@@ -123,11 +123,7 @@ class _Scan:
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> tuple[DistinctStreams, Tensor, Tensor]:
-        """Return the streams with which the ``live`` pairs continue, the places of their tokens, and their rows.
-
-        Returns:
-            The arguments of ``FusedSteps.step``; the rows are those of ``_overlaps``.
-        """
+        """Return the arguments of ``FusedSteps.step`` for the ``live`` pairs; rows are those of ``_overlaps``."""
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
         label = torch.zeros_like(live) if self._savings.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
@@ -137,17 +133,11 @@ class _Scan:
         return streams, len(pairs) + streams.member % len(live), torch.cat([self._row[:, pairs], pairs[None]])
 
     def _position(self, live: Tensor, column: int, found: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weigh one position of the ``live`` pairs.
+        """Weigh a position, ``column`` from 0, of the ``live`` pairs, int64 [live].
 
-        Args:
-            live: int64 [live].
-            column: The position, from 0.
-            found: The result of ``_overlap`` for the live pairs.
-            u: Uniforms that decide whether the position replaces the candidate, [live].
-
-        Returns:
-            Which pairs continue, bool [live]; the pairs whose candidate the position is, int64; and the tokens, int64
-                [live].
+        ``found`` is their result of ``_overlap``; uniforms ``u`` [live] decide whether the position replaces the
+        candidate. Returns which pairs continue, bool [live], the pairs whose candidate the position is, int64, and the
+        tokens, int64 [live].
         """
         self.evaluations[live] += 1
         deficit, token, residual_x, residual_y = found[0], *found[1:].long()
@@ -181,12 +171,10 @@ class _Scan:
 
 
 def _overlaps(laws: Tensor, rows: Tensor, u: Tensor) -> Tensor:
-    """Return the result of ``_overlap`` for some pairs, [4, B].
+    """Return the result of ``_overlap`` for some pairs, [4, B], from laws [streams, V].
 
-    Args:
-        laws: [streams, V].
-        rows: The rows of the reference's and of the action's laws, and the number of each pair, int64 [3, B].
-        u: Uniforms of all pairs, [pairs, >= SCAN_UNIFORMS].
+    ``rows`` are those of the reference's and of the action's laws, and the number of each pair, int64 [3, B]; uniforms
+    of all pairs are [pairs, >= SCAN_UNIFORMS].
     """
     parts = torch.split(rows, pairs_at_once(laws), 1)
     return torch.cat([_overlap(laws[reference], laws[action], u[pair]) for reference, action, pair in parts], 1)

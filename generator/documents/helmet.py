@@ -104,7 +104,7 @@ class HelmetSource(DocumentSource):
     ) -> list[Document]:
         """Write the chosen rows as prompts with their worked examples, and tokenize them."""
         text_tokenizer = need_tokenizer(section, tokenizer)
-        authors = {
+        authors: dict[str, _RagAuthor | _CitationAuthor] = {
             name: _CitationAuthor(section, name) if _TASKS[name].cites else _RagAuthor(section, name)
             for name in {item.task for item in chosen}
         }

@@ -6,9 +6,8 @@ Every message is validated completely; an unknown field is an error.
 from __future__ import annotations
 
 import base64
-import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -267,9 +266,3 @@ class StreamMetadata(_Message):
     state: RequestState
     unit: dict[str, Any] | None = None
     kept: list[KeptMessage] = []
-
-
-def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a unit's record in the types of JSON, which keep every value exactly."""
-    plain: dict[str, Any] = json.loads(json.dumps(record, default=lambda value: value.item()))
-    return plain

@@ -16,6 +16,7 @@ refuses others before Flight copies their message.
 from __future__ import annotations
 
 import hmac
+import json
 import logging
 import queue
 import re
@@ -56,7 +57,6 @@ from kvdrift.generator.service.protocol import (
     PendingMessage,
     RequestState,
     StreamMetadata,
-    plain_record,
 )
 from kvdrift.generator.transformer.decoder import is_device_lost
 from kvdrift.generator.transformer.loading import LoadedModel
@@ -365,9 +365,8 @@ def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
     batches = unit.events.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
     for batch in batches[:-1]:
         yield batch, StreamMetadata(state=RequestState.GENERATING).encoded()
-    said = StreamMetadata(
-        state=RequestState.GENERATING, unit=plain_record(unit.record), kept=[KeptMessage.of(one) for one in unit.kept]
-    )
+    record = json.loads(json.dumps(unit.record, default=lambda value: value.item()))  # numpy's numbers, exactly
+    said = StreamMetadata(state=RequestState.GENERATING, unit=record, kept=[KeptMessage.of(one) for one in unit.kept])
     yield batches[-1], said.encoded()
 
 

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
@@ -132,11 +133,7 @@ class Connection:
 
         The path is relative to the server's address. A body is posted as JSON; without one the request is a GET.
         """
-        while True:
-            try:
-                return self.ask_once(path, body)
-            except LostServerError:
-                continue
+        return self.patiently(lambda: self.ask_once(path, body))
 
     def ask_once(self, path: str, body: Any = None) -> Any:
         """Send a request and return the answer's JSON."""
@@ -152,15 +149,19 @@ class Connection:
 
     def said(self, path: str, body: Any = None) -> dict[str, Any]:
         """Return the JSON object of a path that not every server has; {} if the server lacks it."""
+        answer = self.patiently(lambda: self._answered(path, body))
+        try:
+            found = {} if answer.is_error else answer.json()
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @staticmethod
+    def patiently(request: Callable[[], _Found]) -> _Found:
+        """Make a request, again if the server was lost meanwhile and is back."""
         while True:
-            try:
-                answer = self._answered(path, body)
-                found = {} if answer.is_error else answer.json()
-            except LostServerError:
-                continue
-            except (ValueError, RecursionError):
-                return {}
-            return found if isinstance(found, dict) else {}
+            with suppress(LostServerError):
+                return request()
 
     def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
         """Apply a function that makes requests in turn to some items at once, and return the results in their order.

@@ -139,15 +139,10 @@ class SlotSession(TokenStreams):
         self._prompt, self._streams = tuple(tokens), {}
         for slot in self._slots:
             slot.held = ()
-        while True:
-            try:
-                law, _ = self._api.law(
-                    self._connection, self._slots[0].number, tokens, self._facts.vocabulary, cached=False
-                )
-            except LostServerError:
-                continue
-            self._slots[0].held = self._prompt
-            return law
+        asked = self._connection, self._slots[0].number, tokens, self._facts.vocabulary
+        law, _ = self._connection.patiently(lambda: self._api.law(*asked, cached=False))
+        self._slots[0].held = self._prompt
+        return law
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
@@ -192,11 +187,9 @@ class SlotSession(TokenStreams):
 
     def _read_prompt(self, slot: _Slot, history: Tokens) -> None:
         """Make a slot read the prompt, unless the slot has read it. Slots read in turn, so no two share a batch."""
-        while _common(slot.held, history) < len(self._prompt):
-            try:
-                self._api.take(self._connection, slot.number, self._prompt, cached=False)
-            except LostServerError:
-                continue
+        if _common(slot.held, history) < len(self._prompt):
+            asked = self._connection, slot.number, self._prompt
+            self._connection.patiently(lambda: self._api.take(*asked, cached=False))
             slot.held = self._prompt
 
     def _advanced(self, slot: _Slot, history: Tokens, token: int) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +75,12 @@ def in_process(folder: Path, units: dict[str, Unit]) -> None:
     assert_same(units, units_of(model, folder), 1e-5)
 
 
+def intercept(server: FakeServer, first: Callable[[str], object]) -> None:
+    """Call a function with the path of each request; what it returns, if anything, is the answer."""
+    answer = server.answer
+    server.answer = lambda path, body: first(path) or answer(path, body)  # type: ignore[method-assign,assignment,return-value]
+
+
 @pytest.mark.parametrize("kind", ["llama-server", "vllm", "sglang"])
 def test_pairs_are_those_of_the_same_engine_in_process(tmp_path: Path, kind: str) -> None:
     with fake_servers(tmp_path, kind) as pair:
@@ -133,20 +139,19 @@ def test_more_streams_than_slots_are_replayed(tmp_path: Path, servers: Pair) -> 
 def test_a_server_that_is_lost_and_comes_back_costs_time_alone(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers)
     whole = units_of(model, tmp_path)
-    answer, asked = servers[1].answer, [0]
+    asked = [0]
 
-    def dying(path: str, body: object) -> tuple[int, object]:
+    def dying(_: str) -> None:
         asked[0] += 1
         if asked[0] == 20:
             threading.Thread(target=again).start()
-        return answer(path, body)
 
     def again() -> None:
         servers[1].stop()
         servers[1].busy = 3  # it loads its model
         servers[1].start()
 
-    servers[1].answer = dying  # type: ignore[method-assign]
+    intercept(servers[1], dying)
     assert_same(whole, units_of(model, tmp_path))
     assert asked[0] > 20
     assert servers[1].busy == 0
@@ -171,14 +176,12 @@ def test_a_server_that_is_always_late_is_given_up(tmp_path: Path, servers: Pair)
 def test_a_server_that_ends_every_connection_is_given_up(tmp_path: Path, servers: Pair) -> None:
     """A server may crash on a request and be started again at once, for ever."""
     model = model_of(tmp_path, servers)
-    answer = servers[0].answer
 
-    def crashing(path: str, body: object) -> tuple[int, object]:
+    def crashing(path: str) -> None:
         if path == "/completion":
             raise ConnectionResetError
-        return answer(path, body)
 
-    servers[0].answer = crashing  # type: ignore[method-assign]
+    intercept(servers[0], crashing)
     with pytest.raises(OperationError, match=f"^{servers[0].url}/completion: .* 200 "):
         units_of(model, tmp_path)
 
@@ -186,14 +189,13 @@ def test_a_server_that_ends_every_connection_is_given_up(tmp_path: Path, servers
 def test_a_late_answer_is_asked_for_again(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 60 }\n\n[[documents]]"))
     whole = units_of(model, tmp_path)
-    answer, asked = servers[0].answer, [0]
+    asked = [0]
 
-    def late_once(path: str, body: object) -> tuple[int, object]:
+    def late_once(path: str) -> None:
         asked[0] += path == "/completion"
         servers[0].late = 1.5 if asked[0] == 20 else 0.0
-        return answer(path, body)
 
-    servers[0].answer = late_once  # type: ignore[method-assign]
+    intercept(servers[0], late_once)
     assert_same(whole, units_of(model, tmp_path))
 
 
@@ -228,14 +230,12 @@ def test_another_server_at_the_address_is_refused_and_another_identity(tmp_path:
 
 def test_a_server_that_changes_within_a_document_makes_no_unit(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers)
-    answer = servers[1].answer
 
-    def changing(path: str, body: object) -> tuple[int, object]:
+    def changing(_: str) -> None:
         if len(servers[1].computed) > 30:
             servers[1].build = "b2"
-        return answer(path, body)
 
-    servers[1].answer = changing  # type: ignore[method-assign]
+    intercept(servers[1], changing)
     with pytest.raises(OperationError, match="build_info was b1, and is b2"):
         units_of(model, tmp_path)
 
@@ -291,15 +291,10 @@ def test_servers_that_are_no_side_are_refused(tmp_path: Path, kind: str, fact: s
 
 
 def test_answers_of_another_form_are_one_line(tmp_path: Path, servers: Pair) -> None:
-    answer = servers[1].answer
-
-    def odd(path: str, body: object) -> tuple[int, object]:
-        return (200, {"total_slots": "many"}) if path == "/props" else answer(path, body)
-
-    servers[1].answer = odd  # type: ignore[method-assign]
+    intercept(servers[1], lambda path: (200, {"total_slots": "many"}) if path == "/props" else None)
     with pytest.raises(InputError, match=r"^action 'bits-4': .* llama-server .*: ValueError"):
         model_of(tmp_path, servers)
-    servers[1].answer = lambda *_: (200, ["nested"])  # type: ignore[method-assign]
+    intercept(servers[1], lambda _: (200, ["nested"]))
     with pytest.raises(InputError, match="is no llama-server"):
         model_of(tmp_path, servers)
 
