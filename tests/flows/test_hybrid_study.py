@@ -21,6 +21,8 @@ from kvdrift.verification.whole_store import verify
 # 4 inputs of each of 128 channels, and a matrix of 16 by 16 for each of 4 heads.
 FIXED = {"gemma3": 39 * 2 * 2 * 16 * 4, "qwen3.5": (4 * 128 + 4 * 16 * 16) * 4}
 
+pytestmark = pytest.mark.slow  # views and pages of such rows are tested without a model
+
 # Of another checkpoint: alone, and with a selector, a codec and a policy.
 OTHER_WEIGHTS = {
     "own": "",
@@ -72,7 +74,7 @@ def finished_in(folder: Path, family: str, own: dict[str, str]) -> Finished:
     return Finished(file, folder / "store", stages.report(run), FIXED[family])
 
 
-@pytest.fixture(scope="module", params=["gemma3", pytest.param("qwen3.5", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=FIXED)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """The finished study of a family, with one action."""
     return finished_in(tmp_path_factory.mktemp("study"), request.param, {})
@@ -94,7 +96,6 @@ def test_views_and_page_say_which_bytes_no_action_can_evict(finished: Finished) 
     assert len(re.findall(rf"% of full; {size} not evictable", text)) >= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FIXED)
 def test_other_weights_of_such_a_model(family: str, tmp_path: Path) -> None:
     """Alone, with a selector, a codec and a policy."""

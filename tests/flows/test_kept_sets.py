@@ -101,6 +101,7 @@ def test_a_run_that_keeps_other_entries_stores_nothing_and_a_redo_mends_it(
     assert grown.store.row_count("units") > units
 
 
+@pytest.mark.by_default("codec")
 @pytest.mark.parametrize(
     ("name", "text", "action"),
     [

@@ -130,6 +130,7 @@ def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pyte
     assert str(tmp_path) in line
 
 
+@pytest.mark.slow
 def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     """If that server does not answer, nothing is run elsewhere: one line names the server."""
     (tmp_path / "profiles.toml").write_text(

@@ -98,6 +98,7 @@ def test_a_server_may_move_and_may_not_change(measured: Path, servers: Pair) -> 
         changed.stop()
 
 
+@pytest.mark.slow
 def test_the_dry_run_says_what_a_position_costs(
     tmp_path: Path, servers: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
     assert_same(tmp_path / "store", here)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
