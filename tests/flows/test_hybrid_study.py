@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -56,42 +55,27 @@ def study_in(folder: Path, family: str, own: dict[str, str]) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A study's file, its store, its page, and the bytes of each document's windows and states."""
-
-    file: Path
-    store: Path
-    page: Path
-    fixed: int
-
-
-def finished_in(folder: Path, family: str, own: dict[str, str]) -> Finished:
-    """A study that was taken from its documents to its page, stage by stage."""
-    file = study_in(folder, family, own)
-    run = run_of(load_study(file), folder / "store")
+def finished_in(folder: Path, family: str, own: dict[str, str]) -> tuple[Path, str]:
+    """The store and the page of a study that was taken from its documents to its page, stage by stage."""
+    run = run_of(load_study(study_in(folder, family, own)), folder / "store")
     finish(run)
-    return Finished(file, folder / "store", stages.report(run), FIXED[family])
+    return folder / "store", stages.report(run).read_text("utf-8")
 
 
-@pytest.fixture(scope="module", params=FIXED)
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """The finished study of a family, with one action."""
-    return finished_in(tmp_path_factory.mktemp("study"), request.param, {})
-
-
-def test_views_and_page_say_which_bytes_no_action_can_evict(finished: Finished) -> None:
+@pytest.mark.parametrize("family", FIXED)
+def test_views_and_page_say_which_bytes_no_action_can_evict(family: str, tmp_path: Path) -> None:
     """Half of the entries is half of the evictable bytes; the half's index comes on top."""
-    with kvdrift.open(finished.store) as views:
+    store, page = finished_in(tmp_path, family, {})
+    with kvdrift.open(store) as views:
         rows = views.sql(
             "select action, cache_bytes, fixed_bytes from frontier where stratum = 'pooled' and split = 'evaluation'"
         ).fetchall()
         ((index,),) = views.sql("select avg(index_bytes) from units where action = 'recent-half'").fetchall()
-        assert views.sql("select distinct fixed_bytes from units").fetchall() == [(finished.fixed,)]
+        assert views.sql("select distinct fixed_bytes from units").fetchall() == [(FIXED[family],)]
     evictable = {action: cache - fixed for action, cache, fixed in rows}
     assert evictable["recent-half"] - index == pytest.approx(evictable["full"] / 2, rel=0.01)
-    text = re.sub(r"<[^>]+>", " ", finished.page.read_text("utf-8"))
-    size = f"{finished.fixed / 1024:.1f} KiB"
+    text = re.sub(r"<[^>]+>", " ", page)
+    size = f"{FIXED[family] / 1024:.1f} KiB"
     assert re.search(rf"{size} of the full cache’s \d+ KiB are windows and states", text)
     assert len(re.findall(rf"% of full; {size} not evictable", text)) >= 2
 
@@ -99,12 +83,12 @@ def test_views_and_page_say_which_bytes_no_action_can_evict(finished: Finished) 
 @pytest.mark.parametrize("family", FIXED)
 def test_other_weights_of_such_a_model(family: str, tmp_path: Path) -> None:
     """Alone, with a selector, a codec and a policy."""
-    made = finished_in(tmp_path, family, OTHER_WEIGHTS)
-    verify(Store.open(str(made.store)))
-    with kvdrift.open(made.store) as views:
+    store, page = finished_in(tmp_path, family, OTHER_WEIGHTS)
+    assert not [check for check in verify(Store.open(str(store))) if check.faults]
+    with kvdrift.open(store) as views:
         first = dict(views.sql("select action, min(delta) from events where t = 1 group by action").fetchall())
         assert views.sql("select sum(moved_pairs) from controls").fetchall() == [(0,)]
-        assert views.sql("select distinct fixed_bytes from units").fetchall() == [(made.fixed,)]
+        assert views.sql("select distinct fixed_bytes from units").fetchall() == [(FIXED[family],)]
     assert first["recent-half"] == first["full"] == 0
     assert all(first[name] > 0 for name in OTHER_WEIGHTS)
-    assert "weights near, then int8" in made.page.read_text("utf-8")
+    assert "weights near, then int8" in page

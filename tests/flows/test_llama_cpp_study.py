@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from fixtures.house import ROOT
-from fixtures.llama_server import llama_server
+from fixtures.llama_server import assert_same_events, llama_server
 from fixtures.processes import Command, run_command
 
 import kvdrift
@@ -102,12 +102,7 @@ def test_the_study_that_is_shipped(tmp_path: Path) -> None:
         time.sleep(0.1)
     command.kill()
     assert run_command("run", study, "--store", tmp_path / "killed")[0] == 0
-    rows = []
-    for name in ("whole", "killed"):
-        with kvdrift.open(tmp_path / name) as views:
-            rows.append(views.sql("select * from events order by doc, action, replicate, t").fetchnumpy())
-    assert all(np.array_equal(rows[0][name], rows[1][name]) for name in ("x_token", "y_token"))
-    assert max(np.abs(rows[0][name] - rows[1][name]).max() for name in ("delta", "f")) <= CLOSE
+    assert_same_events(tmp_path, CLOSE)
     with kvdrift.open(tmp_path / "whole") as views:
         risk = dict(views.sql(
             "select action, rollout_tv from decomposition where split = 'evaluation' and stratum = 'pooled'"

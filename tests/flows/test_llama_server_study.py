@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from fixtures.command import call
 from fixtures.engine_study import study_text
-from fixtures.llama_server import LlamaServer
+from fixtures.llama_server import LlamaServer, assert_same_events
 from fixtures.small_study import evaluate, run_of
 from fixtures.study_files import changed, load_study
 
-import kvdrift
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.embedded.vocabulary import SYMBOLS
@@ -129,13 +128,7 @@ def test_a_server_killed_in_a_run_costs_time_alone(tmp_path: Path, weights: Path
         killer.join()
         for server in pair:
             server.kill()
-    rows = []
-    for name in ("whole", "killed"):
-        with kvdrift.open(tmp_path / name) as views:
-            rows.append(views.sql("select * from events order by doc, action, replicate, t").fetchnumpy())
-    assert len(rows[0]["t"]) == len(rows[1]["t"]) == 16 * 4 * 6 * 2
-    assert all(np.array_equal(rows[0][name], rows[1][name]) for name in ("x_token", "y_token"))
-    assert max(np.abs(rows[0][name] - rows[1][name]).max() for name in ("delta", "f")) <= CLOSE
+    assert assert_same_events(tmp_path, CLOSE) == 16 * 4 * 6 * 2
 
 
 def test_greedy_tokens_need_no_laws(tmp_path: Path, servers: Pair) -> None:
