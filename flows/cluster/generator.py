@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,16 @@ from typing import Any
 from distributed import Future, as_completed
 
 from kvdrift.flows.cluster.connection import Cluster, facts, resources_of, who_has_which
-from kvdrift.flows.cluster.worker import Assignment, Failure, Group, Groups, Stored, generate_group
+from kvdrift.flows.cluster.worker import (
+    Assignment,
+    Failure,
+    Group,
+    Groups,
+    Stored,
+    generate_group,
+    gpu_there,
+    model_there,
+)
 from kvdrift.flows.generate.local import LocalGenerator, named
 from kvdrift.flows.generate.storing import IN_A_ROW, Identities, not_stored, stored_gpus, studies_of
 from kvdrift.generator.actions import Action
@@ -47,11 +56,6 @@ class _Attempt:
 
     group: Group
     failed: frozenset[str] = frozenset()
-
-    def alone(self, failed: frozenset[str]) -> Iterator[_Attempt]:
-        """Yield an attempt for each document."""
-        for one in self.group.part:
-            yield _Attempt(self.group._replace(part=[one]), failed)
 
 
 class HandingOut:
@@ -140,8 +144,9 @@ class HandingOut:
         """Submit the documents of a group that failed, or give up a document that has failed before."""
         error, worker = failure.error, failure.worker
         if len(attempt.group.part) > 1 or (worker is not None and not attempt.failed):
-            for one in attempt.alone(frozenset() if worker is None else frozenset({worker})):
-                self._submit(one)
+            failed = frozenset() if worker is None else frozenset({worker})
+            for document in attempt.group.part:
+                self._submit(_Attempt(attempt.group._replace(part=[document]), failed))
         else:
             self._failed.append(error)
             self._in_a_row += 1
@@ -177,8 +182,6 @@ class ClusterGenerator:
 
         ``HandingOut.stored`` says what is raised.
         """
-        from kvdrift.flows.cluster.worker import Assignment  # noqa: PLC0415 - as above
-
         resources = resources_of([study.model])
         self.cluster.check(store, resources)
         asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, units in work for unit in units}
@@ -212,8 +215,6 @@ class ClusterGenerator:
         """Return the GPU models that workers must have: those of the present units, or else the first worker's."""
         if not (resources := resources_of([study.model])):
             return made_on
-        from kvdrift.flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
-
         workers = self.cluster.workers(resources)
         found = sorted(self.cluster.ask(gpu_there, study.model, workers=workers))
         for who, gpu in found:
@@ -223,8 +224,6 @@ class ClusterGenerator:
         return made_on
 
     def _model_of(self, study: Study) -> tuple[str | None, tuple[int, ...]]:
-        from kvdrift.flows.cluster.worker import model_there  # noqa: PLC0415 - it imports Dask
-
         key = (study.name, study.model.id)
         if key not in self._models:
             resources = resources_of([study.model]) or None

@@ -170,18 +170,15 @@ def generate_group(
     if address in declined_by:
         time.sleep(_DECLINED_SECONDS)
         return None
-    name = worker_name(address)
+    name, fits = worker_name(address), False
     try:
         store = _accepted(assignment, name)
         work = with_actions(assignment.study, group.part)
-    except InputError as error:
-        return type(error)(_located(error, name))
-    except Exception as error:  # noqa: BLE001 - raised again if it fails elsewhere too
-        return _failed(error, address, name)
-    try:
+        fits = True
         return _generated(store, assignment, work, group.seconds)
     except InputError as error:
-        return Failure(address, type(error)(_located(error, name)))
+        located = type(error)(_located(error, name))
+        return Failure(address, located) if fits else located
     except Exception as error:  # noqa: BLE001 - raised again if it fails elsewhere too
         return _failed(error, address, name)
 

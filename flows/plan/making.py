@@ -319,14 +319,15 @@ def _branched_actions(material: Material, efficiency: Mapping[str, float | None]
     return actions if estimator == SWRB else [name for name in actions if (efficiency.get(name) or 0.0) > 1]
 
 
+def _named(endpoint: Endpoint) -> dict[str, Any]:
+    return {name: getattr(endpoint, name) for name in ("quantity", "action", "baseline")}
+
+
 def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
     rows = []
     for linearized, half_width in zip(allocation.endpoints, allocation.half_widths, strict=True):
         between, within = linearized.components
-        rows.append({
-            "quantity": linearized.endpoint.quantity,
-            "action": linearized.endpoint.action,
-            "baseline": linearized.endpoint.baseline,
+        rows.append(_named(linearized.endpoint) | {
             "development_value": number(linearized.value),
             "variance_between_documents": number(between),
             "variance_between_replicates": number(within),
@@ -339,13 +340,8 @@ def _variance_ratios(plain: Allocation, reduced: Allocation) -> list[dict[str, A
     """Return, by endpoint, the reduced estimate's variance between replicates as a share of the plain estimate's."""
     rows: list[dict[str, Any]] = []
     for own, other in zip(plain.endpoints, reduced.endpoints, strict=True):
-        endpoint, (_, variance), (_, less) = own.endpoint, own.components, other.components
-        rows.append({
-            "quantity": endpoint.quantity,
-            "action": endpoint.action,
-            "baseline": endpoint.baseline,
-            "variance_ratio": number(less / variance) if variance > 0 else None,
-        })  # fmt: skip
+        (_, variance), (_, less) = own.components, other.components
+        rows.append(_named(own.endpoint) | {"variance_ratio": number(less / variance) if variance > 0 else None})
     return rows
 
 

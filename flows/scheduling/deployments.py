@@ -241,7 +241,7 @@ def _end_silent_runs() -> None:
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
 
     beat = "prefect.flow-run.heartbeat"
-    ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Cancelling")}
+    ends = _events(*_ENDS, "Cancelled", "Cancelling")
     trigger = EventTrigger(
         **each_tagged_run(_TAG), after={beat}, expect={beat, *ends}, posture=Posture.Proactive,
         within=timedelta(seconds=_SILENT_SECONDS),
