@@ -23,8 +23,7 @@ from kvdrift.flows.generate.storing import stored_identities
 from kvdrift.flows.pages.reports import reported_revisions
 from kvdrift.flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_differences, shown
 from kvdrift.flows.plan.stored_documents import changed
-from kvdrift.flows.run.forecast import forecast
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, forecast
 from kvdrift.generator.actions import Action
 from kvdrift.generator.identity import ActionIdentity, changes
 from kvdrift.log.store import Store

@@ -26,8 +26,7 @@ from kvdrift.flows.plan.frozen_plan import (
 from kvdrift.flows.plan.making import decides_the_same, evaluated_size, freeze_plan, make_plan
 from kvdrift.flows.run.checks import check_controls, check_equal_bytes, floor_line
 from kvdrift.flows.run.comparison import check_agrees
-from kvdrift.flows.run.forecast import forecast, of_all_laws, pending_development, pending_of_plan
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, forecast, of_all_laws, pending_development, pending_of_plan
 from kvdrift.generator.engines.registry import tokenizer_location
 from kvdrift.generator.generation import Work
 from kvdrift.generator.transformer.files.tokenizer import token_reader

@@ -30,8 +30,7 @@ from kvdrift.flows.pages.reports import laws_report_folder, present_inputs, reco
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study, remarks
 from kvdrift.flows.run.comparison import begun_revisions, check_agrees, redo_actions
-from kvdrift.flows.run.forecast import check_gpu_here, forecast, gpus_of_units
-from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun, check_gpu_here, forecast, gpus_of_units
 from kvdrift.generator.identity import GpuKinds
 from kvdrift.generator.service.client import ServiceAddress
 from kvdrift.log.last_times import record_run

@@ -1,26 +1,49 @@
-"""The run of one study: the objects that all stages share, made once and handed down."""
+"""The run of one study: the objects that all stages share, made once and handed down, and what the study still lacks.
+
+``forecast`` says what a run would generate, and what else is left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import pyarrow as pa
+
+from kvdrift.flows.estimate.scores import Scoring, answers_are_current, estimates_are_current
 from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.storing import GenerateInto, Identify
+from kvdrift.flows.generate.storing import GenerateInto, Identify, stored_gpus
 from kvdrift.flows.material import Material, gather_material
-from kvdrift.flows.pages.reports import report_folder
+from kvdrift.flows.pages.reports import report_folder, report_is_current
+from kvdrift.flows.plan.frozen_plan import (
+    FrozenPlan,
+    LooksTaken,
+    find_plan,
+    grown_plan,
+    lacking,
+    wanted_by_stratum,
+    wanted_units,
+)
+from kvdrift.flows.plan.making import NOTHING, evaluated_size, size_bounds
 from kvdrift.flows.plan.stored_documents import held_documents
 from kvdrift.generator.actions import Action
 from kvdrift.generator.documents.source import NOTHING_HELD
-from kvdrift.generator.generation import Work
-from kvdrift.generator.identity import ActionIdentity
+from kvdrift.generator.engines.registry import tokenizer_location
+from kvdrift.generator.generation import PendingUnit, StudyLaw, Work
+from kvdrift.generator.generation.units import gpu_here
+from kvdrift.generator.identity import ActionIdentity, GpuKinds
+from kvdrift.generator.transformer.files.tokenizer import text_decoder
 from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import newest_revisions
+from kvdrift.schema.document import Document
 from kvdrift.schema.errors import MissingStoreError
 from kvdrift.schema.own_process import OwnProcesses
 from kvdrift.schema.progress import SILENT, NamedProgress, Progress
 from kvdrift.schema.study import Study
+from kvdrift.schema.tables import PLAIN, UNITS
 from kvdrift.transforms.pipeline import run_derivation
 from kvdrift.transforms.segments import DerivationReport
 
@@ -142,3 +165,228 @@ class StudyRun:
         """The path of the study's page, which need not exist yet."""
         model = self.study.model.id if self.study.several_models else None
         return report_folder(self.store, self.study.name, model) / "index.html"
+
+
+def stored_units(store: Store | None, material: Material) -> pa.Table:
+    """Read the current units of a study and model; none before there is a store."""
+    return UNITS.schema.empty_table() if store is None else store.units(material.study.name, material.model_id)
+
+
+def pending_development(
+    store: Store | None, material: Material, redone: Collection[str] = (), units: pa.Table | None = None
+) -> Work:
+    """Return the units that development documents still lack; the arguments are those of ``pending_work``."""
+    planned = material.study.plan
+    branched = material.measured_actions if planned.estimator != PLAIN else ()
+    documents = material.of_split("development")
+    return pending_work(store, material, documents, planned.development_replicates, branched, redone, units)
+
+
+def pending_of_plan(
+    store: Store, material: Material, plan: FrozenPlan, redone: Collection[str] = (), units: pa.Table | None = None,
+    *, at_most: bool = False,
+) -> Work:  # fmt: skip
+    """Return the units of evaluation documents that a plan asks for by now and the store lacks.
+
+    ``at_most`` takes a sequential study that has not stopped to its N.
+    """
+    documents = wanted_documents(store, material, plan, at_most=at_most)
+    branched = plan.branched(material.measured_actions)
+    return pending_work(store, material, documents, plan.replicates, branched, redone, units)
+
+
+def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_most: bool = False) -> list[Document]:
+    """Return the evaluation documents that a plan asks for by now, in its order."""
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None or (at_most and not taken.stopped):
+        return material.of_split("evaluation", plan.documents_per_stratum)
+    named = {document.doc: document for document in material.of_split("evaluation")}
+    order = taken.looks.order
+    return [named[doc] for stratum, count in taken.documents.items() for doc in order[stratum][:count]]
+
+
+def pending_work(
+    store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
+    branched: Collection[str], redone: Collection[str] = (), units: pa.Table | None = None,
+) -> Work:  # fmt: skip
+    """Return the documents that lack stored units, each with those units; [] if nothing lacks.
+
+    ``store`` is None before there is one. Actions in ``branched`` get as many replicates of residual branching as of
+    coupled pairs; the units of actions in ``redone`` are about to be superseded. ``units``, the result of
+    ``stored_units``, is read if None.
+    """
+    revisions = {} if store is None else newest_revisions(store.read("actions"))
+    units = stored_units(store, material) if units is None else units
+    held = defaultdict[str, defaultdict[tuple[str, str], list[tuple[int, int]]]](lambda: defaultdict(list))
+    columns = (
+        units.column(name).to_pylist() for name in ("doc", "action", "estimator", "first_replicate", "replicates")
+    )
+    for doc, action, estimator, first, count in zip(*columns, strict=True):
+        if action not in redone:
+            held[doc][action, estimator].append((first, first + count))
+    actions = {action.name: action for action in material.actions}
+    wanted = wanted_units({name: action.control for name, action in actions.items()}, replicates, branched)
+    work = []
+    for document in documents:
+        pending = [
+            PendingUnit(
+                actions[one.action], first, count, one.estimator, revisions.get((material.study.name, one.action), 0)
+            )
+            for one, first, count in lacking(held[document.doc], wanted)
+        ]
+        if pending:
+            work.append((document, pending))
+    return work
+
+
+def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:
+    """Merge the work of studies of one file and model, which differ only in names and laws.
+
+    Each document comes once, with all units that some study lacks; each unit names its study.
+    """
+    documents: dict[str, tuple[Document, list[PendingUnit]]] = {}
+    for study, work in lacking:
+        of = StudyLaw(study.name, study.law)
+        for document, pending in work:
+            _, together = documents.setdefault(document.doc, (document, []))
+            together += [replace(unit, of=of) for unit in pending]
+    return list(documents.values())
+
+
+@dataclass(frozen=True)
+class SplitForecast:
+    """The stored and the missing units of a split."""
+
+    split: str
+    # how many documents of each stratum there will be, from the fewest to the most
+    documents: dict[str, tuple[int, int]]
+    replicates: tuple[int, int]  # replicates of each document, from the fewest to the most
+    stored: int  # how many units of these documents are stored
+    work: Work  # the most that is to be generated
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the work may turn out smaller: the plan is still to be made, or a sequential study may stop."""
+        return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
+
+    @property
+    def pending(self) -> Counter[str]:
+        """Return how many units of each action are to be generated."""
+        return Counter(unit.action.name for _, units in self.work for unit in units)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The stored and the missing parts of a study."""
+
+    plan: FrozenPlan | None  # the frozen plan, None before there is one
+    # the plan with the study file's K and N, equal to ``plan`` unless these grow; None if a plan is to be made
+    asked: FrozenPlan | None
+    splits: tuple[SplitForecast, SplitForecast]  # development and evaluation
+    underived: int = 0  # how many stored units are still to be derived
+    unscored: int = 0  # how many stored pairs are still to be scored, if the model's tokenizer is here
+    estimated: bool = False  # whether the estimates are current with events and scores
+    reported: bool = False  # whether the page is current with the tables
+    looked: bool = True  # whether a sequential study has stopped; true for other studies
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of the study is left to do."""
+        return (
+            self.plan is not None
+            and self.plan is self.asked
+            and not any(split.work for split in self.splits)
+            and not self.underived
+            and not self.unscored
+            and self.estimated
+            and self.reported
+            and self.looked
+        )
+
+
+def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
+    """Compare a study with its store; the store need not exist yet, and the study file must agree with it.
+
+    The stored units of actions in ``redone`` are about to be superseded.
+    """
+    store = run.stored
+    plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
+    asked = None if plan is None or run.replan else grown_plan(plan, run.study)
+    units = stored_units(store, run.material)
+    splits = (
+        _development(store, run.material, redone, units), _evaluation(store, run.material, asked, redone, units)
+    )  # fmt: skip
+    if store is None:
+        return Forecast(plan, asked, splits)
+    named, model = (run.study.name, run.study.model.id), run.study.model
+    scoring = Scoring.stored(store, *named)
+    unscored = scoring.unscored_pairs.total()
+    if unscored and text_decoder(tokenizer_location(model), revision=model.revision) is None:
+        unscored = 0
+    return Forecast(
+        plan,
+        asked,
+        splits,
+        underived=store.all_underived().size,
+        unscored=unscored,
+        estimated=estimates_are_current(store, *named) and answers_are_current(store, *named, scoring),
+        reported=report_is_current(store, run.page.parent),
+        looked=asked is None or (taken := LooksTaken.in_store(store, asked)) is None or taken.stopped,
+    )
+
+
+def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
+    """Return the GPU models that made a study's units, without units of actions that are about to be redone."""
+    store = run.stored
+    return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study.name, run.study.model.id, redone)
+
+
+def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
+    """Check that this machine's GPU is of the model that made the stored units, if units are to be generated."""
+    made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
+    if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
+        made_on.check("this machine", gpu, run.study.model)
+
+
+def _development(store: Store | None, material: Material, redone: Collection[str], units: pa.Table) -> SplitForecast:
+    replicates = material.study.plan.development_replicates
+    documents = {stratum: (len(own),) * 2 for stratum, own in material.documents["development"].items()}
+    work = pending_development(store, material, redone, units)
+    names = {document.doc for document in material.of_split("development")}
+    count = _count(units, material, names, redone)
+    return SplitForecast("development", documents, (replicates, replicates), count, work)
+
+
+def _evaluation(
+    store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
+) -> SplitForecast:
+    """Return the evaluation's stored and missing units, by the plan, or at the most that a future plan may choose."""
+    planned, strata = material.study.plan, material.documents["evaluation"]
+    available = {stratum: len(documents) for stratum, documents in strata.items()}
+    if plan is not None:
+        taken = None if store is None else LooksTaken.in_store(store, plan)
+        by_now, at_most = (wanted_by_stratum(plan, taken, at_most=most) for most in (False, True))
+        documents = {
+            stratum: (min(by_now[stratum], most), min(at_most[stratum], most)) for stratum, most in available.items()
+        }
+        replicates = plan.replicates, plan.replicates
+    else:
+        evaluated = NOTHING if store is None else evaluated_size(store, material)
+        replicates, per_stratum = size_bounds(material.study, evaluated)
+        documents = dict.fromkeys(available, per_stratum)
+    wanted = [document for stratum, (_, most) in documents.items() for document in strata[stratum][:most]]
+    if plan is not None and store is not None:
+        wanted = wanted_documents(store, material, plan, at_most=True)
+        work = pending_of_plan(store, material, plan, redone, units, at_most=True)
+    else:
+        branched = material.measured_actions if planned.estimator != PLAIN else ()
+        work = pending_work(store, material, wanted, replicates[1], branched, redone, units)
+    count = _count(units, material, {document.doc for document in wanted}, redone)
+    return SplitForecast("evaluation", documents, replicates, count, work)
+
+
+def _count(units: pa.Table, material: Material, names: Collection[str], redone: Collection[str]) -> int:
+    """Count the stored units of these documents and of actions that are not redone."""
+    actions = {action.name for action in material.actions} - set(redone)
+    pairs = zip(units["doc"].to_pylist(), units["action"].to_pylist(), strict=True)
+    return sum(doc in names and action in actions for doc, action in pairs)

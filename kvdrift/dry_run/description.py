@@ -14,8 +14,7 @@ from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.material import Material, SharedMaterial
 from kvdrift.flows.run.checks import check_study, remarks
 from kvdrift.flows.run.comparison import begun_revisions, check_agrees
-from kvdrift.flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import Forecast, SplitForecast, StudyRun, check_gpu_here, forecast
 from kvdrift.generator.actions import Action
 from kvdrift.generator.engines.http.engine import ServerSide, position_cost
 from kvdrift.generator.engines.model import EngineFootprint, EngineModel, engine_footprint

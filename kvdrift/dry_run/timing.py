@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdrift.flows.material import Material, check_retentions
-from kvdrift.flows.run.forecast import SplitForecast
+from kvdrift.flows.run.study_run import SplitForecast
 from kvdrift.generator.engines.model import EngineModel
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units

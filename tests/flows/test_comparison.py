@@ -16,8 +16,7 @@ from fixtures.study_files import load_study
 from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import Difference, Kind, check_agrees, differences
-from kvdrift.flows.run.forecast import forecast
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, forecast
 from kvdrift.log.store import Store
 from kvdrift.schema.document import SPLITS, split_of
 from kvdrift.schema.errors import PlanError

@@ -18,8 +18,7 @@ from kvdrift.flows.estimate.gate import GateQuestion, gate_stored
 from kvdrift.flows.estimate.scores import Scoring
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import check_agrees
-from kvdrift.flows.run.forecast import forecast
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, forecast
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.quantities import ANSWER_QUANTITIES

@@ -21,8 +21,7 @@ from kvdrift.flows.cluster.generator import ClusterGenerator
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import Generate, storing
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.forecast import check_gpu_here, gpus_of_units
-from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun, check_gpu_here, gpus_of_units
 from kvdrift.generator.attention.row_invariance import TriedSteps
 from kvdrift.generator.finite.model import FiniteModel
 from kvdrift.generator.generation import Work
@@ -182,7 +181,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
         )
         stages.prepare(run)
         stages.develop(run)
-    monkeypatch.setattr("kvdrift.flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
+    monkeypatch.setattr("kvdrift.flows.run.study_run.gpu_here", lambda _: "NVIDIA Y")
     return run
 
 
@@ -214,12 +213,12 @@ def test_nothing_is_refused_on_a_cpu_or_the_same_kind_or_where_nothing_is_to_be_
     begun: StudyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for here in (None, "NVIDIA X"):
-        monkeypatch.setattr("kvdrift.flows.run.forecast.gpu_here", lambda _, here=here: here)
+        monkeypatch.setattr("kvdrift.flows.run.study_run.gpu_here", lambda _, here=here: here)
         check_gpu_here(again(begun))
     assert GpuKinds.of_units([None, json.dumps(dict(library_versions()))]).difference("a", "NVIDIA Y") is None
-    monkeypatch.setattr("kvdrift.flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
-    monkeypatch.setattr("kvdrift.flows.run.forecast.pending_development", lambda *_: [])
-    monkeypatch.setattr("kvdrift.flows.run.forecast.pending_work", lambda *_: [])
+    monkeypatch.setattr("kvdrift.flows.run.study_run.gpu_here", lambda _: "NVIDIA Y")
+    monkeypatch.setattr("kvdrift.flows.run.study_run.pending_development", lambda *_: [])
+    monkeypatch.setattr("kvdrift.flows.run.study_run.pending_work", lambda *_: [])
     check_gpu_here(again(begun))
 
 

@@ -21,7 +21,7 @@ from kvdrift.flows.estimate import scores
 from kvdrift.flows.estimate.scores import Scoring, answers_are_current, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.forecast import forecast
+from kvdrift.flows.run.study_run import forecast
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.log.store import Store, Unit

@@ -19,8 +19,7 @@ from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.flows.plan.making import plan_looks
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import redo_actions
-from kvdrift.flows.run.forecast import forecast
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, forecast
 from kvdrift.log.store import Store
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, PlanError

@@ -25,8 +25,7 @@ from kvdrift.flows.generate.local import LocalGenerator, named, with_actions
 from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.plan.frozen_plan import require_plan
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.forecast import of_all_laws, pending_development
-from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun, of_all_laws, pending_development
 from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError

@@ -21,7 +21,7 @@ from kvdrift.flows.generate import local as side_processes
 from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator, work_beside
 from kvdrift.flows.material import gather_material
 from kvdrift.flows.pages.reports import draw_beside
-from kvdrift.flows.run.forecast import pending_work
+from kvdrift.flows.run.study_run import pending_work
 from kvdrift.generator.generation import Work
 from kvdrift.log.store import Unit
 from kvdrift.report.figures.canvas import new_figure

@@ -22,8 +22,7 @@ from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.material import gather_material
 from kvdrift.flows.plan.making import primary_endpoints
-from kvdrift.flows.run.forecast import forecast
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, forecast
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.documents.registry import stratum_documents
 from kvdrift.generator.documents.source import Candidate, HeldDocuments, where

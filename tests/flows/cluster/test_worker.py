@@ -24,8 +24,7 @@ from kvdrift.flows.cluster.worker import Group
 from kvdrift.flows.generate.local import LocalGenerator, named
 from kvdrift.flows.generate.storing import stored_identities
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.forecast import of_all_laws, pending_development
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, of_all_laws, pending_development
 from kvdrift.generator.generation import Work
 from kvdrift.generator.identity import ActionIdentity, GpuKinds
 from kvdrift.log.store import Unit

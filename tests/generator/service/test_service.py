@@ -33,8 +33,7 @@ from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.material import gather_material
 from kvdrift.flows.run import stages
-from kvdrift.flows.run.forecast import pending_development
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.study_run import StudyRun, pending_development
 from kvdrift.generator.generation import PendingUnit, StudyLaw
 from kvdrift.generator.identity import NUMERICS_VERSION, GpuKinds
 from kvdrift.generator.service import client
