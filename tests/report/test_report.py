@@ -567,6 +567,7 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
         (Windows.of(128, saturation_threshold=0.9), "the default windows"),
     ],
 )
+@pytest.mark.by_default("windows1-the default windows")
 def test_published_numbers_of_other_windows_are_not_compared(undrawn_page: Page, windows: Windows, named: str) -> None:
     content = content_of(paper_views(windows), model=LLAMA)
     assert named in content.published.mismatch
@@ -579,6 +580,7 @@ def test_published_numbers_of_other_windows_are_not_compared(undrawn_page: Page,
 @pytest.mark.parametrize(
     ("law", "words"), [(SamplingLaw(0.0), "greedy"), (SamplingLaw(0.7, 0.9), "temperature 0.7, top-p 0.9")]
 )
+@pytest.mark.by_default("law0-greedy")
 def test_a_page_says_its_law_and_compares_it_with_no_other(undrawn_page: Page, law: SamplingLaw, words: str) -> None:
     views = paper_views(law=law)
     assert views.views["published_comparison"] == [] != paper_views().views["published_comparison"]
