@@ -56,6 +56,18 @@ def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale:
     open_markers(axes, [100 * row.published] if row.published is not None else [], [place], style)
 
 
+def mark(axes: Axes, x: Estimate, y: Estimate, style: ActionStyle, *, pale: bool, factor: float = 100.0) -> None:
+    """Draw two estimates as a point with both intervals, or a small pale one without; ``factor`` is that of ``y``."""
+    if x.estimate is None or y.estimate is None:
+        return
+    place = [100 * x.estimate], [factor * y.estimate]
+    if pale:
+        axes.plot(*place, linestyle="none", marker=style.marker, color=style.colour, markersize=4, alpha=PALE)
+    else:
+        axes.errorbar(*place, xerr=errors(x), yerr=errors(y, factor), fmt=style.marker, color=style.colour,
+                      markersize=7, linewidth=1.2, capsize=2.5, zorder=4)  # fmt: skip
+
+
 def upright(axes: Axes, places: list[float], rows: list[Estimate], style: ActionStyle) -> None:
     """Draw estimates joined by a line on a vertical scale, with intervals and the paper's numbers."""
     values = [100 * (row.estimate or 0.0) for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from kvdrift.report.figures.canvas import Figure, action_styles, new_figure
-from kvdrift.report.figures.strokes import WIDTH, action_legend, errors, percent_axis, round_ticks
+from kvdrift.report.figures.strokes import WIDTH, action_legend, mark, percent_axis, round_ticks
 from kvdrift.report.printing.estimate_tables import (
     CellColumn,
     EstimateColumn,
@@ -107,14 +107,7 @@ def answers_figure(content: PageContent) -> Figure:
     for action, style in styles.items():
         for stratum in (*content.facts.strata, POOLED):
             risk, lost = (content.estimates.get(name, action, stratum=stratum) for name in ("mismatch", "lost_share"))
-            if risk.estimate is None or lost.estimate is None:
-                continue
-            x, y = [100 * risk.estimate], [100 * lost.estimate]
-            if stratum == POOLED:
-                axes.errorbar(x, y, xerr=errors(risk), yerr=errors(lost), fmt=style.marker, color=style.colour,
-                              markersize=7, linewidth=1.2, capsize=2.5, zorder=3)  # fmt: skip
-            else:
-                axes.plot(x, y, linestyle="none", marker=style.marker, color=style.colour, markersize=4, alpha=0.35)
+            mark(axes, risk, lost, style, pale=stratum != POOLED)
     percent_axis(axes, "right answers lost (%)")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.set_xlim(left=0)

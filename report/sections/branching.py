@@ -28,8 +28,8 @@ from kvdrift.report.figures.strokes import (
     BAND,
     WIDTH,
     action_legend,
-    errors,
     log_axis,
+    mark,
     percent_axis,
     position_axis,
     zero_line,
@@ -293,23 +293,11 @@ def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle],
     for axes, (quantity, title, label) in zip(grid, known, strict=True):
         for action, style in styles.items():
             for stratum in (*strata, POOLED):
-                _gain(axes, estimates, quantity, action, stratum, style)
+                share, gain = (estimates.get(name, action, stratum=stratum) for name in (_MASS, quantity))
+                if (gain.estimate or 0.0) > 0:
+                    mark(axes, share, gain, style, pale=stratum != POOLED, factor=1.0)
         log_axis(axes)
         axes.axhline(1, color=INK, linewidth=0.8)
         axes.set(xlim=(-3, 103), title=title, xlabel="mean M: pairs that diverge (%)", ylabel=label)
     action_legend(figure, dict(styles), marker=True)
     return figure
-
-
-def _gain(
-    axes: Axes, estimates: ReportedEstimates, quantity: str, action: str, stratum: str, style: ActionStyle
-) -> None:
-    mass, gain = (estimates.get(name, action, stratum=stratum) for name in (_MASS, quantity))
-    if mass.estimate is None or gain.estimate is None or gain.estimate <= 0:
-        return
-    x, y = 100 * mass.estimate, gain.estimate
-    if stratum == POOLED:
-        axes.errorbar([x], [y], xerr=errors(mass), yerr=errors(gain, 1.0), fmt=style.marker,
-                      color=style.colour, markersize=6.5, linewidth=1.2, capsize=2.5, zorder=4)  # fmt: skip
-    else:
-        axes.plot([x], [y], linestyle="none", marker=style.marker, color=style.colour, markersize=4, alpha=0.4)
