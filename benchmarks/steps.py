@@ -68,13 +68,6 @@ class StepWork:
         moved, computed = (sum(parts.values()) for parts in (self.bytes, self.products))
         return max(moved / peaks.bytes_per_second, computed / peaks.flops_per_second)
 
-    def facts(self) -> dict[str, dict[str, float]]:
-        """Return all parts, in GB and in TFLOP."""
-        return {
-            "gigabytes": {name: _short(value / 1e9) for name, value in self.bytes.items()},
-            "teraflop": {name: _short(value / 1e12) for name, value in self.products.items()},
-        }
-
 
 def step_work(
     shape: ModelShape, entries: Sequence[int], streams: Sequence[float], suffix: float, pairs: float
@@ -133,10 +126,6 @@ def _least_seconds(device: str, call: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
 @dataclass(frozen=True)
 class Phase:
     """The measured steps of one phase."""
@@ -147,7 +136,6 @@ class Phase:
     before: float | None  # the same of the other commit, if one is measured
     streams: float  # the mean number of open streams
     bound: float  # the most steps per second
-    work: StepWork  # the least work of a step
 
     @property
     def share(self) -> float:
@@ -156,7 +144,7 @@ class Phase:
 
     def facts(self) -> dict[str, Any]:
         """The facts of the phase that its rows do not have."""
-        return {"streams": round(self.streams, 1), "bound": round(self.bound, 3), **self.work.facts()}
+        return {"streams": round(self.streams, 1), "bound": round(self.bound, 3)}
 
 
 def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repetitions: int) -> Phase:
@@ -169,8 +157,8 @@ def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repe
             took, streams = _decode(tree, case, apart=name == NAMES[1])
             own.append(took)
     rates = [(case.horizon - 1) / min(own) for own in seconds.values()]
-    work = _work(case, streams)
-    return Phase(name, case.replicates, rates[0], rates[1] if before else None, streams, 1 / work.seconds(peaks), work)
+    bound = 1 / _work(case, streams).seconds(peaks)
+    return Phase(name, case.replicates, rates[0], rates[1] if before else None, streams, bound)
 
 
 def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:

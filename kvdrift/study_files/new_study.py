@@ -42,9 +42,8 @@ _COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum whose p
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine and its options."""
+    """The options of the engine llama.cpp."""
 
-    engine: str  # The engine's name
     gguf: Path | None  # The file of the reference's weights; None for the embedded model's
     option: str  # The option that names the file
     cache_types: Sequence[str]  # For each action the type of its keys and values; ``K/V`` names two types
@@ -63,14 +62,14 @@ class EngineChoice:
     def model(self, folder: Path) -> Table:
         """Return the values of ``[model]`` for a study file in ``folder``."""
         file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, self.option)
-        return {"engine": self.engine, "id": file, "settings": _REFERENCE}
+        return {"engine": LLAMA_CPP, "id": file, "settings": _REFERENCE}
 
     def actions(self, folder: Path) -> list[Table]:
         """Return the values of each action: those of cache types, then those of weights, then the kernel floor."""
         kinds = self.cache_types or ([] if self.weights else _CACHE_TYPES)
         made: list[Table] = [{"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)} for kind in kinds]
         made += [{"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights]
-        kernel = ModelSection(engine=self.engine, id=_EMBEDDED, settings=_REFERENCE).other_kernel
+        kernel = ModelSection(engine=LLAMA_CPP, id=_EMBEDDED, settings=_REFERENCE).other_kernel
         return [*made, {"name": KERNEL_FLOOR_ACTION, "settings": kernel}]
 
 
@@ -100,9 +99,8 @@ def engine_choice(
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
     for kind in kinds:
         ContextSettings.of(_types(kind), f"--cache-types {kind}")
-    return EngineChoice(
-        LLAMA_CPP, Path(model) if by_model else gguf, "--model" if by_model else "--gguf", kinds, weights
-    )
+    option = "--model" if by_model else "--gguf"
+    return EngineChoice(Path(model) if by_model else gguf, option, kinds, weights)
 
 
 def _types(kind: str) -> Table:
@@ -166,7 +164,7 @@ def new_study(
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded
     if engine is not None and actions:
-        raise InputError(f"--action: not for engine {engine.engine}; use --cache-types and --weights")
+        raise InputError(f"--action: not for engine {LLAMA_CPP}; use --cache-types and --weights")
     own = _model(model, folder, embedded=embedded) if engine is None else engine.model(folder)
     reader = None if embedded else text_model(_reader(model) if engine is None else str(engine.file))
     tokens = horizon or _HORIZON

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvdrift.report.printing.estimate_tables import NOISE_FLOOR, CellColumn, action_table, columns_of
+from kvdrift.report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
 from kvdrift.report.printing.numbers import fixed, level
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable
 from kvdrift.report.reading.content import PageContent
@@ -38,7 +38,7 @@ def contrasts_table(content: PageContent) -> PrintedTable:
             fixed(facts.times_bytes(action, baseline), 2), "exactly" if facts.same_bytes(action, baseline) else ""
         )
     ratio = CellColumn(Column(facts.bytes_of(*content.actions), "×", "of the cache over the baseline’s"), cells)
-    columns = [ratio, *columns_of(*_DIFFERENCES)]
+    columns: list[EstimateColumn | CellColumn] = [*([] if facts.finite else [ratio]), *columns_of(*_DIFFERENCES)]
     title, note = f"Differences to {baseline}", "Less R, later entry and a negative term are the action’s advantage."
     return action_table(
         "contrasts", title, content.estimates, order, columns, baseline=baseline, note=note, under=under
