@@ -227,7 +227,6 @@ def gpu_there(model: ModelSection, dask_worker: Any) -> tuple[str, str | None]:
 
 
 def _end(reason: str) -> None:
-    """End this process."""
     sys.stderr.write(f"kvdrift: {reason}\n")
     sys.stderr.flush()
     os._exit(1)

@@ -150,7 +150,6 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
 
 
 def _answers(store: Store, views: Views, study: str, model: str, windows: Windows) -> DocumentMoments:
-    """Read the moments of the evaluation documents that have answers."""
     known = known_answers(store, study, model)
     moments = answer_moments(views, study, model, EVALUATION, windows, known)
     if moments is None:

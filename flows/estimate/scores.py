@@ -77,7 +77,6 @@ class Scoring:
     """
 
     def __init__(self, store: Store, study: str, model: str, counts: Counts) -> None:
-        """Take the counts of a store; no row is read."""
         self._store, self._study, self._model = store, study, model
         self._pairs = Counter[Scored]()  # pairs that can be scored
         self._scored = counts.scores

@@ -132,7 +132,6 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
 
 
 def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMoments) -> DocumentMoments:
-    """Read the moments of a look's documents that have answers."""
     known = known_answers(store, plan.study, plan.model)
     found = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
     if found is None:
@@ -156,7 +155,6 @@ def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
 
 
 def _seen_at(row: Row, looks: Mapping[Endpoint, Row]) -> Row:
-    """Return a row of ``results`` with the numbers of its look."""
     look = looks.get(_place(row))
     row = row | {"low": None, "high": None, "low_reduced": None, "high_reduced": None, "interval": REPEATED}
     if look is None:

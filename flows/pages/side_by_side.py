@@ -68,7 +68,6 @@ def _studies(store: Store, studies: Collection[str] | None) -> list[tuple[str, s
 
 
 def _own_page(store: Store, study: str, model: str) -> Path | None:
-    """Return the page of a study and model at its default place; None if there is no page."""
     page = page_folder(store, study, model, stored_studies(store)) / "index.html"
     return page if page.is_file() else None
 

@@ -84,7 +84,6 @@ def changed_answers(store: Store, plan: FrozenPlan) -> bool:
 
 
 def _scored_by(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
-    """Return a document's answers and the rule that scores them."""
     answers = tuple(row["answers"] or ())
     return answers, row["scoring"] if answers else None
 

@@ -103,7 +103,6 @@ def _check_selectors(material: Material, traits: LayerTraits, actions: Sequence[
 
 
 def _check_plannable(material: Material) -> None:
-    """Refuse development documents from which no plan can be made."""
     for stratum, documents in material.documents["development"].items():
         if len({document.cluster for document in documents}) == 1:
             raise InputError(
@@ -159,7 +158,6 @@ def check_controls(store: Store, material: Material) -> int:
 
 
 def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
-    """Return the error line of a control that moved, with its first deviation."""
     first = next(step for step in steps if step["delta"] or step["f"] or step["mismatch"])
     return (
         f"study '{pair['study']}': the full-retention control moved in document '{pair['doc']}', replicate "
@@ -238,7 +236,6 @@ def _moved(row: Mapping[str, Any]) -> bool:
 
 
 def _distance(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return in words how far a floor's trajectories are from the reference."""
     if not any(map(_moved, rows)):
         return "exactly 0"
     positions, tokens = sum(row["horizon"] for row in rows), sum(row["mismatches"] for row in rows)
@@ -267,7 +264,6 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
 
 
 def _absent_eos_tokens(study: Study) -> Iterator[str]:
-    """Name EOS tokens that a model's vocabulary lacks."""
     if study.model.kind == FINITE_STATE or study.model.engine is not None or study.study.eos is not None:
         return
     if absent := absent_ends(model_location(study.model), study.model.revision):
@@ -280,7 +276,6 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
 
 
 def _absent_kernel_floor(study: Study) -> Iterator[str]:
-    """Say that an engine's study measures no kernel floor, and how it would."""
     if study.model.has_floor and all(action.name != KERNEL_FLOOR_ACTION for action in study.actions):
         how = (
             "a url of the same model, started with another attention kernel"
@@ -333,7 +328,6 @@ def _is_whole(action: Action, entries: int, horizon: int) -> bool:
 
 
 def _equal_replicates(study: Study) -> Iterator[str]:
-    """Say that replicates are equal if the study file asks for several."""
     asked, law = study.plan.replicates, study.law
     if law.greedy and asked != "auto" and asked > 1:
         yield (
@@ -348,7 +342,6 @@ def _equal_replicates(study: Study) -> Iterator[str]:
 
 
 def _unreached_bounds(study: Study) -> Iterator[str]:
-    """Name bounds of the plan that cannot be reached."""
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     if planned.documents == "auto" and planned.documents_at_least > available:
         yield (
@@ -391,7 +384,6 @@ def _equal_prompts(material: Material) -> Iterator[str]:
 
 
 def _single_clusters(material: Material) -> Iterator[str]:
-    """Name strata whose evaluation documents form a single cluster."""
     planned = material.study.plan.documents
     for stratum, documents in material.documents["evaluation"].items():
         taken = documents if planned == "auto" else documents[:planned]

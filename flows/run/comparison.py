@@ -169,7 +169,6 @@ def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[
 
 
 def _value(value: Any) -> str:
-    """Write a document's answers, scoring or cluster for a line."""
     return " | ".join(value) or "none" if isinstance(value, list) else shown(value)
 
 
@@ -206,7 +205,6 @@ def _actions(run: StudyRun) -> Iterator[Difference]:
 
 
 def _plan(run: StudyRun) -> Iterator[Difference]:
-    """Yield values of ``[plan]`` and ``[windows]`` that differ from the frozen plan."""
     plan = find_plan(run.store, run.study.name, run.study.model.id)
     for one in [] if plan is None else plan_differences(plan, run.study):
         kind = Kind.GROWTH if one.grows else Kind.PLAN if one.replanned else Kind.SETTING

@@ -195,7 +195,6 @@ def _pieces(store: Store) -> list[Path]:
 
 
 def _of_keys(rows: pa.Table, keys: set[Key]) -> pa.ChunkedArray:
-    """Tell which rows are of these studies and models."""
     own = [pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)) for study, model in keys]
     return functools.reduce(pc.or_, own)
 

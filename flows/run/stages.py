@@ -202,7 +202,6 @@ def is_finished(run: StudyRun) -> bool:
 
 
 def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> str:
-    """Return a line on a plan that was frozen, and on the revision before."""
     frozen, reason = f"plan {plan.sha256[:12]} frozen", plan.content["reason"]
     k, n = f"K = {plan.replicates} replicates", f"N = {plan.documents_per_stratum} documents per stratum"
     saved = saving(with_measured(plan.content))

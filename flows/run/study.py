@@ -153,7 +153,6 @@ def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
 
 
 def _is_finished(runs: Sequence[StudyRun]) -> bool:
-    """Tell whether nothing of a file's studies is left to do."""
     compared = (report_is_current(laws[0].store, _laws_page(laws).parent) for laws in _several_laws(runs))
     return all(map(stages.is_finished, runs)) and all(compared)
 
@@ -302,13 +301,11 @@ def _compare(*runs: StudyRun) -> bool:
 
 
 def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
-    """Group the runs by model; a model has a run for each law."""
     models = dict.fromkeys(run.study.model.id for run in runs)
     return [[run for run in runs if run.study.model.id == model] for model in models]
 
 
 def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
-    """Return the groups of runs of each model that has several laws."""
     return [laws for laws in _by_model(runs) if len(laws) > 1]
 
 
@@ -325,7 +322,6 @@ def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
 
 
 def _pages(runs: Sequence[StudyRun]) -> list[Path]:
-    """Return the report of each study, and for each model with several laws the page that compares them."""
     return [*(run.page for run in runs), *map(_laws_page, _several_laws(runs))]
 
 

@@ -213,7 +213,6 @@ def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
 
 
 def _make_pool(name: str) -> None:
-    """Make a work pool of processes, unless it exists."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.client.schemas.actions import WorkPoolCreate  # noqa: PLC0415
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
