@@ -8,15 +8,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, StateType
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.deployments.runner import RunnerDeployment
+from prefect.events.actions import ChangeFlowRunState, SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectNotFound
+from prefect.runner import Runner
+from prefect.runner.storage import LocalStorage
+from prefect.schedules import Cron
+from prefect.settings import get_current_settings
+from prefect.types.entrypoint import EntrypointType
+from prefect.workers.process import ProcessWorker
+from pydantic import ValidationError
 
 from kvdrift.flows.orchestration.server import answering, api_url
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import Study
-
-if TYPE_CHECKING:
-    from prefect.deployments.runner import RunnerDeployment
 
 HEARTBEAT_SECONDS = 30  # Prefect's minimum
 _HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
@@ -100,9 +114,6 @@ class Deployed:
 
 def check_cron(cron: str, timezone: str) -> None:
     """Check a schedule's cron text and time zone."""
-    from prefect.client.schemas.schedules import CronSchedule  # noqa: PLC0415 - Prefect takes seconds
-    from pydantic import ValidationError  # noqa: PLC0415
-
     try:
         CronSchedule(cron=cron, timezone=timezone)
     except ValidationError as error:
@@ -130,8 +141,6 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
 
     Runs start in the present working folder.
     """
-    from prefect.runner.storage import LocalStorage  # noqa: PLC0415 - Prefect takes seconds
-
     deployment = _deployment(schedule, work_pool)
     _check_store(deployment, schedule)
     if schedule.notify is not None:
@@ -147,8 +156,6 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
 
 def serve(schedule: StudySchedule) -> None:
     """Make the deployment, and run it from this process until an interrupt, which pauses its schedule."""
-    from prefect.runner import Runner  # noqa: PLC0415 - Prefect takes seconds
-
     deployment = _deployment(schedule, None)
     _check_store(deployment, schedule)
     _end_silent_runs()
@@ -170,12 +177,7 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
     meanwhile. Prefect's other strategy would cancel the next run after a kill, since the killed run's slot stays taken
     for minutes.
     """
-    from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy  # noqa: PLC0415
-    from prefect.deployments.runner import RunnerDeployment  # noqa: PLC0415
-    from prefect.schedules import Cron  # noqa: PLC0415
-    from prefect.types.entrypoint import EntrypointType  # noqa: PLC0415
-
-    from kvdrift.flows.scheduling.flows import study  # noqa: PLC0415
+    from kvdrift.flows.scheduling.flows import study  # noqa: PLC0415 - torch takes seconds
 
     tags = [_TAG, schedule.studies[0].name_in_file, *dict.fromkeys(one.model.id for one in schedule.studies)]
     if schedule.notify is not None:
@@ -197,9 +199,6 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
 
 def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
     """Refuse a name that a deployment for another store has."""
-    from prefect.client.orchestration import get_client  # noqa: PLC0415
-    from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
-
     with get_client(sync_client=True) as client:
         try:
             there = client.read_deployment_by_name(deployment.full_name)
@@ -213,10 +212,6 @@ def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
 
 
 def _make_pool(name: str) -> None:
-    from prefect.client.orchestration import get_client  # noqa: PLC0415
-    from prefect.client.schemas.actions import WorkPoolCreate  # noqa: PLC0415
-    from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
-    from prefect.workers.process import ProcessWorker  # noqa: PLC0415
 
     with get_client(sync_client=True) as client:
         try:
@@ -234,11 +229,6 @@ def _end_silent_runs() -> None:
 
     Otherwise a run whose process and worker are gone, as after a power cut, would stay "Running".
     """
-    from prefect.client.orchestration import get_client  # noqa: PLC0415
-    from prefect.client.schemas.objects import StateType  # noqa: PLC0415
-    from prefect.events.actions import ChangeFlowRunState  # noqa: PLC0415
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
-
     beat = "prefect.flow-run.heartbeat"
     ends = _events(*_ENDS, "Cancelled", "Cancelling")
     trigger = EventTrigger(
@@ -264,7 +254,6 @@ def _end_silent_runs() -> None:
 
 
 def _page(identifier: object) -> str | None:
-    from prefect.settings import get_current_settings  # noqa: PLC0415
 
     base = get_current_settings().ui_url
     return None if base is None else f"{base}/deployments/deployment/{identifier}"
@@ -272,9 +261,6 @@ def _page(identifier: object) -> str | None:
 
 def check_block(block: str) -> UUID:
     """Return the id of a notification block of the server, given as TYPE/NAME, such as slack-webhook/laboratory."""
-    from prefect.client.orchestration import get_client  # noqa: PLC0415
-    from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
-
     kind, slash, name = block.partition("/")
     if not (kind and slash and name) or "/" in name:
         raise InputError(f"--notify {block}: write TYPE/NAME of a block, as in slack-webhook/laboratory")
@@ -294,8 +280,6 @@ def check_block(block: str) -> UUID:
 
 def each_tagged_run(tag: str) -> dict[str, Any]:
     """Return the arguments of a trigger that is about every single flow run with a tag."""
-    from prefect.events.schemas.events import ResourceSpecification  # noqa: PLC0415 - Prefect takes seconds
-
     tagged: dict[str, Any] = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
     return {
         "match": ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
@@ -308,10 +292,6 @@ def notify(deployment: str, tag: str, block: str) -> None:
 
     A run ends if it completes, fails or crashes. A run that waits for the run before it is not late.
     """
-    from prefect.client.orchestration import get_client  # noqa: PLC0415
-    from prefect.events.actions import SendNotification  # noqa: PLC0415
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
-
     ends, every = _events(*_ENDS), each_tagged_run(tag)
     started = _events("Running", "Cancelled") | ends
     told = {
