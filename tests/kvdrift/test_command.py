@@ -196,6 +196,7 @@ def test_a_full_disk_is_named(
     assert "x.svg" in line
 
 
+@pytest.mark.by_default("arguments1-2")
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["sql", "nowhere", "from events"], 2)])
 def test_the_program_ends_with_all_said_and_nothing_taken_apart(
     tmp_path: Path, arguments: list[str], code: int
