@@ -212,7 +212,6 @@ def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
 
 
 def _make_pool(name: str) -> None:
-
     with get_client(sync_client=True) as client:
         try:
             kind = client.read_work_pool(name).type
@@ -254,7 +253,6 @@ def _end_silent_runs() -> None:
 
 
 def _page(identifier: object) -> str | None:
-
     base = get_current_settings().ui_url
     return None if base is None else f"{base}/deployments/deployment/{identifier}"
 
