@@ -94,7 +94,7 @@ def test_a_grown_study_is_marked_seen(laws: Path) -> None:
     rows = {row["plan_revision"]: row for row in run.store.read("plans").to_pylist()}
     assert (rows[0]["plan_sha256"], json.loads(rows[0]["plan"])) == (first.sha256, first.content), "as it was written"
     assert not estimates_are_current(run.store, "laws", "tables")
-    assert "  estimates: none yet under this plan" in list(status_lines(run.store))
+    assert any(line.startswith("  estimates: none ") for line in status_lines(run.store))
 
     again = replace(study_run(laws, "store", K, N, MORE), limit=DocumentLimit(1))
     assert stages.is_planned(again)
@@ -164,7 +164,7 @@ def test_a_study_planned_anew_is_estimated_anew_from_the_same_events(laws: Path)
     assert faults(run) == []
     assert check_agrees(replace(run, replan=False)) == [], "the study file has the plan now"
     stages.plan(run)
-    assert said(run)[-1] == f"plan {plan.sha256[:12]} is unchanged: a new plan would decide the same"
+    assert said(run)[-1].startswith(f"plan {plan.sha256[:12]} is unchanged: ")
     assert analyze_stored(run.store, "laws", "tables") == 0
 
 

@@ -123,7 +123,7 @@ def test_planning_anew_leaves_out_looks_at_what_was_evaluated(stopped_laws: Path
     assert not any(row["resolved"] for row in rows(run, "sequence"))
     again = study_run(stopped_laws, "store", narrower, replan=True)
     begin(again)
-    assert again.progress.lines[-1].endswith("is unchanged: a new plan would decide the same")  # type: ignore[attr-defined]
+    assert " is unchanged: " in again.progress.lines[-1]  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

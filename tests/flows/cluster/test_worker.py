@@ -89,13 +89,10 @@ def test_a_worker_with_something_else_is_refused(
 ) -> None:
     here = facts(waiting.location)
     assert refused(waiting, facts=replace(here, source="0")).startswith("runs another version")
-    assert refused(waiting, facts=replace(here, store="0")).startswith(f"has another store at {waiting.location}")
+    assert refused(waiting, facts=replace(here, store="0")).startswith("has another store ")
     nowhere = str(tmp_path / "nowhere")
-    assert refused(waiting, location=nowhere).startswith("does not see the store")
-    assert re.match(
-        r"does not see .* \(nothing://there.*\); .* AWS_",
-        refused(waiting, location="nothing://there"),
-    )
+    assert nowhere in refused(waiting, location=nowhere)
+    assert re.match(r"does not see .* \(nothing://there.*\); .* AWS_", refused(waiting, location="nothing://there"))
     with monkeypatch.context() as here_too:
         here_too.setattr(worker, "gpu_here", lambda _: "NVIDIA X")
         assert re.match(
