@@ -57,15 +57,10 @@ class CacheRule:
 
     L can become smaller: streams go back to the end of the prompt, and parked streams continue at the L at which they
     were parked, or before it if ``cuts_back``.
-
-    Attributes:
-        scores: The number of prompt entries with a score in every stream; entries of suffixes have a score, too. 0 if
-            the rule keeps no scores.
-        cuts_back: Whether a stream's state at L determines its earlier states by dropping the last entries.
     """
 
-    scores: int = 0
-    cuts_back: bool = True
+    scores: int = 0  # prompt entries with a score in every stream; if there are any, suffixes' entries have one, too
+    cuts_back: bool = True  # whether a stream's state at L gives its earlier states by dropping the last entries
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
         """Return a rule of the same kind over ``entries`` other prompt entries, which attends from the first step on.

@@ -34,13 +34,9 @@ class Codec(ABC):
 
     @abstractmethod
     def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Store a layer's entries and read them back.
+        """Store a layer's entries and read them back, in the same shapes.
 
-        Args:
-            layer: Kept keys, as cached, and values, float32 [KV heads, m, size] each; they must not be changed.
-
-        Returns:
-            Keys and values as they are read back, of the same shapes.
+        Kept keys, as cached, and values are float32 [KV heads, m, size] each; they must not be changed.
         """
 
     @abstractmethod

@@ -23,15 +23,10 @@ class EntryCoding(ABC):
 
     @abstractmethod
     def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Store entries of some layers and read them back.
+        """Store entries of some layers and read them back, in the same shapes and dtype.
 
-        Args:
-            keys: [layers, R, KV heads, entries, size], in the model's dtype: whole groups, or no entries.
-            values: [layers, R, KV heads, entries, size], of any number of entries.
-            layers: The numbers of the layers, which are on one device.
-
-        Returns:
-            Keys and values, of the same shapes and dtype.
+        Keys and values are [layers, R, KV heads, entries, size] in the model's dtype; keys are whole groups, or no
+        entries. ``layers`` are the layers' numbers; they are on one device.
         """
 
 
@@ -58,12 +53,8 @@ class CodedLayer:
 class CodedStreams(CacheRule):
     """Codes entries that leave the window before each step, and attends if a group began in the prompt.
 
-    Args:
-        coding: Stores and reads back entries.
-        window: How many of the last entries are exact, besides the entry of the token being fed.
-        together: How many consecutive keys are coded together, counted from the first kept entry.
-        layers: For each layer the entries that are coded already.
-        horizon: H.
+    The last ``window`` entries are exact, besides that of the token being fed; so many consecutive keys are coded
+    ``together``, counted from the first kept entry. ``layers`` are coded already; ``horizon`` is H.
     """
 
     def __init__(

@@ -44,10 +44,7 @@ class Selector(ABC):
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - others need them
         """Return how many bytes choosing needs at once if they are many; prompts without enough memory are refused.
 
-        Args:
-            heads: Query heads of the layer.
-            entries: n.
-            item_bytes: Bytes of a number in the model's dtype.
+        The layer has so many query heads and n entries, whose numbers have ``item_bytes`` bytes.
         """
         return 0
 

@@ -88,9 +88,7 @@ class RuleAround(CacheRule):
 class WatchedRule(RuleAround):
     """Another rule, whose streams' remaining entries are counted after some steps.
 
-    Attributes:
-        left_after: The counts so far, by step; steps are missing if no stream was open, if the rule had nothing to do,
-            or if the rule does not say which entries are left.
+    ``left_after`` has the counts by step, unless no stream was open, the rule had nothing to do, or does not say.
     """
 
     def __init__(self, rule: CacheRule, steps: Collection[int]) -> None:

@@ -20,17 +20,11 @@ from kvdrift.generator.selectors import Selector
 
 
 class Policy(ABC):
-    """Chooses the entries that a step reads; a frozen dataclass, whose fields a study can set.
+    """Chooses the entries that a step reads; a frozen dataclass, whose fields a study can set."""
 
-    Attributes:
-        summary: What is read, in one line for ``kvdrift list policies``.
-        paper: Authors, year and arXiv number.
-        keeps_scores: Whether every stream has scores of its entries.
-    """
-
-    summary: ClassVar[str]
-    paper: ClassVar[str | None] = None
-    keeps_scores: ClassVar[bool] = False
+    summary: ClassVar[str]  # what is read, in one line for ``kvdrift list policies``
+    paper: ClassVar[str | None] = None  # authors, year and arXiv number
+    keeps_scores: ClassVar[bool] = False  # whether every stream has scores of its entries
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -49,10 +43,8 @@ class Policy(ABC):
 
     @abstractmethod
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-        """Return the rule that a prompt's streams read by.
+        """Return the rule that a prompt's streams read by, if m is ``budget``.
 
-        Args:
-            prompt: For each layer the record of the whole prompt, with the statistics of ``first_cut``.
-            kept: For each layer the positions that the first cut has kept, [KV heads, min(m, n)], ascending.
-            budget: m.
+        For each layer there are the record of the whole prompt, with the statistics of ``first_cut``, and the positions
+        that the first cut has kept, [KV heads, min(m, n)], ascending.
         """

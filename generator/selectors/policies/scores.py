@@ -36,14 +36,10 @@ class ScoringPolicy(Policy):
 
     @abstractmethod
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """Scores after a step.
+        """Scores after a step, [R, KV heads, E], from those before it, float32 and 0 for the new entry.
 
-        Args:
-            scores: The scores before the step, float32 [R, KV heads, E]; 0 for the new entry.
-            weights: Attention of the step's queries, float32 [R, KV heads, query heads of it, E]; 0 to dropped entries.
-
-        Returns:
-            [R, KV heads, E]; scores of dropped entries are ignored.
+        Weights are the attention of the step's queries, float32 [R, KV heads, query heads of it, E], 0 to dropped
+        entries, whose scores are ignored.
         """
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
