@@ -71,11 +71,6 @@ def own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def model_of(family: str) -> LoadedModel:
     """A family's model; that it loads is its proof: two streams that part, and an evicted cache, as transformers has."""

@@ -14,12 +14,8 @@ import pytest
 from kvdrift.generator.transformer.files import fingerprints
 from kvdrift.generator.transformer.files.fingerprints import digests_path, model_identity
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 LONG_AGO = time.time_ns() - 10**12
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from kvdrift.generator.attention import shared_prefix
 from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix
 from kvdrift.generator.checks.random_models import random_document, random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.identity import selector_sha256
 from kvdrift.generator.transformer.footprint import plan_memory
 from kvdrift.log.store import Unit
 from kvdrift.schema.study import ActionSection
@@ -111,15 +110,6 @@ def test_bytes_are_counted_as_they_are_stored() -> None:
     shape = random_model("qwen2").shape
     plans = [plan_memory(shape, 190, [190], [1], 8, 2**30, PLAIN, apart=apart) for apart in (False, True)]
     assert plans[1].prefill_bytes - plans[0].prefill_bytes == shape.entry_bytes * 190
-
-
-def test_every_parameter_is_part_of_the_identity() -> None:
-    actions = [numerics(), *(numerics(**one) for one in (
-        {"prefill_chunk": 48}, {"cache_dtype": "bfloat16"}, {"row_tile": 8}
-    ))]  # fmt: skip
-    assert len({selector_sha256(action.selector) for action in actions}) == 4
-    assert len({action.row("s", prespecified=True)["parameters"] for action in actions}) == 4
-    assert not any(action.control for action in actions)
 
 
 def test_tiles_of_ones_own_are_not_those_of_fused_operations(monkeypatch: pytest.MonkeyPatch) -> None:

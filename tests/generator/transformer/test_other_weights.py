@@ -21,7 +21,6 @@ from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.generation.units import generate_together
 from kvdrift.generator.transformer.files.text_ends import model_files
-from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.generator.transformer.other_weights.model import ModelWithOthers, load_transformer
 from kvdrift.generator.transformer.other_weights.named import check_shared, identities
 from kvdrift.log.store import Unit
@@ -84,11 +83,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(noisy, file, {"format": "pt"})
     save_random_model(made / "pruned", "llama", seed=4, layers=1, num_key_value_heads=1, num_attention_heads=2)
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def study_of(folder: Path, actions: str = NEAR) -> Study:
@@ -255,11 +249,6 @@ def test_weights_that_cannot_be_loaded_are_told_by_their_action(tmp_path: Path, 
     (tmp_path / "empty").mkdir()
     study = study_of(tmp_path, f'[[actions]]\nname = "own"\nweights = "{weights}"\n')
     assert refused(load_transformer, study) == line.format(folder=tmp_path)
-
-
-def test_a_study_without_weights_has_the_plain_model(folder: Path) -> None:
-    study = study_of(folder, '[[actions]]\nname = "recent"\nselector = "recent"\nkeep = "1/2"\n')
-    assert type(load_transformer(study)) is LoadedModel
 
 
 def test_a_noise_floor_has_the_references_weights(folder: Path) -> None:

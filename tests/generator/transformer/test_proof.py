@@ -30,6 +30,8 @@ from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.streams import TransformerStreams
 from kvdrift.generator.transformer.proof import Probe, Reference, prove, refusal
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 DTYPES = ("float32", "bfloat16", "float16")
 LAYERS = 5
 SINKS = "windows and sinks"  # a GPT-OSS whose first, middle and last layers have windows
@@ -38,13 +40,6 @@ WINDOWS = {
     "sliding_window": 40,
     "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
 }
-
-
-@pytest.fixture(autouse=True)
-def no_proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proof of before counts, and none is left on the machine."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    torch.set_num_threads(1)
 
 
 def save(folder: Path, kind: str, dtype: str, seed: int, **changes: Any) -> Any:

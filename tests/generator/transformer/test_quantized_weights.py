@@ -19,9 +19,8 @@ DOCUMENT = random_document("d100", 100)
 
 
 @pytest.fixture
-def dense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A random model whose matrices are large enough for oneDNN; no proof of before counts."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def dense(tmp_path: Path, own_cache: None) -> Path:  # noqa: ARG001 - no proof of before counts
+    """A random model whose matrices are large enough for oneDNN."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=96, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
