@@ -294,12 +294,12 @@ def test_both_estimators_of_one_action_share_its_cache() -> None:
 
 def test_beside_fused_operations_tokens_are_the_same() -> None:
     actions = [action_of(name) for name in CASES] + [HALF_RECENT, CONTROL]
-    for unit, fused in zip(generate(actions), generate(actions, Savings(fused=True)), strict=True):
+    for unit, fused in zip(generate(actions, count=2), generate(actions, Savings(fused=True), count=2), strict=True):
         assert_near(unit, fused)
 
 
 def test_the_control_of_codecs_is_exactly_zero() -> None:
-    (unit,) = generate([action_of("identity")])
+    (unit,) = generate([action_of("identity")], count=2)
     assert not steps_of(unit)["delta"].any()
     assert not steps_of(unit)["f"].any()
 
