@@ -7,7 +7,6 @@ marked ``quantizers`` and run by ``make quantizers``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -27,7 +26,7 @@ from kvdrift.generator.checks.trial import Check, Trial
 from kvdrift.generator.codecs import CODECS
 from kvdrift.generator.selectors import SELECTORS, default_parameters
 from kvdrift.generator.selectors.kvpress import PRESSES
-from kvdrift.generator.selectors.policies import POLICIES, Sliding
+from kvdrift.generator.selectors.policies import POLICIES
 
 TRIALS: dict[str, type[Trial[Any]]] = {"selector": SelectorTrial, "codec": CodecTrial, "policy": PolicyTrial}
 NAMES: dict[str, Iterable[str]] = {
@@ -222,20 +221,6 @@ def test_prompts_grow_with_what_a_policy_needs(tmp_path: Path) -> None:
     assert min(mine.budgets) >= 90 < mine.budgets[0] < mine.entries < mine.budgets[2]
     assert found(mine, "repetition").holds
     assert "400" in refused(PolicyTrial, "mine:Mine", {"least": 500}, tmp_path)
-
-
-def test_what_removes_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy whose budget is never used up is no policy."""
-
-    @dataclass(frozen=True)
-    class Lazy(Sliding):
-        def rule(self, prompt: Any, kept: Any, budget: int) -> Any:
-            return super().rule(prompt, kept, budget + 5)
-
-    monkeypatch.setitem(POLICIES, "lazy", Lazy)
-    finding = found(PolicyTrial("lazy"), "entries read")
-    assert not finding.holds
-    assert "entries are read" in finding.line
 
 
 def test_a_module_is_found_to_have_a_codec(tmp_path: Path) -> None:

@@ -251,9 +251,6 @@ def test_a_folder_loads(tmp_path: Path, kind: str, dtype: str) -> None:
     assert {parameter.dtype for parameter in model.network.parameters()} == {getattr(torch, dtype)}
     assert not any(parameter.requires_grad for parameter in model.network.parameters())
     assert not model.network.training
-    again = load_model(str(folder), dtype=dtype)
-    for one, other in zip(model.network.parameters(), again.network.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
