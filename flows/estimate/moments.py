@@ -195,13 +195,11 @@ def replicate_answers(views: Views, study: str, model: str, split: str, windows:
 def branching_moments(views: Views, study: str, model: str, split: str) -> BranchingMoments | None:
     """Read the moments of both estimators for every document and action of a split, controls left out.
 
-    Returns:
-        Moments of all measured documents, which other estimates resample too; None if nothing was branched.
+    They are of all measured documents, which other estimates resample too; None if nothing was branched.
     """
     own = f"study = {literal(study)} and model = {literal(model)}"
-    if not views.table(
-        f"from internal.branchings where {own} limit 1"
-    ).num_rows:  # the view would otherwise read all trajectories
+    # The view would read all trajectories.
+    if not views.table(f"from internal.branchings where {own} limit 1").num_rows:
         return None
     table = measured(views.rows("swrb", study=study, model=model, split=split))
     if SWRB not in table["estimator"].to_pylist():

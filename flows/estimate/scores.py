@@ -70,10 +70,8 @@ def _scoring(answers: Answers) -> str | None:
 class Scoring:
     """The scored and unscored pairs of a study and model.
 
-    Pairs are counted without reading rows; rows are read only if there is something to score.
-
-    Attributes:
-        documents: how many documents have answers to score.
+    Pairs are counted without reading rows; rows are read only if there is something to score. ``documents`` is how many
+    documents have answers to score.
     """
 
     def __init__(self, store: Store, study: str, model: str, counts: Counts) -> None:

@@ -143,11 +143,7 @@ _local: LocalGenerator | None = None  # set in a side process
 class SideBySideGenerator:
     """Generation on this machine: large amounts of work of a small model in side processes, other work in this process.
 
-    Args:
-        local: Generates in this process.
-
-    Attributes:
-        sides: The side processes, each with the model; None before there are any.
+    ``local`` generates in this process; ``sides`` are the side processes, each with the model, or None without any.
     """
 
     def __init__(self, local: LocalGenerator) -> None:

@@ -274,12 +274,9 @@ _ENDING = (
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
-    """Generate work and store it; return the number of new units.
+    """Generate work and store it; return the number of new units. A unit of another law names its study.
 
-    A unit of another law names its study.
-
-    If a document fails, the others are still generated. If several documents fail in a row, the cause
-    lies elsewhere, and no more documents are tried.
+    If a document fails, the others are still generated, unless several fail in a row.
 
     Raises:
         InputError: a model, an endpoint or the store refuses the work or some documents.

@@ -226,16 +226,10 @@ class Pruned:
 
 
 def prune_pages(store: Store, seconds: float, study: str | None = None) -> Iterator[Pruned]:
-    """Delete pages in the store's folders that were not written, and whose studies were not run or estimated, lately.
+    """Delete pages of a store's studies, or of one, that were written, and their studies run and estimated, long ago.
 
-    Args:
-        store: The store; only pages of its own studies are looked at.
-        seconds: How long ago a page must have been written, and its study run and estimated. A time ahead of the clock
-            counts as now.
-        study: Only the pages of this study.
-
-    Yields:
-        What was deleted, for each page. Other files in a page's folder, such as the answers of gates, stay.
+    That is at least so many ``seconds`` ago; a time ahead of the clock counts as now. Other files in a page's folder,
+    such as the answers of gates, stay. What was deleted of each page is yielded.
     """
     from kvdrift.report.page import FILES, page_files  # noqa: PLC0415 - as in ``write_report``
 

@@ -135,11 +135,7 @@ def _has_made_units(run: StudyRun) -> bool:
 
 
 def check_controls(store: Store, material: Material) -> int:
-    """Check that every full-retention control has delta = f = 0 exactly, in its derived rows.
-
-    Returns:
-        The number of controls, counted in pairs of continuations.
-    """
+    """Check that every full-retention control has delta = f = 0 exactly, in its derived rows; return how many pairs."""
     own = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
     with open_views(store) as views:
         controls = views.rows("controls", **own).to_pylist()
@@ -172,10 +168,7 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     Payload, scales, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold
     entries in another way, such as another dtype or codec, are compared among themselves. A codec's bytes depend on how
     many entries each layer keeps, so its actions are compared only at the same budgets. A policy whose steps may read
-    more entries than the prompt has is not compared.
-
-    Returns:
-        The number of pairs of actions that were compared.
+    more entries than the prompt has is not compared. The number of compared pairs of actions is returned.
     """
     units = store.units(material.study.name, material.model_id)
     units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))

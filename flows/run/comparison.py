@@ -70,11 +70,7 @@ class Difference:
 
 
 def differences(run: StudyRun) -> list[Difference]:
-    """Compare a study file with the stored study and model.
-
-    Returns:
-        The differences in the order of the file; none if the store does not know the study yet.
-    """
+    """Return the differences of a study file from its stored study, in the file's order; none before it is stored."""
     store = run.stored
     if store is None:
         return []

@@ -91,10 +91,8 @@ def score(run: StudyRun) -> int:
 def plan(run: StudyRun) -> str:
     """Freeze the plan, made from the development documents, unless a frozen plan agrees with the study file.
 
-    If the study file asks for a larger K or N, or the run plans anew, a later revision is frozen.
-
-    Returns:
-        The hash of the plan.
+    If the study file asks for a larger K or N, or the run plans anew, a later revision is frozen. The plan's hash is
+    returned.
 
     Raises:
         PlanError: evaluation events exist without a plan, or the frozen plan disagrees with the study file.
