@@ -15,7 +15,6 @@ from fixtures.fake_engine import FakeEngine, FakeSession
 from fixtures.small_study import evaluate, finish, run_of
 from fixtures.study_files import load_study
 
-import kvdrift
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import floor_line
 from kvdrift.generator.engines import registry
@@ -47,18 +46,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_floor_is_an_action_and_the_whole_cache(measured: Path) -> None:
-    with kvdrift.open(measured / "store") as views:
-        actions = views.sql(
-            "select action, control, selector, settings, weights from actions order by action"
-        ).fetchall()
-        shares = dict(
-            views.sql(
-                "select action, cache_share from frontier where split = 'evaluation' and stratum = 'pooled'"
-            ).fetchall()
-        )
-        risk = dict(views.sql(
-            "select action, rollout_tv from decomposition where split = 'evaluation' and stratum = 'pooled'"
-        ).fetchall())  # fmt: skip
+    pooled = {"split": "evaluation", "stratum": "pooled"}
+    with open_views(Store.open(measured / "store")) as views:
+        names = ["action", "control", "selector", "settings", "weights"]
+        actions = sorted(tuple(row[name] for name in names) for row in views.rows("actions").to_pylist())
+        shares = {row["action"]: row["cache_share"] for row in views.rows("frontier", **pooled).to_pylist()}
+        risk = {row["action"]: row["rollout_tv"] for row in views.rows("decomposition", **pooled).to_pylist()}
     assert actions == [
         ("bits-1", False, "full", '{"bits": 1}', None),
         ("bits-4", False, "full", '{"bits": 4}', None),
@@ -75,12 +68,7 @@ def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> No
     for word in ("evict", "full cache", "the full one", "of full", "compressed", "retention", "left out or coded"):
         assert word not in text, word
     assert re.search(r"mean δ of \d\.\de-\d\d", text)
-    for words in (
-        "Engine",
-        "fake, numpy, 1",
-        "bits 4",
-        "floor",
-    ):
+    for words in ("Engine", "fake, numpy, 1", "bits 4", "floor"):
         assert words in text, words
 
 

@@ -50,15 +50,9 @@ def test_the_page_of_servers(measured: Path) -> None:
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
     for word in ("evict", "full cache", "the full one", "compressed", "left out or coded"):
         assert word not in text, word
-    for words in (
-        "--bits 4",
-        "http, httpx",
-        "server llama-server b1; the reference with api llama-server",
-        "floor",
-        "the reference again",
-    ):
+    for words in ("--bits 4", "http, httpx", "server llama-server b1; ", "floor", "the reference again"):
         assert words in text, words
-    assert "# Stores keep no addresses of servers: give [model] and each action a url." in unescape(text)
+    assert "# Stores keep no addresses " in unescape(text)
     with kvdrift.open(measured / "store") as views:
         rows = views.sql("select action, cache_share, mismatch from frontier where split = 'evaluation'").fetchall()
         risk = dict(views.sql(
@@ -81,12 +75,8 @@ def test_a_server_may_move_and_may_not_change(measured: Path, servers: Pair) -> 
     changed = FakeServer("llama-server", servers[1].weights, 4, build="b2").start()
     try:
         for server in (moved, changed):
-            study = write_server_study(
-                measured,
-                addressed((servers[0], server)),
-                *SMALLER,
-                ('id = "fake"', 'id = "fake"\nrequests = { at_once = 2 }'),
-            )
+            requests = ('id = "fake"', 'id = "fake"\nrequests = { at_once = 2 }')
+            study = write_server_study(measured, addressed((servers[0], server)), *SMALLER, requests)
             run = run_of(load_study(study), store)
             if server is moved:
                 assert stages.is_finished(run)
