@@ -140,43 +140,27 @@ class TemplateRefusalError(InputError):
     """A chat template refuses a conversation."""
 
 
-@dataclass(frozen=True, eq=False)
 class TokenizerWithVariables:
     """A tokenizer whose chat template gets further variables, such as ``enable_thinking``, each of which it reads."""
 
-    tokenizer: Tokenizer
-    variables: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        templates = template_text(self.tokenizer)
-        for name in self.variables:
+    def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
+        templates = template_text(tokenizer)
+        for name in variables:
             if not re.search(rf"\b{re.escape(name)}\b", templates):
                 raise InputError(
                     f"model.chat_template_kwargs: the model's chat template does not read '{name}'; remove it"
                 )
-
-    @property
-    def chat_template(self) -> Any:
-        """The tokenizer's chat template; None if it has none."""
-        return self.tokenizer.chat_template
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The id of BOS; None if the tokenizer has none."""
-        return self.tokenizer.bos_token_id
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The tokenizer's added tokens by id."""
-        return self.tokenizer.added_tokens_decoder
+        self._tokenizer, self._variables = tokenizer, variables
+        self.chat_template, self.bos_token_id = tokenizer.chat_template, tokenizer.bos_token_id
+        self.added_tokens_decoder = tokenizer.added_tokens_decoder
 
     def __call__(self, text: str, /, **options: bool) -> Mapping[str, list[int]]:
         """Tokenize a text."""
-        return self.tokenizer(text, **options)
+        return self._tokenizer(text, **options)
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], /, **options: Any) -> Any:
         """Write a conversation, with the variables."""
-        return self.tokenizer.apply_chat_template(conversation, **(options | dict(self.variables)))
+        return self._tokenizer.apply_chat_template(conversation, **(options | dict(self._variables)))
 
 
 @dataclass(frozen=True)

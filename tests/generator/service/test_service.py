@@ -281,6 +281,7 @@ class TestEvents:
         assert f"gone ({where}: no answer" in line
         assert developed(study, tmp_path / "dies") == here
 
+    @pytest.mark.slow
     def test_the_command_asks_the_endpoint(
         self, unbroken: tuple[Path, str, str], servers: Servers, study_file: Path, here: Tables, tmp_path: Path
     ) -> None:
