@@ -6,9 +6,9 @@ A curriculum of growing documents comes first, then the study lengths with a fal
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -172,6 +172,14 @@ class Trainer:
         self.asked = MEMORY * self.asked + (1 - MEMORY) * outcome.asked
         return outcome
 
+    def report(self, name: str, scores: StepScores) -> None:
+        """Print a line on where training is."""
+        print(
+            f"{name:>10}  step {self.steps:5d}  loss {scores.loss:.3f}  contents {self.accuracy:.3f}"
+            f"  asked {self.asked:.3f}",
+            flush=True,
+        )
+
     @staticmethod
     def _measure(logits: torch.Tensor, choices: torch.Tensor, batch: Batch, loss: float) -> StepScores:
         rows, columns = batch.contents.unbind(1)
@@ -226,6 +234,7 @@ CURRICULUM = (
 PASS_ACCURACY = 0.9
 PASS_ASKED = 0.9
 LAST_BATCHES = {384: 12, 768: 8, 1536: 4}
+REPORT_STEPS = 20
 
 
 def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch]:
@@ -238,28 +247,6 @@ def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch
         yield collate(sequences)
 
 
-class TrainingProgress:
-    """Prints a line now and then: where training is, its rate, and at most how long it still takes."""
-
-    def __init__(self, total_tokens: int) -> None:
-        self.total, self.skipped = total_tokens, 0
-        self.started = self.printed = time.monotonic()
-
-    def report(self, name: str, trainer: Trainer, scores: StepScores, *, last: bool = False) -> None:
-        """Print one line, if the last line is ten seconds old or ``last`` is set."""
-        now = time.monotonic()
-        if not last and now - self.printed < 10:
-            return
-        self.printed = now
-        rate = trainer.tokens / (now - self.started)
-        left = max(0, self.total - self.skipped - trainer.tokens) / rate
-        print(
-            f"{name:>10}  step {trainer.steps:5d}  loss {scores.loss:.3f}  contents {trainer.accuracy:.3f}"
-            f"  asked {trainer.asked:.3f}  {rate:7,.0f} tokens/s  at most {left / 60:4.1f} min left",
-            flush=True,
-        )
-
-
 def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
     """Train on growing documents at the peak rate.
 
@@ -267,18 +254,14 @@ def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
     asked keys never learns to choose them.
     """
     trainer = Trainer(model, CHOICE_WEIGHT)
-    progress = TrainingProgress(sum(_tokens(stage) for stage in CURRICULUM))
     for stage in CURRICULUM:
         trainer.forget_measures()
-        first = trainer.steps
-        for batch in batches(stage, seed):
+        for taken, batch in enumerate(islice(batches(stage, seed), stage.steps), start=1):
             scores = trainer.step(batch, PEAK_RATE)
-            taken = trainer.steps - first
             passed = taken >= stage.least and trainer.accuracy > PASS_ACCURACY and trainer.asked > PASS_ASKED
-            done = passed or taken == stage.steps
-            progress.report(f"{stage.length} body", trainer, scores, last=done)
-            if done:
-                progress.skipped += _tokens(stage) * (stage.steps - taken) // stage.steps
+            if passed or taken % REPORT_STEPS == 0:
+                trainer.report(f"{stage.length} body", scores)
+            if passed:
                 break
     return trainer
 
@@ -287,17 +270,12 @@ def run_last(model: Qwen2ForCausalLM, seed: int, cycles: int) -> Trainer:
     """Train for ``cycles`` rounds over the study lengths, with a fresh optimizer, while the rate falls."""
     trainer = Trainer(model, LAST_CHOICE_WEIGHT)
     stages = [CurriculumStage(length, (16, 5), (5, 3), batch, cycles) for length, batch in LAST_BATCHES.items()]
-    progress = TrainingProgress(sum(_tokens(stage) for stage in stages))
     # Documents that the curriculum has not shown.
     streams = [batches(stage, seed, first=1_000_000) for stage in stages]
     for cycle in range(cycles):
         rate = LAST_RATE + (PEAK_RATE - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * cycle / cycles))
         for stream in streams:
             scores = trainer.step(next(stream), rate)
-            progress.report("all bodies", trainer, scores, last=cycle == cycles - 1 and stream is streams[-1])
+            if trainer.steps % REPORT_STEPS == 0:
+                trainer.report("all bodies", scores)
     return trainer
-
-
-def _tokens(stage: CurriculumStage) -> int:
-    """Return roughly how many tokens a stage has if it uses all its steps."""
-    return stage.steps * stage.batch * (stage.length + 70)
