@@ -1,1 +1,1 @@
-"""The missing events of a study, and their generation in this process or in side processes."""
+"""A study's stored material and units, and their generation in this process or in side processes."""

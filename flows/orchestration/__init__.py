@@ -1,1 +1,1 @@
-"""Prefect's part in a study: the server, and the page of a flow run."""
+"""Prefect's part in a study: the server, and the tasks and the page of a flow run."""

@@ -1,1 +1,1 @@
-"""The pages of stored studies, and the page that compares several studies."""
+"""The pages of stored and of running studies, and the page that compares several studies."""

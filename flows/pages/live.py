@@ -25,7 +25,7 @@ from kvdrift.flows.pages.reports import waiting_words, writing
 from kvdrift.flows.plan.frozen_plan import Cell, LooksTaken, Row, UnitsDone, find_plan, units_done, wanted_by_stratum
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, current_documents
-from kvdrift.sql.catalog import Views
+from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
 from kvdrift.stats.bootstrap import COLUMNS, Request, estimate
 from kvdrift.stats.preliminary import preliminary_mean
 from kvdrift.stats.quantities import ANSWER_QUANTITIES, PAIR_QUANTITIES
@@ -256,7 +256,6 @@ def write_preliminary(
     """
     from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
     from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
-    from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     waiting = waiting_words(store, study, model)
     with writing(folder), open_views(store, kept=MOMENT_VIEWS) as views:
