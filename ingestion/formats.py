@@ -34,7 +34,7 @@ from kvdrift.schema.tables import EVENTS, GROUP_KEY
 SLICE_ROWS = 1 << 18  # rows that are converted at once
 MOST_ROWS = 1 << 23  # in a group, or in a file of one portion; a row takes 100 bytes while it is checked
 MOST_BYTES = 1 << 30  # most bytes of a column of a Parquet row group, or of an IPC batch
-_BLOCK_BYTES: Final = 1 << 22  # of text that is parsed at once; a line is at most as long
+BLOCK_BYTES: Final = 1 << 22  # of text that is parsed at once; a line is at most as long
 
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
 _BINARY_NAMES: Final = (".parquet", ".arrow", ".arrows", ".ipc", ".feather")
@@ -231,11 +231,11 @@ class _Text(LogReader):
         """Raise an error about the first line that is none, or that has a value of another type; return if all fit."""
         with _opened(self.file, self._compression) as source:
             lines, number, headers = io.BufferedReader(source), 0, self.headers
-            while line := lines.readline(_BLOCK_BYTES + 1):
+            while line := lines.readline(BLOCK_BYTES + 1):
                 number += 1
                 where = f"{self.file.location}, line {number}"
-                if len(line) > _BLOCK_BYTES:
-                    raise InputError(f"{where}: longer than {_BLOCK_BYTES:,} bytes")
+                if len(line) > BLOCK_BYTES:
+                    raise InputError(f"{where}: longer than {BLOCK_BYTES:,} bytes")
                 if not line.strip():
                     continue
                 if headers:
@@ -268,7 +268,7 @@ class _Csv(_Text):
     def _parsed(self, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
         yield from pyarrow.csv.open_csv(
             source,
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
             convert_options=pyarrow.csv.ConvertOptions(
                 include_columns=columns, column_types={name: _PARSED[name] for name in columns}, null_values=[""],
                 true_values=_TRUE, false_values=_FALSE, strings_can_be_null=False,
@@ -307,7 +307,7 @@ class _JsonLines(_Text):
         kinds = [(name, pa.float64() if name in self._numbered else _PARSED[name]) for name in columns]
         yield from pyarrow.json.open_json(
             source,
-            pyarrow.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
             pyarrow.json.ParseOptions(explicit_schema=pa.schema(kinds), unexpected_field_behavior="ignore"),
         )
 
@@ -348,7 +348,7 @@ def open_log(file: SourceFile) -> LogReader:
         compression = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
         if not head.startswith(tuple(_BINARY)):
             with _opened(file, compression) as source:
-                head = source.read(_BLOCK_BYTES)
+                head = source.read(BLOCK_BYTES)
     log = _log_of(file, compression, head)
     columns = ", ".join(_MEASURED)
     if log is None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvdrift.ingestion.event_rows import VALUES, EventRows
-from kvdrift.ingestion.records import DocumentRows, FactRows, Record
+from kvdrift.ingestion.records import DocumentRows, FactRows
 from kvdrift.log.forgotten import forgotten_documents
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_documents, newest_plans, newest_revisions
@@ -25,7 +25,7 @@ from kvdrift.schema.rows import Ints
 from kvdrift.schema.study import CONTROL_ACTION, EXTERNAL, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
 from kvdrift.schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
 
-_UNITS_PER_COMMIT = 1 << 14
+UNITS_PER_COMMIT = 1 << 14
 _EVENTS_PER_COMMIT = 1 << 20
 _OF_UNITS: Final = (*SPAN, "horizon", "unit", "events_sha256")
 
@@ -203,7 +203,7 @@ class Intake:
         offered = _Offer(key, rows, horizon, answered)
         self._stored_overlapping(key, offered.first, offered.end)
         self._enqueue(offered)
-        if self._units >= _UNITS_PER_COMMIT or self._events >= _EVENTS_PER_COMMIT:
+        if self._units >= UNITS_PER_COMMIT or self._events >= _EVENTS_PER_COMMIT:
             self.flush()
 
     def flush(self) -> None:
@@ -356,7 +356,11 @@ class Intake:
             absent = Refusal("document", "the document is neither in the store nor in the --documents file")
             return None if stored else absent
         if stored is not None:
-            return _contradiction(given, stored)
+            for name, value in given.values.items():
+                if stored[name] != value:
+                    said = f"{name} is {value!r} ({given.where}), but the store has {stored[name]!r}"
+                    return Refusal("document", said)
+            return None
         split, cluster = given.values["split"], given.values.get("cluster", doc)
         other = self._splits.get((study, model, cluster), split)
         if other != split:
@@ -385,13 +389,6 @@ class Intake:
             }  # fmt: skip
             self._actions[study, action, revision] = row
             self._new_actions.append(row)
-
-
-def _contradiction(given: Record, stored: dict[str, Any]) -> Refusal | None:
-    for name, value in given.values.items():
-        if stored[name] != value:
-            return Refusal("document", f"{name} is {value!r} ({given.where}), but the store has {stored[name]!r}")
-    return None
 
 
 class Comparison(Intake):

@@ -124,7 +124,7 @@ class Store:
 
     def files(self, table: str, version: int | None = None) -> list[str]:
         """Return the files visible at a version as absolute paths or URLs, sorted."""
-        return self._absolute(table, self.paths(table, version))
+        return [join(self.location, table, path) for path in self.paths(table, version)]
 
     def stored_files(self, table: str, version: int | None = None) -> list[StoredFile]:
         """Return the files visible at a version with the sizes and rows that the log has, sorted by path."""
@@ -284,9 +284,6 @@ class Store:
     def covered_version(self, table: str, app_id: str) -> int | None:
         """Return the events version that an application's commits cover in a derived table; None before the first."""
         return self._load(table).transaction_version(app_id)
-
-    def _absolute(self, table: str, paths: list[str]) -> list[str]:
-        return [join(self.location, table, path) for path in paths]
 
     def _load(self, table: str, version: int | None = None) -> Snapshot:
         self._check_table(table)

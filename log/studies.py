@@ -33,13 +33,7 @@ def stored_studies(store: Store, study: str | None = None) -> list[tuple[str, st
 
 
 def chosen_study(store: Store, study: str | None = None, model: str | None = None) -> tuple[str, str]:
-    """Return the name and model id of the study that a command names, or of the store's only study.
-
-    Args:
-        store: A store with documents.
-        study: The value of ``--study``; None if the store has one study.
-        model: The value of ``--model``; None if the study has one model.
-    """
+    """Return the name and model id of the study of ``--study`` and ``--model``; without them, of the only study."""
     there = set(stored_studies(store))
     for option, place, asked in (("study", 0, study), ("model", 1, model)):
         known = {one[place] for one in there}

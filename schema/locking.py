@@ -25,11 +25,11 @@ from kvdrift.schema.location import is_local
 TEMPORARY: Final = ".temporary-"
 """How names of temporary folders in a store begin."""
 
-_PATIENCE: Final = 5.0  # seconds, longer than a commit takes
+PATIENCE: Final = 5.0  # seconds, longer than a commit takes
 
 _LOOK: Final = 0.5  # seconds between two attempts of a waiting run
 
-_STUCK: Final = 10.0  # seconds after which the others no longer wait for a writer's turn to end
+STUCK: Final = 10.0  # seconds after which the others no longer wait for a writer's turn to end
 _FIRST_LOOK: Final = 0.002  # the longest time before a second attempt to get a turn, in seconds; times are random
 _DOUBLINGS: Final = 11  # the longest time doubles with each attempt, up to 4 s
 
@@ -70,7 +70,7 @@ def repaired(location: str) -> Iterator[None]:
     with _opened(location) as folder:
         begun = time.monotonic()
         while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            if time.monotonic() - begun > _PATIENCE:
+            if time.monotonic() - begun > PATIENCE:
                 raise OperationError(
                     f"{location}: another process repairs or writes to it; let it end, then kvdrift verify --repair"
                 )
@@ -92,7 +92,7 @@ def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
     with _opened(str(log)) as folder:
         turn, newest, since = 0, version(), time.monotonic()
         while not (ours := _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)):
-            if time.monotonic() - since > _STUCK:
+            if time.monotonic() - since > STUCK:
                 before, newest, since = newest, version(), time.monotonic()
                 if newest == before:
                     break

@@ -61,16 +61,12 @@ CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers", "moment
 
 
 def write_catalog(store: Store) -> Path:
-    """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
+    """Write ``catalog.duckdb`` into a local store's folder, all views at the latest versions; return its path.
 
     The file is written in a temporary folder and then renamed, so that clients of the old file are not disturbed.
     DuckDB clients from 1.0 on open the file. It holds small tables and means of documents, unless these are very many.
-    A copy of the file elsewhere can therefore answer
-    queries over pooled views. Other views read Parquet files by absolute path; in a copy these views raise an error,
-    since they would read the original store.
-
-    Returns:
-        The path of the catalogue.
+    A copy of the file elsewhere can therefore answer queries over pooled views. Other views read Parquet files by
+    absolute path; in a copy these views raise an error, since they would read the original store.
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
@@ -99,14 +95,9 @@ def _fill(
     files: Mapping[str, str | None],
     condition: str,
 ) -> None:
-    """Fill a catalogue: copy the rows of small tables, and make views of the files of large tables.
+    """Fill a catalogue of empty tables: copy the rows of small tables, and make views of the files of large tables.
 
-    Args:
-        connection: A connection to a catalogue with all views over empty tables.
-        store: The store.
-        versions: Delta version by table name.
-        files: The source of each table, as ``create_stored_view`` takes it.
-        condition: The SQL condition that a view of files checks when a client reads it; it raises if it does not hold.
+    A view of files checks ``condition`` when a client reads it; ``files`` are as ``create_stored_view`` takes them.
     """
     few_documents = store.row_count("documents") <= MOST_DOCUMENTS
     carried = {name for name in CARRIED if _size(store, name, versions[name]) <= LARGEST}

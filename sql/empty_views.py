@@ -170,13 +170,11 @@ def _view_columns() -> Mapping[str, str]:
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         _create_empty_tables(connection)
         for name, text in qualified_texts().items():
-            found[name] = _declaration(connection.sql(text))
+            view = connection.sql(text)
+            columns = zip(view.columns, view.types, strict=True)
+            found[name] = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
             connection.execute(f"create table {name} ({found[name]})")
     return found
-
-
-def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in zip(relation.columns, relation.types, strict=True))
 
 
 def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:

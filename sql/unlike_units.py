@@ -41,19 +41,10 @@ def refuse_unlike_units(
 ) -> Collection[str]:
     """If current units of one kept set or study differ, make every view that pools replicates raise an error line.
 
-    The columns of these views stay the same.
-
-    Args:
-        connection: A connection that has all views.
-        store: The store.
-        versions: Delta version by table name.
-        kept: The views that the caller is about to compute.
-
-    Returns:
-        The views that raise the line from now on; none if all units are alike.
+    The columns of these views stay the same. Return these views; none if all units are alike.
 
     Raises:
-        UnlikeUnitsError: Units differ, and a view that pools is about to be computed.
+        UnlikeUnitsError: Units differ, and a view that pools is about to be computed, which is in ``kept``.
     """
     if (line := _unlike_units(store, versions)) is None:
         return ()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.stats.clusters import effective, ordered_sum
+from kvdrift.stats.clusters import effective, ordered_sum, over_clusters
 from kvdrift.stats.ends import MOST_UNLIKE, Alike
 from kvdrift.stats.moments import Float
 from kvdrift.stats.pooling import Pooling, evaluate
@@ -137,8 +137,4 @@ def _middle(values: Float) -> Float:
 
 def _over_clusters(values: Float, cluster_of: NDArray[np.intp]) -> Float:
     clusters = int(cluster_of.max(initial=-1)) + 1
-    if clusters == len(values):
-        return values
-    total = np.zeros((clusters, *values.shape[1:]))
-    np.add.at(total, cluster_of, values)
-    return total
+    return values if clusters == len(values) else over_clusters(values, cluster_of, clusters)

@@ -9,7 +9,7 @@ the clusters that have documents in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,16 +66,19 @@ def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp
     """
     _, stratum_of = np.unique(strata, return_inverse=True)
     linked: NDArray[np.intp] = stratum_of.copy()
-    for documents in _by_cluster(cluster_of):
+    order = np.argsort(cluster_of, kind="stable")
+    for documents in np.split(order, np.flatnonzero(run_begins(cluster_of[order]))[1:]):
         first = linked[documents].min()
         for other in np.unique(linked[documents]):
             linked[linked == other] = first
     return np.unique(linked, return_inverse=True)[1]
 
 
-def _by_cluster(cluster_of: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    order = np.argsort(cluster_of, kind="stable")
-    yield from np.split(order, np.flatnonzero(run_begins(cluster_of[order]))[1:])
+def over_clusters(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float:
+    """Sum values of documents [n, ...] over their clusters: [C, ...]."""
+    totals = np.zeros((clusters, *values.shape[1:]))
+    np.add.at(totals, cluster_of, values)
+    return totals
 
 
 def ordered_sum(values: Float) -> Float:
@@ -149,10 +152,7 @@ class ClusterBlocks:
         """Count the effective clusters behind a quantity, and the sets of strata that they are drawn in.
 
         The effective clusters of a set are (sum m)^2 / sum m^2 with m the documents of each cluster: the number of
-        clusters if they are equally large, else fewer (definitions, "Intervals").
-
-        Returns:
-            float64 and int64, each [rows, subjects].
+        clusters if they are equally large, else fewer (definitions, "Intervals"). Both counts are [rows, subjects].
         """
         supports = list(self.pooling.sides(quantity)[0])
         shape = (len(self.pooling.rows), len(supports))

@@ -86,10 +86,9 @@ def observed_branching(moments: BranchingMoments) -> dict[str, Float]:
 
 
 def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> dict[str, Float]:
-    """Compute the quantities of the bootstrap draws 0..draws - 1, which are those of ``resample``.
+    """Compute quantities in the bootstrap draws of ``resample``: float64 [draws, rows, A] by name, NaN if undefined.
 
-    Returns:
-        float64 [draws, rows, A] by name, rows as in ``observed_branching``; NaN where undefined.
+    Rows are as in ``observed_branching``.
     """
     if draws < 1:
         raise InputError(f"{draws} draws: give 1 or more")

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvdrift.schema.windows import Windows
+from kvdrift.stats.clusters import over_clusters
 from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
 from kvdrift.stats.registry import Quantity
 from kvdrift.stats.standard_errors import features_read
@@ -168,7 +169,7 @@ def _products(development: ReplicateMoments) -> dict[str, _Products]:
             continue
         d, g = (_deviations(value[:, place], present) for value in (controls, moments))
         sums = [np.einsum("dkc,dkm->dcm", d, d), np.einsum("dkc,dkm->dcm", d, g), (g**2).sum(axis=1)]
-        found[action] = _Products(cluster_of, *(_over_clusters(value, cluster_of, clusters) for value in sums))
+        found[action] = _Products(cluster_of, *(over_clusters(value, cluster_of, clusters) for value in sums))
     return found
 
 
@@ -179,19 +180,11 @@ def _deviations(values: Float, present: NDArray[np.bool_]) -> Float:
     return np.nan_to_num(np.where(present[..., None], values - mean, 0.0))
 
 
-def _over_clusters(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float:
-    total = np.zeros((clusters, *values.shape[1:]))
-    np.add.at(total, cluster_of, values)
-    return total
-
-
 def _ridge(controls: Float, moments: Float, penalty: float) -> Float:
     """Solve (R + penalty) beta = r in scaled control variates; beta is 0 for a control variate that does not vary.
 
-    Args:
-        controls: sums of products of the control variates, [..., 5, 5].
-        moments: sums of products of the control variates with the moments, [..., 5, 13].
-        penalty: infinite to use no control variate.
+    Sums of products: of the control variates [..., 5, 5], and with the moments [..., 5, 13]. An infinite penalty uses
+    no control variate.
     """
     if np.isinf(penalty):
         return np.zeros_like(moments)

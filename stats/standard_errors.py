@@ -16,7 +16,7 @@ from itertools import combinations_with_replacement, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.stats.clusters import Block, ClusterBlocks
+from kvdrift.stats.clusters import Block, ClusterBlocks, over_clusters
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling, evaluate
 from kvdrift.stats.registry import Array, Feature, Pooled, Quantity
@@ -164,7 +164,8 @@ class _Part:
         members = [pooling.members[number] for number in block.strata]
         own = [masks[documents].astype(np.float64)[..., None] for documents in members]
         sizes = [
-            _totals(mask, cluster_of, block.clusters) for mask, cluster_of in zip(own, block.cluster_of, strict=True)
+            over_clusters(mask, cluster_of, block.clusters)
+            for mask, cluster_of in zip(own, block.cluster_of, strict=True)
         ]  # documents of each cluster by stratum, [C, subjects, 1]
         self._has = np.any(sizes, axis=0)[..., 0]
         self.present = self._has.any(axis=0)
@@ -172,7 +173,7 @@ class _Part:
         # Documents' deviations from the mean of their stratum: their sums lose less to rounding.
         totals = [
             [
-                _totals(_centred(value[documents], mask), cluster_of, block.clusters)
+                over_clusters(_centred(value[documents], mask), cluster_of, block.clusters)
                 for value in values
             ]
             for documents, mask, cluster_of in zip(members, own, block.cluster_of, strict=True)
@@ -254,13 +255,6 @@ def _centred(values: Float, mask: Float) -> Float:
     """Subtract the mean from documents' values [n, subjects, 1 or X]; 0 for documents outside ``mask``."""
     mean = (values * mask).sum(axis=0) / np.maximum(mask.sum(axis=0), 1)
     return np.where(mask > 0, values - mean, 0.0)
-
-
-def _totals(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float:
-    """Sum values of documents [n, ...] over their clusters: [C, ...]."""
-    totals = np.zeros((clusters, *values.shape[1:]))
-    np.add.at(totals, cluster_of, values)
-    return totals
 
 
 def _values(moments: DocumentMoments, feature: Feature) -> Float:

@@ -342,12 +342,9 @@ class UnitCommits:
     def _stored(
         self, units: Snapshot, missing: Sequence[dict[str, Any]], of: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], set[int]]:
-        """Find the stored units of the documents and actions of some records.
+        """Return the stored units of the documents and actions of some records, and which records' numbers are stored.
 
         ``missing`` are the rows that ``units`` lacks, since they are not written yet.
-
-        Returns:
-            The units' rows in the columns that are compared, and the numbers of those records that are stored.
         """
         taken = self._rows.known(units, [record["unit"] for record in of])
         taken |= {record["unit"] for record in missing}

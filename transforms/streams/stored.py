@@ -65,7 +65,7 @@ class ReadEvents(beam.PTransform):
     def expand(self, begin: Any) -> Any:
         """Apply the transform."""
         end = _UNTIL_STOPPED if self._follow else Store.open(self._location).version("units") + 1
-        reader = _FollowVersions(self._poll) if self._follow else _ReadVersions(self._poll)
+        reader = _FollowVersions(self._poll) if self._follow else ReadVersions(self._poll)
         start = begin | beam.Create([(self._location, self._after + 1, max(end, self._after + 1))])
         return start | "Read" >> beam.ParDo(reader).with_output_types(pa.Table)
 
@@ -83,7 +83,7 @@ class _Versions(RestrictionProvider):
         return int(restriction.size())
 
 
-class _ReadVersions(beam.DoFn):
+class ReadVersions(beam.DoFn):
     """Map (location, first version, end) to tables of the units that these versions added."""
 
     def __init__(self, poll: float) -> None:
@@ -95,6 +95,7 @@ class _ReadVersions(beam.DoFn):
         tracker: Any = beam.DoFn.RestrictionParam(_Versions()),
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider()),
     ) -> Iterator[Any]:
+        """Yield the units of versions that are there, and put off those that are not."""
         store = Store.open(element[0])
         restriction = tracker.current_restriction()
         first, end = restriction.start, restriction.stop
@@ -113,7 +114,7 @@ class _ReadVersions(beam.DoFn):
 
 
 @beam.DoFn.unbounded_per_element()
-class _FollowVersions(_ReadVersions):
+class _FollowVersions(ReadVersions):
     """Map (location, first version) to tables of the units added from that version on, without an end."""
 
 
