@@ -21,6 +21,7 @@ from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.stored_rows import assert_alike, unmeasured
 from fixtures.study_files import load_study
+from fixtures.table_rows import sorted_rows
 
 from kvdrift.flows.estimate.scores import estimates_are_current, record_tokens, score_stored
 from kvdrift.log.checked_files import MEMORY
@@ -70,12 +71,7 @@ def is_relied_on(location: Path, table: str, version: int) -> bool:
 
 def rows(location: Path) -> dict[str, list[str]]:
     """Return all rows in one order, without the columns that a second run computes anew."""
-    store = Store.open(location)
-    tables = {table: store.read(table) for table in TABLES if table not in COMPUTED}
-    return {
-        table: sorted(json.dumps(row, sort_keys=True, default=str) for row in found.to_pylist())
-        for table, found in tables.items()
-    }
+    return sorted_rows(Store.open(location), *(table for table in TABLES if table not in COMPUTED))
 
 
 def use(location: Path) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fixtures.altered_events import with_column
 from fixtures.dealt_files import dealt
 from fixtures.event_logs import (
     ACTION_NAMES,
@@ -35,17 +36,19 @@ from fixtures.event_logs import (
     write,
 )
 from fixtures.refusals import refused
+from fixtures.table_rows import add_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdrift.ingestion import files as event_files
 from kvdrift.ingestion import formats, intake
-from kvdrift.ingestion.ingest import Finding, ingest
+from kvdrift.ingestion.ingest import ingest
 from kvdrift.log.store import Store, Unit
-from kvdrift.schema.estimate_tables import PLANS
-from kvdrift.schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, STUDIES
+from kvdrift.schema.tables import EVENTS, GROUP_KEY
 from kvdrift.sql.catalog import open_views
 from kvdrift.transforms.pipeline import run_derivation
+
+NAMES = {"study": "ext", "model": "org/m"}
 
 # What is right goes in
 
@@ -82,35 +85,26 @@ def test_rows_that_ingest_writes_beside_the_events(tmp_path: Path, run: Run) -> 
     assert [actions[name]["control"] for name in ACTION_NAMES] == [True, False]
     assert [actions[name]["keep"] for name in ACTION_NAMES] == ["all", "unknown"]
     assert {(row["selector"], row["prespecified"]) for row in actions.values()} == {("external", True)}
+    assert run(make_log(actions=["full", "half", "floor"])).findings == []
+    floor = next(row for row in store.read("actions").to_pylist() if row["action"] == "floor")
+    assert (floor["selector"], floor["control"]) == ("numerics", False), "it need not be 0"
     unit = store.units().to_pylist()[0]
     assert (unit["first_replicate"], unit["replicates"], unit["horizon"], unit["seed"]) == (0, 4, H, None)
 
 
 def test_an_action_that_a_frozen_plan_does_not_name_is_exploratory(tmp_path: Path, run: Run) -> None:
-    fixed = {"study": "ext", "model": "org/m", "plan_sha256": "0", "frozen_at": 0, "events_version": 0}
     plans = [
-        fixed | {"plan": json.dumps({"actions": actions}), "plan_revision": revision}
+        NAMES | {"plan": json.dumps({"actions": actions}), "plan_revision": revision}
         for revision, actions in ((1, ["half"]), (0, ["late"]))
     ]
-    Store.create(tmp_path / "store").append_rows("plans", pa.Table.from_pylist(plans, schema=PLANS.schema))
+    add_rows(Store.create(tmp_path / "store"), "plans", *plans)
     assert run(make_log(actions=["full", "half", "late"])).findings == []
     rows = Store.open(tmp_path / "store").read("actions").to_pylist()
     assert {row["action"]: row["prespecified"] for row in rows} == {"full": True, "half": True, "late": False}
 
 
-def test_an_action_called_floor_is_one_and_need_not_be_0(tmp_path: Path, run: Run) -> None:
-    assert run(make_log(actions=["full", "half", "floor"])).findings == []
-    rows = {row["action"]: row for row in Store.open(tmp_path / "store").read("actions").to_pylist()}
-    assert (rows["floor"]["selector"], rows["floor"]["control"]) == ("numerics", False)
-    assert rows["half"]["selector"] == "external"
-
-
 def test_an_action_that_is_known_keeps_its_row(tmp_path: Path, run: Run) -> None:
-    row = {
-        "study": "ext", "action": "half", "selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False,
-        "prespecified": True, "action_revision": 0, "dropped": False,
-    }  # fmt: skip
-    Store.create(tmp_path / "store").append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
+    add_rows(Store.create(tmp_path / "store"), "actions", {"study": "ext", "action": "half", "selector": "snapkv"})
     assert run(LOG).findings == []
     rows = {row["action"]: row["selector"] for row in Store.open(tmp_path / "store").read("actions").to_pylist()}
     assert rows == {"full": "external", "half": "snapkv"}
@@ -136,7 +130,7 @@ def save_ipc(log: pa.Table, path: Path) -> None:
 
 def plain(log: pa.Table) -> pa.Table:
     """Without string views: Arrow does not write them to Parquet."""
-    return log.set_column(log.schema.get_field_index("action"), "action", log.column("action").cast(pa.string()))
+    return with_column(log, "action", log["action"].cast(pa.string()))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +148,7 @@ def test_formats_types_and_orders(
 ) -> None:
     monkeypatch.setattr(event_files, "PORTION_ROWS", 60)
     monkeypatch.setattr(formats, "SLICE_ROWS", 35)
-    monkeypatch.setattr(intake, "_UNITS_PER_COMMIT", 3)
+    monkeypatch.setattr(intake, "UNITS_PER_COMMIT", 3)
     rows = LOG.num_rows
     places = {"sorted": np.arange(rows), "reversed": np.arange(rows)[::-1], "shuffled": np.random.default_rng(1).permutation(rows),
               "by t": np.argsort(LOG["t"].to_numpy(), kind="stable")}  # fmt: skip
@@ -174,15 +168,6 @@ def test_portions_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     groups = file.groups()
     assert groups.clustered
     assert [len(rows) for rows in file.portions(groups)] == [96] * 4  # a group has 48 rows
-    shuffled = event_files.EventFile(
-        write(tmp_path / "s.parquet", LOG.take(pa.array(np.random.default_rng(1).permutation(LOG.num_rows))))
-    )
-    groups = shuffled.groups()
-    assert not groups.clustered
-    (rows,) = shuffled.portions(groups)
-    names = [groups.names[group] for group in rows.group]
-    again = pq.read_table(tmp_path / "s.parquet")
-    assert names == list(zip(*(again.column(name).to_pylist() for name in GROUP_KEY), strict=True))
 
 
 @pytest.mark.parametrize("write_ipc", [False, True])
@@ -282,8 +267,10 @@ def test_other_kinds_of_events_are_refused(
     log = with_kinds(LOG)
     values = log[column].to_pylist()
     values[30:40] = [value] * 10
-    other = log.set_column(log.schema.get_field_index(column), column, pa.array(values, log.schema.field(column).type))
-    paths = write(tmp_path / "other.parquet", other), write(tmp_path / "log.parquet", make_log(study="b"))
+    paths = (
+        write(tmp_path / "other.parquet", with_column(log, column, values)),
+        write(tmp_path / "log.parquet", make_log(study="b")),
+    )
     code, out, err = command(capsys, *paths, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path))
     assert (code, err) == (2, f"kvdrift: {tmp_path}/other.parquet: {message}\n")
     assert "files:         2, 1 not readable, or not to the end" in out
@@ -374,12 +361,8 @@ def test_replicates_grow_and_fill_gaps(tmp_path: Path, run: Run) -> None:
     assert (report.taken.units, report.taken.events, report.present.events) == (8, 8 * 6 * H, 8 * 3 * H)
     assert report.findings == []
     assert stored(tmp_path / "store").equals(canonical(make_log(replicates=range(9))))
-    units = [
-        row
-        for row in Store.open(tmp_path / "store").units().to_pylist()
-        if (row["doc"], row["action"]) == ("d0", "half")
-    ]
-    spans = sorted((row["first_replicate"], row["replicates"]) for row in units)
+    units = Store.open(tmp_path / "store").units().filter((pc.field("doc") == "d0") & (pc.field("action") == "half"))
+    spans = sorted((row["first_replicate"], row["replicates"]) for row in units.to_pylist())
     assert spans == [(0, 2), (2, 2), (4, 2), (6, 1), (7, 2)]
     assert run(make_log(replicates=[1, 2])).present.units == 8
 
@@ -415,8 +398,7 @@ def test_a_dropped_action_takes_events_as_a_new_revision_alone(tmp_path: Path, r
     run(LOG)
     store = Store.open(tmp_path / "store")
     (row,) = (row for row in store.read("actions").to_pylist() if row["action"] == "half")
-    later = [row | {"action_revision": 1, "dropped": True}]
-    store.append_rows("actions", pa.Table.from_pylist(later, schema=ACTIONS.schema))
+    add_rows(store, "actions", row | {"action_revision": 1, "dropped": True})
     before = store.version("events")
     report = run(make_log(replicates=range(6)))
     assert {(finding.kind, finding.key["action"]) for finding in report.findings} == {("revision", "half")}
@@ -500,7 +482,7 @@ def shifted(log: pa.Table, action: str) -> pa.Table:
     """Return a log in which both tokens of an action's rows are larger by 1."""
     more = pc.equal(log["action"], action).cast(pa.int32())
     for name in ("x_token", "y_token"):
-        log = log.set_column(log.column_names.index(name), log.schema.field(name), pc.add(log[name], more))
+        log = with_column(log, name, pc.add(log[name], more))
     return log
 
 
@@ -513,10 +495,7 @@ def current(store: Store, action: str) -> set[int]:
 def test_nothing_new_goes_into_an_action_that_kvdrift_generated(tmp_path: Path, run: Run) -> None:
     run(LOG)
     store = Store.open(tmp_path / "store")
-    made = dict.fromkeys(IDENTITIES.columns) | {
-        "study": "ext", "model": "org/m", "action": "half", "action_revision": 0, "selector_sha256": "5" * 64,
-    }  # fmt: skip
-    store.append_rows("identities", pa.Table.from_pylist([made], schema=IDENTITIES.schema))
+    add_rows(store, "identities", NAMES | {"action": "half", "selector_sha256": "5" * 64})
     assert run(LOG).findings == [], "what is there already is compared"
     report = run(make_log(replicates=range(6)))
     assert {(finding.kind, finding.key["action"]) for finding in report.findings} == {("identity", "half")}
@@ -605,9 +584,8 @@ def test_a_row_without_a_name_has_no_unit(run: Run) -> None:
 def test_an_empty_name_is_none(run: Run, column: str, empty: str) -> None:
     """Nobody could query rows with an empty name."""
     value = LOG[column][0].as_py()
-    names = pa.array([empty if name == value else name for name in LOG[column].to_pylist()])
-    log = LOG.set_column(LOG.schema.get_field_index(column), column, names)
-    report = run(log)
+    names = [empty if name == value else name for name in LOG[column].to_pylist()]
+    report = run(with_column(LOG, column, names))
     (finding,) = report.findings
     of_column = sum(name == value for name in LOG[column].to_pylist())
     assert (finding.kind, finding.text, finding.count) == ("empty", f"{column} is empty", of_column)
@@ -643,7 +621,7 @@ ROUNDED = {
 def test_distances_outside_by_rounding_are_0_or_1(
     tmp_path: Path, run: Run, name: str, kind: pa.DataType, value: float, kept: float | None, shown: str | None
 ) -> None:
-    log = LOG.set_column(LOG.schema.get_field_index(name), name, LOG[name].cast(kind))
+    log = with_column(LOG, name, LOG[name].cast(kind))
     # If the two tokens are equal, every δ and f is possible.
     row = next(row for row in LOG.to_pylist() if row["action"] == "half" and row["x_token"] == row["y_token"])
     key = {column: row[column] for column in PAIR_KEY} | {"t": row["t"]}
@@ -665,10 +643,7 @@ def test_the_horizon_is_one_for_a_study_and_model(tmp_path: Path, run: Run) -> N
     assert (finding.kind, finding.key["doc"], finding.count) == ("horizon", "d3", 2), "the other two have ended"
     assert run(short).findings[0].kind == "horizon", "the stored units' horizon holds"
     assert run(make_log(model="other", horizon=5)).findings == [], "another model has its own"
-    row = {field.name: 3 for field in STUDIES.schema} | {
-        "study": "ext", "model": "third", "study_sha256": "", "revision": None, "settings": None,
-    }  # fmt: skip
-    Store.open(tmp_path / "store").append_rows("studies", pa.Table.from_pylist([row], schema=STUDIES.schema))
+    add_rows(Store.open(tmp_path / "store"), "studies", {"study": "ext", "model": "third", "horizon": 3})
     (finding, *_) = run(make_log(model="third", horizon=5)).findings
     assert finding.text == "the replicate ends at 5, but the study and model have horizon 3"
     assert run(make_log(model="third", horizon=3)).findings == []
@@ -821,31 +796,9 @@ def test_many_findings_of_a_kind_are_counted(capsys: pytest.CaptureFixture[str],
     assert "kept out:      25 units, 100 events" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Missing argument"),
-        (("log.parquet",), "Missing option '--store'"),
-        (("log.parquet", "--store", "log.parquet"), "cannot make a store here"),
-        (("log.parquet", "--store", "s", "--docs", "x"), "No such option: --docs"),
-    ],
-)
-def test_mistakes_in_the_call_are_one_line(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("log.parquet"), LOG)
-    code, _, err = command(capsys, *arguments)
+def test_a_store_where_a_file_is_cannot_be_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = write(tmp_path / "log.parquet", LOG)
+    code, _, err = command(capsys, log, "--store", log)
     assert code == 2
-    assert message in err
+    assert "cannot make a store here" in err
     assert err.count("\n") == 1
-
-
-def test_a_finding_of_one_row_is_one_line() -> None:
-    finding = Finding("log", "gap", "the position is missing", {"doc": "d", "t": 3})
-    assert str(finding) == "log: doc=d, t=3: the position is missing"
-    assert str(Finding("log", "gap", "x", {"t": 3}, 4)) == "log: t=3: x (4 such rows)"

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def holds(folder: Path, log: pa.Table = LOG) -> bool:
 def test_every_format_gives_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, *, pieces: bool
 ) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", 3000)
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 3000)
     path = write_as(tmp_path / f"log.{end}", LOG.append_column("extra", LOG["doc"]))
     file = EventFile(path)
     assert (file.rows, file.unknown_columns, file.ends) == (LOG.num_rows, ["extra"], end.endswith(("gz", "zst")))
@@ -94,7 +94,7 @@ JSON_FAULTS: list[tuple[str, Any, str]] = [
 def test_a_value_of_csv_that_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
 ) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 1 << 16)
     path = write_as(tmp_path / "log.csv", LOG)
     lines = path.read_text().splitlines()
     fields = lines[300].split(",")
@@ -109,12 +109,17 @@ def test_a_value_of_csv_that_does_not_fit(
 def test_a_value_of_json_that_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, message: str
 ) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", 3000)
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 3000)
     rows = LOG.to_pylist()
     rows[300][name] = value
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (finding,) = take(tmp_path, tmp_path / "log.jsonl").findings
-    assert finding.text.startswith(f"{tmp_path}/log.jsonl, line 301: {message}")
+    assert finding_of(tmp_path, map(json.dumps, rows)).startswith(f"{tmp_path}/log.jsonl, line 301: {message}")
+
+
+def finding_of(folder: Path, lines: Iterable[str]) -> str:
+    """Return the one finding about lines of JSON, whose characters are bytes."""
+    (folder / "log.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
+    (finding,) = take(folder, folder / "log.jsonl").findings
+    return finding.text
 
 
 def test_a_column_that_csv_names_twice(tmp_path: Path) -> None:
@@ -126,26 +131,22 @@ def test_a_column_that_csv_names_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["[1]", '{"t": 1', "{" * 100_000, '{"a":' * 100_000, "\xff"])
 def test_a_line_of_json_that_is_no_object(tmp_path: Path, line: str) -> None:
     lines = [json.dumps(row) for row in LOG.to_pylist()]
-    (tmp_path / "log.jsonl").write_bytes("\n".join([*lines[:9], line, *lines[9:]]).encode("latin-1"))
-    (finding,) = take(tmp_path, tmp_path / "log.jsonl").findings
-    assert finding.text.startswith(f"{tmp_path}/log.jsonl, line 10: ")
+    said = finding_of(tmp_path, [*lines[:9], line, *lines[9:]])
+    assert said.startswith(f"{tmp_path}/log.jsonl, line 10: ")
 
 
 def test_a_number_too_large_for_a_double(tmp_path: Path) -> None:
     lines = [json.dumps(row) for row in LOG.to_pylist()]
     lines[9] = re.sub('"delta": [^,]*', '"delta": 1e999', lines[9])
-    (tmp_path / "log.jsonl").write_text("\n".join(lines))
-    (finding,) = take(tmp_path, tmp_path / "log.jsonl").findings
-    assert "cannot be read as JSON Lines: JSON parse error: Number too big" in finding.text
-    assert "row" not in finding.text, "Arrow counts the rows of a block"
+    said = finding_of(tmp_path, lines)
+    assert "cannot be read as JSON Lines: JSON parse error: Number too big" in said
+    assert "row" not in said, "Arrow counts the rows of a block"
 
 
 def test_json_may_say_late_that_a_row_is_no_coupled_pair(tmp_path: Path) -> None:
     rows = LOG.to_pylist()
     rows[300]["kind"] = "scan"
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (finding,) = take(tmp_path, tmp_path / "log.jsonl").findings
-    assert "row 301: kind is 'scan', must be 'coupled'" in finding.text
+    assert "row 301: kind is 'scan', must be 'coupled'" in finding_of(tmp_path, map(json.dumps, rows))
 
 
 def test_nulls_and_large_numbers_of_text_keep_their_unit_out(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from fixtures.stored_units import content, edit, expected, make_unit
+from fixtures.table_rows import add_rows
 
 from kvdrift.log.delta.folder import DeltaFolder
 from kvdrift.log.store import CONTRADICTIONS, Store, Unit
 from kvdrift.log.units import conditions
 from kvdrift.log.units.commits import ContradictionError
 from kvdrift.schema.errors import InputError, UnlikeUnitsError
-from kvdrift.schema.tables import ACTIONS, GROUP_KEY, PAIR_COLUMNS, STUDIES
+from kvdrift.schema.tables import GROUP_KEY, PAIR_COLUMNS
 from kvdrift.sql.catalog import open_views
 from kvdrift.verification.whole_store import verify
 
@@ -42,12 +43,7 @@ def with_horizon(unit: Unit, horizon: int) -> Unit:
 
 
 def declare(store: Store, **changed: Any) -> None:
-    row = dict.fromkeys(STUDIES.columns) | {"study": "s", "model": "org/model", "horizon": 8, "seed": 3} | changed
-    row |= {"study_sha256": "", "settings": "{}", "temperature": 1.0}
-    for field in STUDIES.schema:
-        if row[field.name] is None and not field.nullable:
-            row[field.name] = 1
-    store.append_rows("studies", pa.Table.from_pylist([row], schema=STUDIES.schema))
+    add_rows(store, "studies", {"horizon": 8, "seed": 3, "settings": "{}"} | changed)
 
 
 def test_other_content_of_a_stored_unit_is_named_and_set_aside(stores: tuple[Store, Store]) -> None:
@@ -113,11 +109,7 @@ def test_a_revision_may_begin_a_study_anew(stores: tuple[Store, Store]) -> None:
     """Once no unit of the earlier horizon is current."""
     first, second = stores
     first.append_units([make_unit("d0")])
-    row = dict.fromkeys(ACTIONS.columns) | {
-        "study": "s", "action": "snapkv", "selector": "external", "keep": "unknown", "position_mode": "unknown",
-        "control": False, "action_revision": 1, "dropped": False, "prespecified": True,
-    }  # fmt: skip
-    first.append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
+    add_rows(first, "actions", {"action": "snapkv", "action_revision": 1})
     assert second.append_units([with_horizon(make_unit("d0", action_revision=1), 4)]) == 1
     with pytest.raises(UnlikeUnitsError, match="horizon is"):
         first.append_units([make_unit("d1", action_revision=1)])

@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from fixtures.stored_units import make_unit
+from fixtures.table_rows import add_rows
 
 from kvdrift.log.counts import Scored
 from kvdrift.log.store import Store
-from kvdrift.schema.tables import DOCUMENTS, SCORES
+from kvdrift.schema.tables import SCORES
 
 DOCUMENTS_OF_A_SPLIT = 24
 
@@ -49,7 +50,7 @@ def answers_of(row: Row) -> tuple[Any, ...] | None:
 
 
 def append_documents(store: Store, *numbers: int) -> None:
-    store.append_rows("documents", pa.Table.from_pylist([document(number) for number in numbers], DOCUMENTS.schema))
+    add_rows(store, "documents", *map(document, numbers))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def compact_all(store: Store) -> None:
 def revise(store: Store, *numbers: int) -> None:
     """Give documents other answers, and score a few pairs by them."""
     rows = [document(number) | {"answers": ["other"], "document_revision": 1} for number in numbers]
-    store.append_rows("documents", pa.Table.from_pylist(rows, DOCUMENTS.schema))
+    add_rows(store, "documents", *rows)
 
 
 def test_counts_are_those_of_the_rows(store: Store) -> None:
@@ -146,5 +147,5 @@ def test_of_revised_documents_the_newest_answers_and_scores_by_them_count(store:
     check_counts(store)
     rescored = scores(4).to_pylist()
     rows = [row | {"document_revision": 1} for row in rescored]
-    store.append_rows("scores", pa.Table.from_pylist(rows, SCORES.schema))
+    add_rows(store, "scores", *rows)
     check_counts(store)

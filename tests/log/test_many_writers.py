@@ -88,7 +88,7 @@ def test_waits_grow_with_each_lost_race_up_to_a_bound() -> None:
 
 
 def test_a_writer_whose_turn_does_not_end_is_not_waited_for(writer: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvdrift.schema.locking._STUCK", 0.1)
+    monkeypatch.setattr("kvdrift.schema.locking.STUCK", 0.1)
     with in_turn(Path(writer.location, "events", "_delta_log"), lambda: 0):
         assert Store.open(writer.location).append_units([make_unit("new")]) == 1
     assert len(writer.units()) == 3
@@ -96,7 +96,7 @@ def test_a_writer_whose_turn_does_not_end_is_not_waited_for(writer: Store, monke
 
 def test_writers_whose_turns_go_on_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as versions come."""
-    monkeypatch.setattr("kvdrift.schema.locking._STUCK", 0.01)
+    monkeypatch.setattr("kvdrift.schema.locking.STUCK", 0.01)
     order = list[str]()
 
     def take_turn() -> None:

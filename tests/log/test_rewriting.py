@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 from fixtures.command import call
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
-from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
+from fixtures.swrb_events import drawn_unit, random_laws
+from fixtures.table_rows import add_rows, sorted_rows
 
 from kvdrift.log import compaction
 from kvdrift.log.compaction import too_many
@@ -45,37 +45,24 @@ def some_units(doc: str, first: int = 0) -> list[Unit]:
     """Two coupled pairs and two residual branchings."""
     chance = np.random.default_rng([first, *doc.encode()])
     laws = random_laws(chance, H, apart=0.9)
-    made = []
-    for estimator, one in (("plain", plain_replicate), ("swrb", swrb_replicate)):
-        names = {**NAMES, "doc": doc, "action": "snapkv"}
-        rows = [row for k in (first, first + 1) for row in one({**names, "replicate": k}, laws, chance)]
-        made.append(
-            unit(rows, estimator, H, first_replicate=first, replicates=2, decode_seconds=0.25, kept_sha256=["ab"])
-        )
-    return made
-
-
-def append(store: Store, table: str, *rows: dict[str, Any]) -> None:
-    given = [dict.fromkeys(TABLES[table].columns) | NAMES | row for row in rows]
-    columns = TABLES[table].columns
-    rows_of_table = [{name: row[name] for name in columns} for row in given]
-    store.append_rows(table, pa.Table.from_pylist(rows_of_table, schema=TABLES[table].schema))
+    names = {**NAMES, "doc": doc, "action": "snapkv"}
+    measured = {"decode_seconds": 0.25, "kept_sha256": ["ab"]}
+    return [drawn_unit(names, one, laws, chance, range(first, first + 2), **measured) for one in ("plain", "swrb")]
 
 
 def add_document(store: Store, doc: str) -> None:
-    append(store, "documents", {"doc": doc, "cluster": doc, "split": "evaluation", "stratum": "all"})
+    add_rows(store, "documents", {"model": "m", "doc": doc})
 
 
 def add_action(store: Store, revision: int) -> None:
-    fixed = {"selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False, "prespecified": True}
-    append(store, "actions", fixed | {"action": "snapkv", "dropped": False, "action_revision": revision})
+    add_rows(store, "actions", {"action": "snapkv", "action_revision": revision})
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Three documents under both estimators, grown once; every table has several files."""
     store = Store.create(tmp_path_factory.mktemp("made") / "store")
-    append(store, "studies", {**vars(Windows.of(H)), "seed": 1, "study_sha256": "0", "temperature": 1.0})
+    add_rows(store, "studies", {"model": "m", **vars(Windows.of(H))})
     add_action(store, 0)
     for doc in ("d2", "d0", "d1"):
         add_document(store, doc)
@@ -90,14 +77,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def store(made: Store, tmp_path: Path) -> Store:
     """A copy of that store, to write to."""
     return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x}"))
-
-
-def rows(store: Store, *tables: str) -> dict[str, list[str]]:
-    """All rows of tables in one order, by default of all tables."""
-    return {
-        table: sorted(json.dumps(row, sort_keys=True, default=str) for row in store.read(table).to_pylist())
-        for table in tables or TABLES
-    }
 
 
 def assert_same(found: pa.Table, expected: pa.Table, what: str) -> None:
@@ -127,25 +106,21 @@ def test_rows_and_views_are_the_same(store: Store) -> None:
     views = sorted(view_texts())
     with open_views(store, kept=views) as opened:
         before = {view: opened.rows(view) for view in views}
-    held, data = rows(store, *TABLES), {table: store.data_version(table) for table in TABLES}
+    held, data = sorted_rows(store), {table: store.data_version(table) for table in TABLES}
     done = {one.table: (one.before.files, one.after.files) for one in compact(store)}
     assert done["events"] == (4, 1)
     assert done["steps"] == (2, 1)
     assert_compacted(store)
     assert_whole(store)
-    assert rows(store, *TABLES) == held
+    assert sorted_rows(store) == held
     assert {table: store.data_version(table) for table in TABLES} == data, "a rewritten file is no new data"
+    for table in ("events", "units", "documents", "trajectories", "branching_depths"):
+        in_order = store.read(table).sort_by([(name, "ascending") for name in TABLES[table].key])
+        assert store.read(table).equals(in_order), table
     with open_views(store, kept=views) as opened:
         for view in views:
             assert_same(opened.rows(view), before[view], view)
     assert compact(store) == [], "nothing to compact"
-
-
-def test_rows_are_sorted_by_their_keys(store: Store) -> None:
-    compact(store)
-    for table in ("events", "units", "documents", "trajectories", "branching_depths"):
-        sorted_rows = store.read(table).sort_by([(name, "ascending") for name in TABLES[table].key])
-        assert store.read(table).equals(sorted_rows), table
 
 
 def test_a_row_group_has_its_own_words_alone() -> None:
@@ -173,11 +148,11 @@ def test_what_is_there_is_there_once(store: Store) -> None:
     assert store.append_units(redone) == 2
     assert store.units().num_rows == 2
     derive(store, ALL_DERIVED)
-    held = rows(store)
+    held = sorted_rows(store)
     compact(store)
     assert_compacted(store)
     assert_whole(store)
-    assert rows(store) == held
+    assert sorted_rows(store) == held
 
 
 def test_a_writer_of_new_groups_reads_no_rows_that_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +174,7 @@ def test_a_writer_of_new_groups_reads_no_rows_that_came_since(store: Store, monk
 def test_a_kill_before_any_commit_is_gone_on_from(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, real, location = rows(store), DeltaFolder.commit, store.location
+    held, real, location = sorted_rows(store), DeltaFolder.commit, store.location
     tables: list[str] = []
 
     def counted(folder: DeltaFolder, table: str, *arguments: Any, **options: Any) -> int:
@@ -221,12 +196,12 @@ def test_a_kill_before_any_commit_is_gone_on_from(
             break
         finally:
             monkeypatch.setattr(DeltaFolder, "commit", real)
-        assert rows(killed, *FILES) == {table: held[table] for table in FILES}, tables
+        assert sorted_rows(killed, *FILES) == {table: held[table] for table in FILES}, tables
         assert_whole(killed)
         assert killed.append_units(some_units("d0")) == 0
         compact(killed)
         assert_compacted(killed)
-        assert rows(killed) == held, tables
+        assert sorted_rows(killed) == held, tables
     else:
         pytest.fail("the compaction did not end")
 
@@ -245,17 +220,17 @@ def test_readers_of_earlier_versions_go_on(store: Store) -> None:
 
 
 def test_two_at_once(store: Store) -> None:
-    held = rows(store)
+    held = sorted_rows(store)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: compact(Store.open(store.location)), range(2)))
     assert_whole(store)
-    assert rows(store) == held
+    assert sorted_rows(store) == held
     compact(store)
     assert_compacted(store)
 
 
 def test_a_compaction_that_another_overtakes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, real = rows(store), compaction.by_first_rows
+    held, real = sorted_rows(store), compaction.by_first_rows
 
     def overtaken(*files: Any) -> list[StoredFile]:
         with monkeypatch.context() as other:
@@ -266,7 +241,7 @@ def test_a_compaction_that_another_overtakes(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(compaction, "by_first_rows", overtaken)
     compact(store)
     assert_compacted(store)
-    assert rows(store) == held
+    assert sorted_rows(store) == held
 
 
 def test_rows_are_counted_while_files_are_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +271,7 @@ def test_the_command(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    held, pinned = rows(store), store.versions()
+    held, pinned = sorted_rows(store), store.versions()
     compact(store)
     current = store.versions()
     code, out, _ = call(capsys, "compact", store.location, "--vacuum", "--keep-days", "0")
@@ -305,7 +280,7 @@ def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFi
     left = [path.name for path in Path(store.location, "events").rglob("*.parquet") if "_delta_log" not in path.parts]
     assert sorted(left) == store.paths("events")
     store = Store.open(store.location)
-    assert rows(store) == held
+    assert sorted_rows(store) == held
     with open_views(store, current) as views:
         assert views.rows("trajectories").num_rows == 8
     assert {table: store.data_version(table) for table in FILES} == {table: pinned[table] for table in FILES}
@@ -433,13 +408,13 @@ def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool
         TOOLS[tool](DeltaTable(f"{store.location}/{table}"))
     store = Store.open(store.location)
     assert_whole(store)
-    assert rows(store) == rows(whole)
+    assert sorted_rows(store) == sorted_rows(whole)
     with open_views(store) as found, open_views(whole) as wanted:
         for view in (*FILES, "units", "moments", "decomposition", "swrb_risk"):
             assert_same(found.rows(view), wanted.rows(view), view)
     assert compact(store) is not None
     store.gather()
-    assert rows(store) == rows(whole)
+    assert sorted_rows(store) == sorted_rows(whole)
     assert_whole(store)
 
 

@@ -29,6 +29,7 @@ from fixtures.stored_units import (
     killed_in,
     make_unit,
 )
+from fixtures.table_rows import table_rows
 
 from kvdrift.log.delta.versions import has_gap, listed
 from kvdrift.log.store import Store, Unit
@@ -92,12 +93,6 @@ def test_the_same_unit_again_changes_nothing(store: Store) -> None:
     assert Store.open(store.location).append_units([unit]) == 0
     assert store.versions() == versions
     assert store.read("units").column("prefill_seconds").to_pylist() == [0.25]
-
-
-def test_replicate_ranges_grow(store: Store) -> None:
-    store.append_units([make_unit(first=0), make_unit(first=8)])
-    assert store.append_units([make_unit(first=4)]) == 1
-    assert keys(store.units()) == [("d0", "snapkv", first) for first in (0, 4, 8)]
 
 
 @pytest.mark.parametrize(("first", "replicates"), [(0, 3), (0, 5), (3, 4), (1, 2)])
@@ -315,15 +310,11 @@ def test_many_commits_are_put_together_in_a_checkpoint(store: Store) -> None:
 # Small keyed tables
 
 
-def actions(**changed: list[Any]) -> pa.Table:
-    schema = TABLES["actions"].schema
-    values: dict[str, list[Any]] = {
-        "study": ["s", "s"], "action": ["full", "half"], "selector": ["full", "snapkv"], "keep": ["all", "1/2"],
-        "window": [None, 64], "position_mode": ["on from n"] * 2, "control": [True, False],
-        "prespecified": [True, True], "action_revision": [0, 0], "dropped": [False, False],
-    }  # fmt: skip
-    values |= changed
-    return pa.table({field.name: pa.array(values.get(field.name, [None] * 2), field.type) for field in schema})
+HALF = {"action": "half", "window": 64}
+
+
+def actions(**half: Any) -> pa.Table:
+    return table_rows("actions", {"action": "full", "control": True}, HALF | half)
 
 
 def test_rows_are_appended_once(store: Store) -> None:
@@ -331,8 +322,7 @@ def test_rows_are_appended_once(store: Store) -> None:
     versions = store.versions()
     assert store.append_rows("actions", actions()) == 0
     assert store.versions() == versions
-    assert store.append_rows("actions", actions(action=["half", "other"], selector=["snapkv", "x"],
-        keep=["1/2", "2"], window=[64, 8], control=[False, False])) == 1  # fmt: skip
+    assert store.append_rows("actions", table_rows("actions", HALF, {"action": "other"})) == 1
     assert sorted(store.read("actions").column("action").to_pylist()) == ["full", "half", "other"]
     assert store.append_rows("actions", actions().slice(0, 0)) == 0
 
@@ -343,20 +333,16 @@ def test_a_row_with_another_value_is_refused(store: Store) -> None:
     with pytest.raises(
         InputError, match=r"actions \(study=s, action=half, action_revision=0\): window is 32, but the store has 64"
     ):
-        store.append_rows("actions", actions(window=[None, 32]))
+        store.append_rows("actions", actions(window=32))
     with pytest.raises(InputError, match=r"action=new\): selector is 'b', but the store has 'a'|selector is 'b'"):
-        store.append_rows("actions", actions(action=["new", "new"], selector=["a", "b"]))
-    assert "column 'control' is null" in refused(store.append_rows, "actions", actions(control=[None, True]))
+        store.append_rows("actions", table_rows("actions", *({"action": "new", "selector": name} for name in "ab")))
+    assert "column 'control' is null" in refused(store.append_rows, "actions", actions(control=None))
     assert "rows cannot be appended to 'events'" in refused(store.append_rows, "events", make_unit().events)
     assert store.versions() == versions
 
 
 def results(estimate: float, baseline: str | None, x: int | None) -> pa.Table:
-    row = {"study": "s", "model": "m", "split": "evaluation", "stratum": "pooled", "action": "half",
-           "baseline": baseline, "quantity": "gap", "x": x, "estimate": estimate, "level": 0.95, "draws": 10,
-           "documents": 2, "status": "exploratory", "events_version": 1, "action_revision": 0,
-           "baseline_revision": 0, "interval": "percentile"}  # fmt: skip
-    return pa.Table.from_pylist([row], schema=TABLES["results"].schema)
+    return table_rows("results", {"quantity": "gap", "baseline": baseline, "x": x, "estimate": estimate})
 
 
 def test_null_keys_are_equal_keys(store: Store) -> None:
@@ -494,18 +480,14 @@ def test_a_store_of_another_schema_version_is_refused(store: Store, version: int
         fails(store.location, f"schema version {version}, this kvdrift reads version {SCHEMA_VERSION}", make=make)
 
 
-def test_making_a_store_again_keeps_it(store: Store) -> None:
-    store.append_units([make_unit()])
-    versions = store.versions()
-    with ThreadPoolExecutor(4) as pool:
+def test_many_make_a_store_at_once_and_making_it_again_keeps_it(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        (store, *_) = pool.map(Store.create, [tmp_path / "store"] * 6)
+        assert store.versions() == dict.fromkeys(TABLES, 0)
+        store.append_units([make_unit()])
+        versions = store.versions()
         list(pool.map(Store.create, [store.location] * 4))
     assert store.versions() == versions
-
-
-def test_stores_are_made_by_many_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(6) as pool:
-        stores = list(pool.map(Store.create, [tmp_path / "store"] * 6))
-    assert stores[0].versions() == dict.fromkeys(TABLES, 0)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

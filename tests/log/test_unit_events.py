@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from deltalake import DeltaTable, WriterProperties
 from fixtures.branched_units import NAMES, H, make_rows, row, swrb_unit
 from fixtures.refusals import refused
 from fixtures.stored_units import HORIZON, content, expected, make_unit
-from fixtures.swrb_events import random_laws, swrb_replicate, unit
+from fixtures.swrb_events import drawn_unit, random_laws
 
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError
@@ -69,9 +68,7 @@ def test_units_of_random_laws_are_whole(store: Store) -> None:
     units = []
     for number in range(8):
         laws = random_laws(chance, 6, apart_at=number % 2 * 5)
-        names = NAMES | {"doc": f"d{number}"}
-        rows = itertools.chain(*(swrb_replicate({**names, "replicate": k}, laws, chance) for k in range(16)))
-        units.append(unit(list(rows), "swrb", 6))
+        units.append(drawn_unit(NAMES | {"doc": f"d{number}"}, "swrb", laws, chance, range(16)))
     assert store.append_units(units) == 8
     assert content(store).equals(expected(units))
 

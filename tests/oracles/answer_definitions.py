@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fixtures.awkward_logs import Row
@@ -110,12 +110,11 @@ def share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def answers(analysis: Analysis) -> list[Row]:
-    rows = []
+def answers(analysis: Analysis) -> Iterator[Row]:
     for keys, pool, _ in analysis.pools():
         m = pooled_means(analysis, pool, document_means)
         if m is not None:
-            rows.append({
+            yield {
                 **keys,
                 "documents": m["documents"],
                 "trajectories": m["trajectories"],
@@ -131,8 +130,7 @@ def answers(analysis: Analysis) -> list[Row]:
                     f"lost_{one}": share(m[f"lost_from_{one}"], m[f"right_{one}"])
                     for one in ("before", "inside", "after")
                 },
-            })  # fmt: skip
-    return rows
+            }  # fmt: skip
 
 
 def answer_correlations(analysis: Analysis) -> list[Row]:
@@ -167,7 +165,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float | None
     return statistics.correlation(first, second)
 
 
-ANSWER_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
+ANSWER_EVALUATIONS: dict[str, Callable[[Analysis], Iterable[Row]]] = {
     function.__name__: function
     for function in (scores, trajectory_answers, document_answers, answers, answer_correlations)
 }

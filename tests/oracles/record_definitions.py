@@ -27,9 +27,8 @@ def records_of(row: Row) -> list[Row]:
     return [dict(zip(("answer", "piece", "first", "last"), one, strict=True)) for one in found]
 
 
-def prompts(analysis: Analysis) -> list[Row]:
+def prompts(analysis: Analysis) -> Iterator[Row]:
     """Nothing is stored of every fourth document; some actions have entries counted after two steps."""
-    rows = []
     for document in analysis.log.documents:
         names = {name: document[name] for name in ("study", "model", "doc")}
         if draw(f"stored {document['doc']}", 4) == 0:
@@ -37,7 +36,7 @@ def prompts(analysis: Analysis) -> list[Row]:
         shared = {"document_revision": 0, "action_revision": 0}
         own = {"action": None, "step": 0, "tokens": list(range(ENTRIES)), "records": records_of(document)}
         own["turns"] = [{"role": "user", "first": 1}] if draw(f"turns {document['doc']}", 2) else None
-        rows.append(names | shared | own | dict.fromkeys(("layers", "pairs", "kept")))
+        yield names | shared | own | dict.fromkeys(("layers", "pairs", "kept"))
         for action in {row["action"] for row in analysis.log.actions if row["study"] == document["study"]}:
             groups = 1 + draw(f"groups {action}", LAYERS)
             for step in (0, 3) if draw(f"steps {action}", 2) else (0,):
@@ -54,13 +53,12 @@ def prompts(analysis: Analysis) -> list[Row]:
                     "turns": None,
                     "layers": LAYERS,
                 }
-                rows.append(names | shared | counted | {"pairs": pairs, "kept": kept})
-    return rows
+                yield names | shared | counted | {"pairs": pairs, "kept": kept}
 
 
 def kept_of(analysis: Analysis) -> dict[tuple[Any, ...], list[float]]:
     """The share that keeps each piece of each answer, by study, model, doc, action and answer."""
-    rows = prompts(analysis)
+    rows = [*prompts(analysis)]
     own = {(row["study"], row["model"], row["doc"]): row for row in rows if row["action"] is None}
     last: dict[tuple[Any, ...], Row] = {}
     for row in rows:
@@ -81,18 +79,14 @@ def kept_of(analysis: Analysis) -> dict[tuple[Any, ...], list[float]]:
     return found
 
 
-def answer_records(analysis: Analysis) -> list[Row]:
+def answer_records(analysis: Analysis) -> Iterator[Row]:
     documents = {(row["study"], row["model"], row["doc"]): row for row in analysis.log.documents}
-    rows = []
     for (study, model, doc, action, answer), shares in kept_of(analysis).items():
         document = documents[study, model, doc]
         places = sum(record["answer"] == answer for record in records_of(document))
-        rows.append(
-            {"study": study, "model": model, "doc": doc, "action": action, "answer": answer}
-            | {name: document[name] for name in ("split", "stratum")}
-            | {"pieces": len(shares), "places": places, "kept": min(shares), "kept_mean": statistics.fmean(shares)}
-        )
-    return rows
+        names = {"study": study, "model": model, "doc": doc, "action": action, "answer": answer}
+        of_all = {"pieces": len(shares), "places": places, "kept": min(shares), "kept_mean": statistics.fmean(shares)}
+        yield names | {name: document[name] for name in ("split", "stratum")} | of_all
 
 
 def text_of(analysis: Analysis, path: Path, side: str) -> str:
@@ -122,22 +116,20 @@ def losses(analysis: Analysis) -> Iterator[tuple[Path, int]]:
                 yield path, number
 
 
-def lost_answers(analysis: Analysis) -> list[Row]:
+def lost_answers(analysis: Analysis) -> Iterator[Row]:
     kept = kept_of(analysis)
-    rows = []
     for path, answer in losses(analysis):
         shares = kept.get((path.study, path.model, path.doc, path.action, answer))
         names = {name: getattr(path, name) for name in ("study", "model", "doc", "action", "replicate")}
         place = {name: path.document[name] for name in ("split", "stratum")}
-        rows.append(names | place | {"answer": answer, "kept": None if shares is None else min(shares)})
-    return rows
+        yield names | place | {"answer": answer, "kept": None if shares is None else min(shares)}
 
 
 def fate(kept: float) -> str:
     return "gone" if kept == 0 else "partly" if kept < 1 else "whole"
 
 
-def lost_records(analysis: Analysis) -> list[Row]:
+def lost_records(analysis: Analysis) -> Iterator[Row]:
     pools: dict[tuple[Any, ...], dict[str, list[str]]] = {}
 
     def count(row: Row, what: str) -> None:
@@ -150,15 +142,13 @@ def lost_records(analysis: Analysis) -> list[Row]:
     for row in lost_answers(analysis):
         if row["kept"] is not None:
             count(row, "lost")
-    rows = []
     for (study, model, split, stratum, action), fates in pools.items():
         row = {"study": study, "model": model, "split": split, "stratum": stratum, "action": action}
         row |= {"answers": len(fates["all"]), "lost": len(fates["lost"])}
         for name in ("gone", "partly", "whole"):
             row[name] = fates["all"].count(name) / len(fates["all"])
             row[f"lost_{name}"] = fates["lost"].count(name) / len(fates["lost"]) if fates["lost"] else None
-        rows.append(row)
-    return rows
+        yield row
 
 
 RECORD_EVALUATIONS = {function.__name__: function for function in (prompts, answer_records, lost_answers, lost_records)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fixtures.awkward_logs import Row
@@ -68,8 +68,7 @@ def pooled_bytes(pool: Pool, of: Callable[[str], int | None]) -> float | None:
     return statistics.fmean(statistics.fmean(stratum) for stratum in values)
 
 
-def frontier(analysis: Analysis) -> list[Row]:
-    rows = []
+def frontier(analysis: Analysis) -> Iterator[Row]:
     scored = {place(row): row for row in answers(analysis)}
     measured = {place(row): row for row in decomposition(analysis)}
     for keys, pool, _ in analysis.pools():
@@ -79,7 +78,7 @@ def frontier(analysis: Analysis) -> list[Row]:
             for of in (stored_bytes, full_bytes, fixed_bytes)
         )
         risk = measured[place(keys)]
-        rows.append({
+        yield {
             **keys,
             **{name: risk[name] for name in ("documents", "trajectories", "mismatch", "exposure", "mean_entry",
                                              "divergence_probability")},
@@ -89,8 +88,7 @@ def frontier(analysis: Analysis) -> list[Row]:
             "accuracy": scored[place(keys)]["accuracy"] if place(keys) in scored else None,
             "weight_bytes": max((size for doc in pool.members
                                  if (size := weight_bytes(analysis, names | {"doc": doc})) is not None), default=None),
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -102,12 +100,11 @@ def of_pooled_evaluation(rows: Iterable[Row]) -> dict[tuple[str, ...], Row]:
     return {(row["study"], row["model"], row["action"]): row for row in kept}
 
 
-def summary(analysis: Analysis) -> list[Row]:
+def summary(analysis: Analysis) -> Iterator[Row]:
     costs, risks = (of_pooled_evaluation(view(analysis)) for view in (frontier, decomposition))
     scored = of_pooled_evaluation(answers(analysis))
     scalar = {"quantity": "mismatch", "baseline": None, "x": None}
     stored = of_pooled_evaluation(row for row in estimates(analysis) if scalar.items() <= row.items())
-    rows = []
     for key, cost in costs.items():
         names = dict(zip(("study", "model", "action"), key, strict=True))
         declared = [row["control"] for row in analysis.log.actions if (row["study"], row["action"]) == key[::2]]
@@ -118,7 +115,7 @@ def summary(analysis: Analysis) -> list[Row]:
             and abs(estimate["estimate"] - cost["mismatch"]) < 1e-9
         )
         shown = estimate if estimate is not None and stands else dict.fromkeys(("low", "high", "level"))
-        rows.append({
+        yield {
             **names,
             **{name: cost[name] for name in ("cache_share", "cache_bytes", "mismatch", "exposure", "mean_entry",
                                              "accuracy", "documents")},
@@ -132,8 +129,7 @@ def summary(analysis: Analysis) -> list[Row]:
             "accuracy_reference": scored[key]["accuracy_reference"] if key in scored else None,
             "replicates": risks[key]["trajectories"] / risks[key]["documents"],
             "horizon": analysis.windows[key[0], key[1]].horizon,
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
 def trajectory_text(analysis: Analysis) -> list[Row]:
@@ -217,7 +213,7 @@ def beside_own(printed: Row, estimate: Row) -> Row:
     }
 
 
-SUMMARY_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
+SUMMARY_EVALUATIONS: dict[str, Callable[[Analysis], Iterable[Row]]] = {
     function.__name__: function
     for function in (document_bytes, frontier, summary, trajectory_text, published_comparison)
 }

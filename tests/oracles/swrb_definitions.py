@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,14 +142,12 @@ def branching_depths(analysis: Analysis) -> list[Row]:
     return branching_depth_rows(analysis.log.events)
 
 
-def analyzed_branchings(analysis: Analysis) -> list[Row]:
+def analyzed_branchings(analysis: Analysis) -> Iterator[Row]:
     whole = {tuple(row[name] for name in NAMES): row for row in branchings(analysis)}
-    rows = []
     for one in entering(analysis):
         row = whole[tuple(one.names[name] for name in NAMES)]
         kept = {name: value for name, value in row.items() if name not in {"action_revision", "unit", "complete"}}
-        rows.append(kept | {name: one.document[name] for name in ("split", "stratum", "cluster")})
-    return rows
+        yield kept | {name: one.document[name] for name in ("split", "stratum", "cluster")}
 
 
 @dataclass
@@ -196,8 +194,7 @@ def per_replicate(units: list[Row], name: str) -> float | None:
     return float(sum(row[name] for row in units) / sum(row["replicates"] for row in units))
 
 
-def swrb(analysis: Analysis) -> list[Row]:
-    rows = []
+def swrb(analysis: Analysis) -> Iterator[Row]:
     for key, (declared, replicates) in cells(analysis).items():
         names = dict(zip(("study", "model", "doc", "action", "estimator"), key, strict=True))
         units = [row for row in analysis.log.units if all(row[name] == names[name] for name in names)]
@@ -211,23 +208,20 @@ def swrb(analysis: Analysis) -> list[Row]:
         if evaluations is None and names["estimator"] == "plain":
             evaluations = mean([float(one.positions or 0) for one in replicates])
         risks = [one.risk for one in replicates]
-        rows.append(
-            {
-                **names,
-                "split": declared["split"],
-                "stratum": declared["stratum"],
-                "replicates": len(replicates),
-                "risk": mean(risks),
-                "risk_variance": statistics.variance(risks) if len(risks) > 1 else None,
-                "occurrence": mean([one.occurrence for one in replicates]),
-                "occupation": mean([one.occupation for one in replicates]),
-                "divergence_probability": mean([one.mass for one in replicates]),
-                "exact_risk": exact[0] if exact else None,
-                "evaluations": evaluations,
-                "seconds": per_replicate(units, "decode_seconds"),
-            }
-        )
-    return rows
+        yield {
+            **names,
+            "split": declared["split"],
+            "stratum": declared["stratum"],
+            "replicates": len(replicates),
+            "risk": mean(risks),
+            "risk_variance": statistics.variance(risks) if len(risks) > 1 else None,
+            "occurrence": mean([one.occurrence for one in replicates]),
+            "occupation": mean([one.occupation for one in replicates]),
+            "divergence_probability": mean([one.mass for one in replicates]),
+            "exact_risk": exact[0] if exact else None,
+            "evaluations": evaluations,
+            "seconds": per_replicate(units, "decode_seconds"),
+        }
 
 
 def pooled_by_document(rows: list[Row]) -> Iterator[tuple[Row, list[tuple[float, Row]]]]:
@@ -255,7 +249,7 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 def side_by_side(analysis: Analysis) -> list[Row]:
     """The SWRB rows of ``swrb``, with the plain row of the same document under ``plain``."""
-    rows = swrb(analysis)
+    rows = [*swrb(analysis)]
     names = ("study", "model", "doc", "action")
     plain = {tuple(row[name] for name in names): row for row in rows if row["estimator"] == "plain"}
     return [
@@ -263,7 +257,7 @@ def side_by_side(analysis: Analysis) -> list[Row]:
     ]
 
 
-def swrb_efficiency(analysis: Analysis) -> list[Row]:
+def swrb_efficiency(analysis: Analysis) -> Iterator[Row]:
     documents = []
     for row in side_by_side(analysis):
         if row["plain"] and min(row["replicates"], row["plain"]["replicates"]) >= 2:
@@ -272,48 +266,40 @@ def swrb_efficiency(analysis: Analysis) -> list[Row]:
     keys = ("study", "model", "split", "stratum", "action")
     levels = [({name: row[name] for name in keys}, row["doc"], [(1.0, row)]) for row in documents]
     levels += [(named, None, weighted) for named, weighted in pooled_by_document(documents)]
-    rows = []
     for named, doc, weighted in levels:
         variance = ratio(weighted_mean(weighted, "plain_risk_variance"), weighted_mean(weighted, "risk_variance"))
         evaluations, seconds = (
             ratio(weighted_mean(weighted, name), weighted_mean(weighted, f"plain_{name}"))
             for name in ("evaluations", "seconds")
         )
-        rows.append(
-            {
-                **named, "doc": doc, "documents": len(weighted), "variance_ratio": variance,
-                "evaluation_ratio": evaluations, "second_ratio": seconds, "efficiency": ratio(variance, evaluations),
-                "efficiency_in_seconds": ratio(variance, seconds),
-            }
-        )  # fmt: skip
-    return rows
+        yield {
+            **named, "doc": doc, "documents": len(weighted), "variance_ratio": variance,
+            "evaluation_ratio": evaluations, "second_ratio": seconds, "efficiency": ratio(variance, evaluations),
+            "efficiency_in_seconds": ratio(variance, seconds),
+        }  # fmt: skip
 
 
-def swrb_risk(analysis: Analysis) -> list[Row]:
+def swrb_risk(analysis: Analysis) -> Iterator[Row]:
     documents = []
     for row in side_by_side(analysis):
         plain, error = row["plain"], None
         if plain and row["risk_variance"] is not None and plain["risk_variance"] is not None:
             error = row["risk_variance"] / row["replicates"] + plain["risk_variance"] / plain["replicates"]
         documents.append(row | {"plain_risk": plain and plain["risk"], "error": error})
-    rows = []
     for named, weighted in pooled_by_document(documents):
         known = all(row["error"] is not None for _, row in weighted)
         variance = math.fsum(weight**2 * row["error"] for weight, row in weighted) if known else None
-        rows.append(
-            {
-                **named,
-                "documents": len(weighted),
-                "replicates": sum(row["replicates"] for _, row in weighted),
-                "mismatch": weighted_mean(weighted, "risk"),
-                "occurrence": weighted_mean(weighted, "occurrence"),
-                "occupation": weighted_mean(weighted, "occupation"),
-                "divergence_probability": weighted_mean(weighted, "divergence_probability"),
-                "plain_mismatch": weighted_mean(weighted, "plain_risk"),
-                "monte_carlo_error": None if variance is None else math.sqrt(variance),
-            }
-        )
-    return rows
+        yield {
+            **named,
+            "documents": len(weighted),
+            "replicates": sum(row["replicates"] for _, row in weighted),
+            "mismatch": weighted_mean(weighted, "risk"),
+            "occurrence": weighted_mean(weighted, "occurrence"),
+            "occupation": weighted_mean(weighted, "occupation"),
+            "divergence_probability": weighted_mean(weighted, "divergence_probability"),
+            "plain_mismatch": weighted_mean(weighted, "plain_risk"),
+            "monte_carlo_error": None if variance is None else math.sqrt(variance),
+        }
 
 
 def swrb_windows(analysis: Analysis) -> list[Row]:
@@ -357,7 +343,7 @@ def depth_intervals(analysis: Analysis) -> list[Row]:
     ]
 
 
-SWRB_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
+SWRB_EVALUATIONS: dict[str, Callable[[Analysis], Iterable[Row]]] = {
     function.__name__: function
     for function in (
         branchings, branching_depths, analyzed_branchings, swrb, swrb_efficiency, swrb_risk, swrb_windows,

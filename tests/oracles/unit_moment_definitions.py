@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from fixtures.awkward_logs import Row
 from oracles.coupled_paths import Analysis, Path, WindowRanges, capacity, in_cohort, observed
@@ -20,16 +19,14 @@ def unit_moments(analysis: Analysis) -> list[Row]:
     ]
 
 
-def profiles(analysis: Analysis) -> list[Row]:
+def profiles(analysis: Analysis) -> Iterator[Row]:
     """One row for each document and action, over all its units."""
-    rows = []
     for paths in analysis.by_document(analysis.paths).values():
         row = summed(analysis, paths, 0)
         sums = {name: value for name, value in row.items() if name.startswith(("position_", "lag_", "depth_"))}
         members = {"cohort_paths": int(row["scalar_cohort"])}
         windows_of = {name: row[name] for name in ("horizon", "cohort_bound", "replicates")}
-        rows.append(document_keys(paths[0]) | windows_of | members | sums)
-    return rows
+        yield document_keys(paths[0]) | windows_of | members | sums
 
 
 def summed(analysis: Analysis, paths: list[Path], unit: int) -> Row:
@@ -71,7 +68,7 @@ def of_lags(members: list[Path], found: WindowRanges, value: Callable[[Path, int
     return profile(members, range(1, found.cohort_bound + 1), lambda path, lag: value(path, (path.tau or 0) + lag))
 
 
-UNIT_MOMENT_EVALUATIONS: dict[str, Callable[[Analysis], list[dict[str, Any]]]] = {
+UNIT_MOMENT_EVALUATIONS: dict[str, Callable[[Analysis], Iterable[Row]]] = {
     "unit_moments": unit_moments,
     "profiles": profiles,
 }

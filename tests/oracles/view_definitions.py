@@ -9,7 +9,7 @@ import csv
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from typing import Any
 
@@ -34,30 +34,26 @@ from oracles.coupled_paths import (
 )
 
 
-def trajectories(analysis: Analysis) -> list[Row]:
-    rows = []
+def trajectories(analysis: Analysis) -> Iterator[Row]:
     for path in analysis.paths_of_all:
         tau = path.tau
-        rows.append(
-            {
-                **path_keys(path),
-                "action_revision": 0,
-                "unit": path.unit,
-                "tau": tau,
-                "eos_x": path.eos("x"),
-                "eos_y": path.eos("y"),
-                "horizon": path.horizon,
-                "complete": path.complete,
-                "mismatches": sum(path.mismatch(t) for t in path.at),
-                "sum_delta": path.sum(path.delta),
-                "sum_f": path.sum(path.f),
-                "exposure": 0 if tau is None else path.horizon - tau,
-                "occupation": 0 if tau is None else sum(path.mismatch(t) for t in path.at if t > tau),
-                "longest_agreement": path.longest_agreement,
-                "mismatch_after_agreement": path.mismatch_after_agreement,
-            }
-        )
-    return rows
+        yield {
+            **path_keys(path),
+            "action_revision": 0,
+            "unit": path.unit,
+            "tau": tau,
+            "eos_x": path.eos("x"),
+            "eos_y": path.eos("y"),
+            "horizon": path.horizon,
+            "complete": path.complete,
+            "mismatches": sum(path.mismatch(t) for t in path.at),
+            "sum_delta": path.sum(path.delta),
+            "sum_f": path.sum(path.f),
+            "exposure": 0 if tau is None else path.horizon - tau,
+            "occupation": 0 if tau is None else sum(path.mismatch(t) for t in path.at if t > tau),
+            "longest_agreement": path.longest_agreement,
+            "mismatch_after_agreement": path.mismatch_after_agreement,
+        }
 
 
 def steps(analysis: Analysis) -> list[Row]:
@@ -99,7 +95,7 @@ def windows(analysis: Analysis) -> list[Row]:
     ]  # fmt: skip
 
 
-def controls(analysis: Analysis) -> list[Row]:
+def controls(analysis: Analysis) -> Iterator[Row]:
     splits = {tuple(row[name] for name in ("study", "model", "doc")): row["split"] for row in analysis.log.documents}
     declared = {(row["study"], row["action"]) for row in analysis.log.actions if row["control"]}
     groups: dict[tuple[Any, ...], list[Path]] = {}
@@ -107,29 +103,25 @@ def controls(analysis: Analysis) -> list[Row]:
         if (path.study, path.action) in declared:
             split = splits.get((path.study, path.model, path.doc))
             groups.setdefault((path.study, path.model, split, path.action), []).append(path)
-    rows = []
     for (study, model, split, action), paths in groups.items():
         moved = sorted(
             (path.doc, path.replicate)
             for path in paths
             if any(path.delta(t) or path.f(t) or path.mismatch(t) for t in path.at)
         )
-        rows.append(
-            {
-                "study": study,
-                "model": model,
-                "split": split,
-                "action": action,
-                "documents": len({path.doc for path in paths}),
-                "pairs": len(paths),
-                "moved_pairs": len(moved),
-                "first_moved_doc": moved[0][0] if moved else None,
-                "first_moved_replicate": moved[0][1] if moved else None,
-                "largest_sum_delta": max(path.sum(path.delta) for path in paths),
-                "largest_sum_f": max(path.sum(path.f) for path in paths),
-            }
-        )
-    return rows
+        yield {
+            "study": study,
+            "model": model,
+            "split": split,
+            "action": action,
+            "documents": len({path.doc for path in paths}),
+            "pairs": len(paths),
+            "moved_pairs": len(moved),
+            "first_moved_doc": moved[0][0] if moved else None,
+            "first_moved_replicate": moved[0][1] if moved else None,
+            "largest_sum_delta": max(path.sum(path.delta) for path in paths),
+            "largest_sum_f": max(path.sum(path.f) for path in paths),
+        }
 
 
 def analyzed_trajectories(analysis: Analysis) -> list[Row]:
@@ -214,16 +206,14 @@ def pooled_scalars(pool: Pool, windows: WindowRanges) -> dict[str, float | None]
     return found
 
 
-def moments(analysis: Analysis) -> list[Row]:
-    rows = []
+def moments(analysis: Analysis) -> Iterator[Row]:
     for paths in analysis.by_document(analysis.paths).values():
         each = [scalar_moments(path, analysis.window(path)) for path in paths]
         means = {
             name: None if each[0][name] is None else math.fsum(one[name] or 0.0 for one in each) / len(each)
             for name in each[0]
         }
-        rows.append({**document_keys(paths[0]), "replicates": len(paths), **means})
-    return rows
+        yield {**document_keys(paths[0]), "replicates": len(paths), **means}
 
 
 def stratum_moments(analysis: Analysis) -> list[Row]:
@@ -240,12 +230,10 @@ def stratum_moments(analysis: Analysis) -> list[Row]:
     ]
 
 
-def paired_moments(analysis: Analysis) -> list[Row]:
-    rows = []
+def paired_moments(analysis: Analysis) -> Iterator[Row]:
     for keys, pool, _, found in analysis.pairs():
         named = {name: value for name, value in keys.items() if name != "baseline"}
-        rows.append({**named, "partner": keys["baseline"], "documents": len(pool.docs), **pooled_scalars(pool, found)})
-    return rows
+        yield {**named, "partner": keys["baseline"], "documents": len(pool.docs), **pooled_scalars(pool, found)}
 
 
 def position_moments(analysis: Analysis) -> list[Row]:
@@ -360,8 +348,7 @@ def entry_median(analysis: Analysis) -> list[Row]:
     return rows
 
 
-def contrasts(analysis: Analysis) -> list[Row]:
-    rows = []
+def contrasts(analysis: Analysis) -> Iterator[Row]:
     for keys, pool, baseline, _ in analysis.pairs():
         b, a = risk(pool), risk(baseline)
         gap = b["mismatch"] - a["mismatch"]
@@ -370,36 +357,29 @@ def contrasts(analysis: Analysis) -> list[Row]:
             "exposure": (b["exposure"] - a["exposure"]) * 0.5 * (a["mismatch_rate"] + b["mismatch_rate"]),
             "rate": (b["mismatch_rate"] - a["mismatch_rate"]) * 0.5 * (a["exposure"] + b["exposure"]),
         }
-        rows.append(
-            {
-                **keys,
-                "documents": len(pool.docs),
-                "gap": gap,
-                **{f"{name}_term": term for name, term in terms.items()},
-                **{f"{name}_share": share(term, gap) for name, term in terms.items()},
-                **{f"{name}_difference": value - texts(baseline)[name] for name, value in texts(pool).items()},
-            }
-        )
-    return rows
+        yield {
+            **keys,
+            "documents": len(pool.docs),
+            "gap": gap,
+            **{f"{name}_term": term for name, term in terms.items()},
+            **{f"{name}_share": share(term, gap) for name, term in terms.items()},
+            **{f"{name}_difference": value - texts(baseline)[name] for name, value in texts(pool).items()},
+        }
 
 
-def entry(analysis: Analysis) -> list[Row]:
-    rows = []
+def entry(analysis: Analysis) -> Iterator[Row]:
     for keys, pool, found in analysis.pools():
         for t in range(1, found.horizon + 1):
             p = pool.mean(lambda path, t=t: float(path.tau == t))
             survival = pool.mean(lambda path, t=t: float(path.tau is None or path.tau >= t))
-            rows.append(
-                {
-                    **keys,
-                    "t": t,
-                    "p": p,
-                    "entry_cdf": pool.mean(lambda path, t=t: float(path.tau is not None and path.tau <= t)),
-                    "survival": survival,
-                    "hazard": None if survival == 0 else p / survival,
-                }
-            )
-    return rows
+            yield {
+                **keys,
+                "t": t,
+                "p": p,
+                "entry_cdf": pool.mean(lambda path, t=t: float(path.tau is not None and path.tau <= t)),
+                "survival": survival,
+                "hazard": None if survival == 0 else p / survival,
+            }
 
 
 def generation_clock(analysis: Analysis) -> list[Row]:
@@ -447,27 +427,21 @@ def block_gaps(pool: Pool, baseline: Pool, found: WindowRanges) -> list[float | 
     ]
 
 
-def generation_gap_change(analysis: Analysis) -> list[Row]:
-    rows = []
+def generation_gap_change(analysis: Analysis) -> Iterator[Row]:
     for keys, pool, baseline, found in analysis.pairs():
         first, middle, last = block_gaps(pool, baseline, found)
-        rows.append(
-            {
-                **keys, "documents": len(pool.docs), "first_gap": first, "middle_gap": middle, "last_gap": last,
-                "generation_gap_change": minus(last, first),
-            }
-        )  # fmt: skip
-    return rows
+        yield {
+            **keys, "documents": len(pool.docs), "first_gap": first, "middle_gap": middle, "last_gap": last,
+            "generation_gap_change": minus(last, first),
+        }  # fmt: skip
 
 
-def generation_gaps(analysis: Analysis) -> list[Row]:
-    rows = []
+def generation_gaps(analysis: Analysis) -> Iterator[Row]:
     for keys, pool, baseline, found in analysis.pairs():
         gaps = block_gaps(pool, baseline, found)
         for (named, _), gap in zip(block_keys(found), gaps, strict=True):
             change = {"documents": len(pool.docs), "gap": gap, "generation_gap_change": minus(gaps[2], gaps[0])}
-            rows.append({**keys, **named, **change})
-    return rows
+            yield {**keys, **named, **change}
 
 
 def branch_clock(analysis: Analysis) -> list[Row]:
@@ -644,21 +618,17 @@ def identified_interval(analysis: Analysis) -> list[Row]:
     return rows
 
 
-def action_ordering(analysis: Analysis) -> list[Row]:
-    rows = []
+def action_ordering(analysis: Analysis) -> Iterator[Row]:
     for keys, pool, baseline, found in analysis.pairs():
         for depth in range(1, found.horizon + 1):
             low, width = (pool.mean(lambda path, depth=depth, g=g: g(path, depth)) for g in (observed, capacity))
             base, base_width = (
                 baseline.mean(lambda path, depth=depth, g=g: g(path, depth)) for g in (observed, capacity)
             )
-            rows.append(
-                {
-                    **keys, "depth": depth, "documents": len(pool.docs), "contrast_low": low - (base + base_width),
-                    "contrast_high": low + width - base, "ordered": low + width < base or base + base_width < low,
-                }
-            )  # fmt: skip
-    return rows
+            yield {
+                **keys, "depth": depth, "documents": len(pool.docs), "contrast_low": low - (base + base_width),
+                "contrast_high": low + width - base, "ordered": low + width < base or base + base_width < low,
+            }  # fmt: skip
 
 
 def newest(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
@@ -800,7 +770,7 @@ def published(_: Analysis) -> list[Row]:
     ]
 
 
-EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
+EVALUATIONS: dict[str, Callable[[Analysis], Iterable[Row]]] = {
     **{
         table: stored(table)
         for table in ("events", "documents", "actions", "units", "studies", "plans", "exact_values",

@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_two_repairs_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvdrift.schema.locking._PATIENCE", 0.1)
+    monkeypatch.setattr("kvdrift.schema.locking.PATIENCE", 0.1)
     folder = os.open(store.location, os.O_RDONLY)  # as another process has it
     fcntl.flock(folder, fcntl.LOCK_EX)
     message = refused(list, repair(store), error=OperationError)

@@ -6,18 +6,20 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
 import pytest
 from fixtures.awkward_logs import awkward_log
 from fixtures.stored_units import derive
+from fixtures.swrb_events import unit
+from fixtures.table_rows import add_rows
 from fixtures.unread_pages import blank_pages
 
-from kvdrift.log.store import Store, Unit
+from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError
-from kvdrift.schema.tables import MEASURES, TABLES
+from kvdrift.schema.tables import MEASURES
 from kvdrift.sql.catalog import describe_views, open_views
 from kvdrift.sql.catalog_file import write_catalog
 from kvdrift.sql.contracts import contracts
@@ -30,20 +32,12 @@ LOG = awkward_log("long agreements")
 DOCS = sorted({row["doc"] for row in LOG.documents})
 
 
-def rows_of(table: str, rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=TABLES[table].schema)
-
-
 def append_document(store: Store, doc: str) -> None:
     """Append a document, its units and its derived rows."""
-    store.append_rows("documents", rows_of("documents", [row for row in LOG.documents if row["doc"] == doc]))
+    add_rows(store, "documents", *(row for row in LOG.documents if row["doc"] == doc))
     for action in ("one", "two"):
         events = [row for row in LOG.events if row["doc"] == doc and row["action"] == action]
-        replicates = 1 + max(row["replicate"] for row in events)
-        record = {name: events[0][name] for name in ("study", "model", "doc", "action")}
-        record |= {"first_replicate": 0, "replicates": replicates, "horizon": 40}
-        coupled = [{**row, "kind": "coupled", "weight": None} for row in events]
-        store.append_units([Unit(record, rows_of("events", coupled))])
+        store.append_units([unit(events, "plain", 40)])
     derive(store)
 
 

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pytest
+from fixtures.altered_events import with_column
 from fixtures.branched_units import NAMES, make_rows, swrb_unit
 from fixtures.stored_units import make_unit
+from fixtures.table_rows import add_rows
 
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.estimate_tables import CALIBRATION
-from kvdrift.schema.tables import ACTIONS, DOCUMENTS
 from kvdrift.sql.catalog import open_views, view_texts
 from kvdrift.sql.catalog_file import write_catalog
 from kvdrift.transforms.pipeline import run_derivation
@@ -26,21 +25,14 @@ MARKS = {"action_revision", "unit"}
 
 
 def action_row(action: str, revision: int = 0, *, dropped: bool = False) -> dict[str, Any]:
-    fixed = {"selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False, "prespecified": True}
     study = NAMES["study"] if action == NAMES["action"] else "s"  # of the unit of residual branching
-    named = {"study": study, "action": action, "action_revision": revision, "dropped": dropped}
-    return dict.fromkeys(ACTIONS.columns) | fixed | named
+    return {"study": study, "action": action, "action_revision": revision, "dropped": dropped}
 
 
 def store_of(folder: Path, actions: list[dict[str, Any]], units: list[Unit]) -> Store:
     store = Store.create(folder)
-    keys = {"study": "s", "model": "org/model", "split": "evaluation", "stratum": "all"}
-    documents = [
-        dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | keys | {"doc": doc, "cluster": doc}
-        for doc in ("d0", "d1")
-    ]
-    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
-    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    add_rows(store, "documents", {"doc": "d0"}, {"doc": "d1"})
+    add_rows(store, "actions", *actions)
     store.append_units(units)
     run_derivation(store.location)
     return store
@@ -56,10 +48,8 @@ def current_units(revision: int) -> list[Unit]:
 def old_unit(doc: str, action: str) -> Unit:
     """Other events under the names of a current unit."""
     other = make_unit(doc, action=action, first=8)
-    replicates = pa.array([replicate - 8 for replicate in other.events["replicate"].to_pylist()], pa.int32())
-    at = other.events.schema.get_field_index("replicate")
-    events = other.events.set_column(at, other.events.schema.field("replicate"), replicates)
-    return Unit(other.record | {"first_replicate": 0}, events)
+    replicates = [replicate - 8 for replicate in other.events["replicate"].to_pylist()]
+    return Unit(other.record | {"first_replicate": 0}, with_column(other.events, "replicate", replicates))
 
 
 @pytest.fixture
@@ -71,7 +61,7 @@ def redone(tmp_path: Path) -> Store:
         [*(old_unit(doc, action) for doc in ("d0", "d1") for action in ("redone", "dropped")), swrb_unit(make_rows())],
     )
     later = [action_row("redone", 1), action_row("dropped", 1, dropped=True), action_row("snapkv", 1, dropped=True)]
-    store.append_rows("actions", pa.Table.from_pylist(later, schema=ACTIONS.schema))
+    add_rows(store, "actions", *later)
     store.append_units(current_units(1))
     run_derivation(store.location)
     return store
@@ -112,11 +102,10 @@ def test_no_view_shows_an_estimate_of_superseded_units(redone: Store) -> None:
         before = views.rows("estimates", action="kept", baseline=None)
     made_from = {(row["action"], row["action_revision"], row["baseline"], row["baseline_revision"]) for row in rows}
     assert made_from == {("kept", 0, "redone", 1), ("redone", 1, "kept", 0)}
-    redone.append_rows("calibration", pa.Table.from_pylist(
-        [calibrated("kept", "redone", 0, 1), calibrated("redone", "kept", 1, 0), calibrated("kept", "full", 0, 0)],
-        schema=CALIBRATION.schema,
-    ))  # fmt: skip
-    redone.append_rows("actions", pa.Table.from_pylist([action_row("redone", 2)], schema=ACTIONS.schema))
+    pairs = (("kept", "redone", 0, 1), ("redone", "kept", 1, 0), ("kept", "full", 0, 0))
+    names = ("action", "baseline", "action_revision", "baseline_revision")
+    add_rows(redone, "calibration", *(dict(zip(names, pair, strict=True)) for pair in pairs))
+    add_rows(redone, "actions", action_row("redone", 2))
     with open_views(redone) as views:
         for view in ("estimates", "internal.results"):
             named = views.sql(f"select distinct action, baseline from {view}").fetchall()  # noqa: S608 - of this test
@@ -124,17 +113,6 @@ def test_no_view_shows_an_estimate_of_superseded_units(redone: Store) -> None:
         assert views.rows("estimates").equals(before)
         assert views.rows("calibration")["baseline"].to_pylist() == ["full"]
         assert views.sql("select count(*) from stored.calibration").fetchall() == [(3,)]
-
-
-def calibrated(action: str, baseline: str, revision: int, baseline_revision: int) -> dict[str, Any]:
-    fixed = (
-        dict.fromkeys(CALIBRATION.columns)
-        | CALIBRATION.defaults
-        | {"study": "s", "model": "org/model", "observation": "positions"}
-    )
-    fixed |= {"candidate": "flat", "selected": False, "documents": 2, "level": 0.95, "margin": 0.02, "draws": 10}
-    fixed |= {"status": "exploratory", "events_version": 1, "action_revision": revision, "interval": "percentile"}
-    return fixed | {"action": action, "baseline": baseline, "baseline_revision": baseline_revision}
 
 
 def test_a_plain_client_of_the_catalogue_sees_current_units_alone(redone: Store) -> None:

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
+from fixtures.table_rows import add_rows
 
 from kvdrift.log.store import Store, Unit
-from kvdrift.schema.tables import ACTIONS, DOCUMENTS, STEPS, STUDIES
+from kvdrift.schema.tables import STEPS
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import Views, open_views
 from kvdrift.sql.catalog_file import write_catalog
@@ -23,7 +24,6 @@ from kvdrift.transforms.pipeline import run_derivation
 from kvdrift.verification.repair import repair
 from kvdrift.verification.whole_store import verify
 
-KEYS = {"study": "s", "model": "org/model"}
 WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,
            "second_block_last": 4, "agreement_run": 2, "saturation_threshold": 0.9}  # fmt: skip
 POOLED = ("moments", "position_moments", "lag_moments", "depth_moments")
@@ -31,24 +31,16 @@ ALL = {(doc, action) for doc in ("d0", "d1") for action in ("one", "two")}
 ROUNDING = 1e-12  # units are added in another order than their steps
 
 
-def append(store: Store, table: str, *rows: dict[str, object]) -> None:
-    schema = {"studies": STUDIES, "documents": DOCUMENTS, "actions": ACTIONS}[table].schema
-    store.append_rows(table, pa.Table.from_pylist([dict.fromkeys(schema.names) | row for row in rows], schema=schema))
-
-
 def declare(store: Store, windows: dict[str, Any]) -> None:
-    append(store, "studies", KEYS | windows | {"seed": 1, "study_sha256": "0", "temperature": 1.0})
+    add_rows(store, "studies", windows)
 
 
 def add_documents(store: Store, *docs: str) -> None:
-    given = KEYS | {"split": "evaluation", "stratum": "all"}
-    append(store, "documents", *(given | {"doc": doc, "cluster": doc} for doc in docs))
+    add_rows(store, "documents", *({"doc": doc} for doc in docs))
 
 
 def add_actions(store: Store, revision: int, *names: str) -> None:
-    fixed = {"study": "s", "selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False}
-    fixed |= {"prespecified": True, "dropped": False, "action_revision": revision}
-    append(store, "actions", *(fixed | {"action": name} for name in names))
+    add_rows(store, "actions", *({"action": name, "action_revision": revision} for name in names))
 
 
 def generate(store: Store, *units: Unit) -> None:

@@ -8,10 +8,11 @@ import random as plain_random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from fixtures.awkward_logs import Log, LogPlan, add_study
 from fixtures.stored_units import derive
+from fixtures.swrb_events import unit
+from fixtures.table_rows import add_rows
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
@@ -20,10 +21,10 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from kvdrift.flows.estimate.moments import document_moments
 from kvdrift.flows.estimate.stored import calibrate_study
 from kvdrift.flows.plan.frozen_plan import FrozenPlan
-from kvdrift.log.store import Store, Unit
+from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import SCALAR_MOMENTS
-from kvdrift.schema.tables import EVENTS, TABLES
+from kvdrift.schema.tables import TABLES
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.bootstrap import Request, estimate, observed
@@ -325,17 +326,11 @@ def stored_log(location: Path, splits: tuple[str, ...]) -> Store:
     )  # fmt: skip
     add_study(log, plan, plain_random.Random(5))  # noqa: S311 - test data
     store = Store.create(location)
-    store.append_rows("documents", pa.Table.from_pylist(log.documents, schema=TABLES["documents"].schema))
+    add_rows(store, "documents", *log.documents)
     units: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in log.events:
         units.setdefault((event["doc"], event["action"]), []).append(event)
-    made = []
-    for (doc, action), events in units.items():
-        count = 1 + max(event["replicate"] for event in events)
-        record = {"study": "s", "model": "m", "doc": doc, "action": action}
-        record |= {"first_replicate": 0, "replicates": count, "horizon": 16}
-        made.append(Unit(record, pa.Table.from_pylist(events, schema=EVENTS.schema)))
-    store.append_units(made)
+    store.append_units([unit(events, "plain", 16) for events in units.values()])
     derive(store)
     return store
 

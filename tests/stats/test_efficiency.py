@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
+from fixtures.swrb_events import Row, drawn_unit, random_laws
+from fixtures.table_rows import add_rows
 
 from kvdrift.flows.estimate.estimation import EXPLORATORY_DRAWS
 from kvdrift.flows.estimate.moments import branching_moments
@@ -21,7 +22,7 @@ from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.estimate_tables import RESULTS
-from kvdrift.schema.tables import DOCUMENTS, PLAIN, SWRB
+from kvdrift.schema.tables import PLAIN, SWRB
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.bootstrap import COLUMNS
 from kvdrift.stats.clusters import ClusterDraws
@@ -219,18 +220,16 @@ def branched_units(horizon: int = 5) -> tuple[list[Row], list[Any]]:
     documents, units = [], []
     for number in range(6):
         names = {"study": "s", "model": "m", "doc": f"d{number}"}
-        document = dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | names
-        document |= {"split": "evaluation", "stratum": "xy"[number % 2], "cluster": f"c{number // 4}"}
-        documents.append(document)
+        documents.append(names | {"stratum": "xy"[number % 2], "cluster": f"c{number // 4}"})
         for action, apart in (("rare", 0.1), ("often", 0.9)):
             laws = random_laws(chance, horizon, apart=apart)
-            for estimator, simulate in ((PLAIN, plain_replicate), (SWRB, swrb_replicate)):
+            for estimator in (PLAIN, SWRB):
                 if (number, action, estimator) == (5, "often", SWRB):
                     continue
-                own = [simulate(names | {"action": action, "replicate": k}, laws, chance) for k in range(5)]
-                rows = [row for replicate in own for row in replicate]
-                measured = {"pair_evaluations": len(rows), "decode_seconds": 0.25 * len(rows)}
-                units.append(unit(rows, estimator, horizon, **measured))
+                made = drawn_unit(names | {"action": action}, estimator, laws, chance, range(5))
+                rows = made.events.num_rows
+                made.record.update(pair_evaluations=rows, decode_seconds=0.25 * rows)
+                units.append(made)
     return documents, units
 
 
@@ -239,7 +238,7 @@ def branched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with events of both estimators, derived and not analyzed; tests that write to it take a copy."""
     store = Store.create(tmp_path_factory.mktemp("branched") / "store")
     documents, units = branched_units()
-    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+    add_rows(store, "documents", *documents)
     store.append_units(units)
     run_derivation(store.location)
     return Path(store.location)

@@ -45,7 +45,7 @@ def measured(name: str) -> Iterator[Measured]:
     """Yield every split of every study of a log."""
     analysis = Analysis(awkward_log(name))
     windows = {(row["study"], row["model"]): Windows.from_row(row) for row in EVALUATIONS["windows"](analysis)}
-    evaluated = functools.cache(lambda view: EVALUATIONS[view](analysis))
+    evaluated = functools.cache(lambda view: [*EVALUATIONS[view](analysis)])
     for key in sorted({(row["study"], row["model"], row["split"]) for row in evaluated("moments")}):
 
         def rows(view: str, key: tuple[str, ...] = key) -> list[Row]:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from fixtures.altered_events import assert_declared, damaged, shuffled, with_column
 from fixtures.swrb_events import EOS, Row, event, random_laws, swrb_replicate, table
 from oracles.swrb_definitions import branching_depth_rows, branching_rows
 
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS
+from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS
 from kvdrift.transforms.residual_branches import derive_branchings
 
 NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "unit": 7}
@@ -31,19 +32,11 @@ def scan(weights: list[float], *, undrawn: bool = False, eos: int | None = None,
 
 def branch(start: int, pattern: str, **names: Any) -> list[Row]:
     """Branch rows from ``start`` on: '=' agrees, '#' mismatches, '.' is a missing position."""
-    return [
-        event(
-            NAMES | names,
-            "branch",
-            t,
-            0.5,
-            0.5,
-            {"x_token": 1, "y_token": 1 + (mark == "#"), "x_eos": False, "y_eos": False},
-            None,
-        )
-        for t, mark in enumerate(pattern, start=start)
-        if mark != "."
-    ]
+    rows = []
+    for t, mark in enumerate(pattern, start=start):
+        both = {"x_token": 1, "y_token": 1 + (mark == "#"), "x_eos": False, "y_eos": False}
+        rows += [event(NAMES | names, "branch", t, 0.5, 0.5, both, None)] if mark != "." else []
+    return rows
 
 
 def derived(rows: list[Row]) -> tuple[list[Row], list[Row]]:
@@ -131,7 +124,7 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
             assert got[name] == (pytest.approx(value, abs=1e-13) if isinstance(value, float) else value), name
 
 
-def random_log(chance: np.random.Generator, replicates: int, longest: int, *, damaged: float = 0.0) -> list[Row]:
+def random_log(chance: np.random.Generator, replicates: int, longest: int, share: float = 0.0) -> list[Row]:
     rows: list[Row] = []
     for replicate in range(replicates):
         h = int(chance.integers(1, longest + 1))
@@ -144,17 +137,14 @@ def random_log(chance: np.random.Generator, replicates: int, longest: int, *, da
         doc = f"d{chance.integers(3)}" + "é" * int(chance.integers(2))
         names = {"study": f"s{chance.integers(2)}", "model": "m", "doc": doc, "action": f"a{chance.integers(4)}"}
         own = swrb_replicate({**names, "replicate": replicate}, laws, chance)
-        if chance.random() < damaged:
-            lost = int(chance.integers(len(own)))
-            own = own[:lost] + own[lost + 1 :] if chance.random() < 0.6 else [*own, own[lost]]
-        rows += own
+        rows += damaged(own, chance) if chance.random() < share else own
     return rows
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_against_the_definitions_one_replicate_at_a_time(seed: int) -> None:
     chance = np.random.default_rng(seed)
-    rows = random_log(chance, replicates=60, longest=(1, 3, 9, 24)[seed % 4], damaged=0.5 * (seed >= 4))
+    rows = random_log(chance, replicates=60, longest=(1, 3, 9, 24)[seed % 4], share=0.5 * (seed >= 4))
     rows = [rows[at] for at in chance.permutation(len(rows))]
     found, found_depths = derived(rows)
     assert_same(found, branching_rows(rows))
@@ -179,16 +169,11 @@ def test_random_logs_have_the_corners() -> None:
 
 def test_row_order_encoding_and_other_replicates_do_not_matter() -> None:
     chance = np.random.default_rng(9)
-    rows = random_log(chance, replicates=40, longest=9, damaged=0.3)
+    rows = random_log(chance, replicates=40, longest=9, share=0.3)
     events = table(rows)
     expected = derive_branchings(events)
     for _ in range(4):
-        shuffled = events.take(pa.array(chance.permutation(events.num_rows)))
-        chunks = [shuffled.slice(0, 50), shuffled.slice(50, 1), shuffled.slice(51)]
-        for name in ("doc", "kind"):
-            at = shuffled.schema.get_field_index(name)
-            chunks = [chunk.set_column(at, name, chunk[name].dictionary_encode()) for chunk in chunks]
-        found = derive_branchings(pa.concat_tables(chunks))
+        found = derive_branchings(shuffled(events, chance))
         assert found.branchings.equals(expected.branchings)
         assert found.depths.equals(expected.depths)
     key = [rows[0][name] for name in BRANCHINGS.key]
@@ -201,16 +186,13 @@ def test_row_order_encoding_and_other_replicates_do_not_matter() -> None:
 @pytest.mark.parametrize("rows", [[], PICTURED, [*scan([0.0], doc="a"), *PICTURED]])
 def test_output_has_exactly_the_declared_schemas(rows: list[Row]) -> None:
     found = derive_branchings(table(rows))
-    assert found.branchings.schema.equals(BRANCHINGS.schema, check_metadata=True)
-    assert found.depths.schema.equals(BRANCHING_DEPTHS.schema, check_metadata=True)
-    found.branchings.validate(full=True)
-    found.depths.validate(full=True)
+    assert_declared(found.branchings, BRANCHINGS.schema)
+    assert_declared(found.depths, BRANCHING_DEPTHS.schema)
 
 
 def test_wrong_input_is_one_clear_line() -> None:
     def changed(name: str, values: list[Any]) -> pa.Table:
-        at = EVENTS.schema.get_field_index(name)
-        return table(PICTURED).set_column(at, name, pa.array(values, EVENTS.schema.field(name).type))
+        return with_column(table(PICTURED), name, values)
 
     with pytest.raises(InputError, match="lack the column weight"):
         derive_branchings(table(PICTURED).drop_columns(["weight"]))

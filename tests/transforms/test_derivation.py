@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from fixtures.altered_events import assert_declared, damaged, shuffled, with_column
+from fixtures.awkward_logs import Log
+from fixtures.swrb_events import Row, event, table
+from oracles.coupled_paths import Analysis
+from oracles.view_definitions import steps, trajectories
 
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.tables import EVENTS, STEPS, TRAJECTORIES
+from kvdrift.schema.tables import STEPS, TRAJECTORIES
 from kvdrift.transforms.derivation import derive_trajectories
 
-Row = dict[str, Any]
-
-
-def log(rows: list[Row]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=EVENTS.schema)
+NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0, "unit": 7}
 
 
 def trajectory(pattern: str, *, eos_x: int | None = None, eos_y: int | None = None, **names: Any) -> list[Row]:
     """Event rows of one pair: '=' agrees, '#' mismatches, '.' is a missing position."""
-    key = {
-        "study": "s",
-        "model": "m",
-        "doc": "d",
-        "action": "a",
-        "action_revision": 0,
-        "replicate": 0,
-        "kind": "coupled",
-        "unit": 7,
-    } | names
-    return [
-        key
-        | {
-            "t": t,
-            "x_token": t,
-            "y_token": t + 1000 * (mark == "#"),
-            "delta": 0.5 if mark == "#" else 0.25,
-            "f": 0.125,
-            "x_eos": eos_x is not None and t >= eos_x,
-            "y_eos": eos_y is not None and t >= eos_y,
-        }
-        for t, mark in enumerate(pattern, start=1)
-        if mark != "."
-    ]
+    rows = []
+    for t, mark in enumerate(pattern, start=1):
+        ended = {"x_eos": eos_x is not None and t >= eos_x, "y_eos": eos_y is not None and t >= eos_y}
+        both = {"x_token": t, "y_token": t + 1000 * (mark == "#")} | ended
+        rows += (
+            [event(NAMES | names, "coupled", t, 0.5 if mark == "#" else 0.25, 0.125, both, None)] if mark != "." else []
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -82,14 +69,13 @@ GOLDEN = {
 
 @pytest.mark.parametrize("case", GOLDEN.values(), ids=GOLDEN.keys())
 def test_golden(case: Golden) -> None:
-    derived = derive_trajectories(log(trajectory(case.pattern, eos_x=case.eos_x, eos_y=case.eos_y)))
+    derived = derive_trajectories(table(trajectory(case.pattern, eos_x=case.eos_x, eos_y=case.eos_y)))
     (row,) = derived.trajectories.to_pylist()
     tau, occupation, exposure, longest, after = case.expected
     marks = case.pattern.count("#")
     horizon = len(case.pattern)
-    assert row == {
-        "study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "unit": 7, "tau": tau, "eos_x": case.eos_x,
-        "eos_y": case.eos_y, "horizon": horizon, "complete": True, "mismatches": marks,
+    assert row == NAMES | {
+        "action_revision": 0, "tau": tau, "eos_x": case.eos_x, "eos_y": case.eos_y, "horizon": horizon, "complete": True, "mismatches": marks,
         "sum_delta": 0.25 * (horizon + marks), "sum_f": 0.125 * horizon, "exposure": exposure, "occupation": occupation,
         "longest_agreement": longest, "mismatch_after_agreement": after,
     }  # fmt: skip
@@ -101,7 +87,7 @@ def test_golden(case: Golden) -> None:
 def test_a_gap_or_repetition_is_incomplete_and_ends_a_run() -> None:
     rows = trajectory("#==.==", replicate=0) + trajectory("#====", replicate=1) + trajectory(".==", replicate=2)
     rows += [row for row in rows if (row["replicate"], row["t"]) == (1, 3)]  # one position twice
-    derived = derive_trajectories(log(rows)).trajectories
+    derived = derive_trajectories(table(rows)).trajectories
     assert derived["complete"].to_pylist() == [False, False, False]
     assert derived["horizon"].to_pylist() == [6, 5, 3]
     assert derived["longest_agreement"].to_pylist() == [2, 3, None]
@@ -109,12 +95,12 @@ def test_a_gap_or_repetition_is_incomplete_and_ends_a_run() -> None:
 
 def test_as_many_rows_as_positions_is_not_enough_to_be_complete() -> None:
     rows = trajectory("=.=")
-    derived = derive_trajectories(log([rows[0], *rows])).trajectories  # positions 1, 1, 3
+    derived = derive_trajectories(table([rows[0], *rows])).trajectories  # positions 1, 1, 3
     assert derived["complete"].to_pylist() == [False]
 
 
-def random_log(rng: np.random.Generator, pairs: int, longest: int, *, damaged: float = 0.0) -> list[Row]:
-    """Pairs of different lengths, divergence rates and EOS positions; a share ``damaged`` by lost or repeated rows."""
+def random_log(rng: np.random.Generator, pairs: int, longest: int, share: float = 0.0) -> list[Row]:
+    """Pairs of different lengths, divergence rates and EOS positions; a share damaged by lost or repeated rows."""
     rows: list[Row] = []
     for replicate in range(pairs):
         horizon = int(rng.integers(1, longest + 1))
@@ -128,63 +114,18 @@ def random_log(rng: np.random.Generator, pairs: int, longest: int, *, damaged: f
         own = trajectory(pattern, eos_x=eos[0], eos_y=eos[1], **names)
         for row in own:
             row["delta"], row["f"] = (float(np.float32(u)) for u in rng.random(2))
-        if rng.random() < damaged:
-            lost = int(rng.integers(len(own)))
-            own = own[:lost] + own[lost + 1 :] if rng.random() < 0.6 else [*own, own[lost]]
-        rows += own
+        rows += damaged(own, rng) if rng.random() < share else own
     return rows
 
 
 def by_definition(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Every quantity of definitions.md, one position at a time; rows of one pair are looked up by position."""
-    trajectories, steps = [], []
-    pairs: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        pairs.setdefault(tuple(row[name] for name in TRAJECTORIES.key), []).append(row)
-    for key in sorted(pairs):
-        own = sorted(pairs[key], key=lambda row: row["t"])
-        horizon = max(row["t"] for row in own)
-        differ = [row["t"] for row in own if row["x_token"] != row["y_token"]]
-        tau = min(differ, default=None)
-        eos = [min((row["t"] for row in own if row[flag]), default=None) for flag in ("x_eos", "y_eos")]
-        first, last = sorted(horizon + 1 if e is None else e for e in eos)
-        longest, after = None, None
-        if tau is not None:
-            longest, run, agreed, after = 0, 0, False, False
-            for t in range(tau + 1, min(first, horizon + 1)):
-                here = [row["x_token"] == row["y_token"] for row in own if row["t"] == t]
-                run = run + 1 if here == [True] else 0  # a missing or repeated position ends the run
-                longest = max(longest, run)
-                after = after or (agreed and False in here)
-                agreed = agreed or True in here
-        trajectories.append(
-            dict(zip(TRAJECTORIES.key, key, strict=True))
-            | {
-                "unit": own[0]["unit"],
-                "tau": tau,
-                "eos_x": eos[0],
-                "eos_y": eos[1],
-                "horizon": horizon,
-                "complete": [row["t"] for row in own] == list(range(1, horizon + 1)),
-                "mismatches": len(differ),
-                "sum_delta": sum(row["delta"] for row in own),
-                "sum_f": sum(row["f"] for row in own),
-                "exposure": 0 if tau is None else horizon - tau,
-                "occupation": sum(t > tau for t in differ) if tau is not None else 0,
-                "longest_agreement": longest,
-                "mismatch_after_agreement": after,
-            }
-        )
-        for row in own:
-            t = row["t"]
-            eos_set = 0 if t < first else 1 if t == first else 2 if t <= last else 3
-            steps.append(
-                {name: row[name] for name in (*STEPS.key, "unit")}
-                | {"mismatch": int(row["x_token"] != row["y_token"])}
-                | {"lag": t - tau if tau is not None and t >= tau else None, "eos_set": eos_set}
-                | {"delta": row["delta"], "f": row["f"]}
-            )
-    return trajectories, steps
+    """Every quantity of definitions.md by plain loops."""
+    analysis = Analysis(Log(events=rows))
+    return by_key(trajectories(analysis), TRAJECTORIES.key), by_key(steps(analysis), STEPS.key)
+
+
+def by_key(rows: list[Row], key: Sequence[str]) -> list[Row]:
+    return sorted(rows, key=lambda row: [row[name] for name in key])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -192,50 +133,41 @@ def test_against_the_definitions_one_position_at_a_time(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = random_log(rng, pairs=200, longest=(1, 3, 9, 24)[seed % 4])
     rng.shuffle(rows)  # type: ignore[arg-type]
-    trajectories, steps = by_definition(rows)
-    derived = derive_trajectories(log(rows))
-    assert derived.steps.to_pylist() == steps
-    for got, expected in zip(derived.trajectories.to_pylist(), trajectories, strict=True):
+    wanted, wanted_steps = by_definition(rows)
+    derived = derive_trajectories(table(rows))
+    assert derived.steps.to_pylist() == wanted_steps
+    for got, expected in zip(derived.trajectories.to_pylist(), wanted, strict=True):
         assert got["sum_delta"] == pytest.approx(expected.pop("sum_delta"), abs=1e-12)
         assert got["sum_f"] == pytest.approx(expected.pop("sum_f"), abs=1e-12)
-        assert {name: got[name] for name in expected} == expected
+        assert got == got | expected
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_damaged_logs_keep_what_is_defined(seed: int) -> None:
-    rows = random_log(np.random.default_rng(seed), pairs=200, longest=7, damaged=0.7)
-    if not rows:
-        pytest.skip("everything was lost")
-    trajectories, _ = by_definition(rows)
-    got = derive_trajectories(log(rows)).trajectories
-    for name in ("tau", "eos_x", "eos_y", "horizon", "complete", "mismatches", "exposure", "occupation"):
-        assert got[name].to_pylist() == [row[name] for row in trajectories], name
-    assert got["mismatch_after_agreement"].to_pylist() == [row["mismatch_after_agreement"] for row in trajectories]
+    rows = random_log(np.random.default_rng(seed), pairs=200, longest=7, share=0.7)
+    wanted, _ = by_definition(rows)
+    differing = Counter(row["replicate"] for row in rows if row["x_token"] != row["y_token"])  # a repeated row counts
+    got = derive_trajectories(table(rows)).trajectories
+    assert got["mismatches"].to_pylist() == [differing[row["replicate"]] for row in wanted]
+    for name in ("tau", "eos_x", "eos_y", "horizon", "complete", "exposure", "mismatch_after_agreement"):
+        assert got[name].to_pylist() == [row[name] for row in wanted], name
 
 
 def test_row_order_and_string_encoding_do_not_matter() -> None:
     rng = np.random.default_rng(3)
-    events = log(random_log(rng, pairs=300, longest=12, damaged=0.3))
+    events = table(random_log(rng, pairs=300, longest=12, share=0.3))
     expected = derive_trajectories(events)
     for _ in range(5):
-        shuffled = events.take(pa.array(rng.permutation(events.num_rows)))
-        chunks = [shuffled.slice(0, 100), shuffled.slice(100, 1), shuffled.slice(101)]
-        for name in ("doc", "action"):
-            at = shuffled.schema.get_field_index(name)
-            # Chunks with dictionaries of their own, as row groups of a file have.
-            chunks = [chunk.set_column(at, name, chunk[name].dictionary_encode()) for chunk in chunks]
-        derived = derive_trajectories(pa.concat_tables(chunks))
+        derived = derive_trajectories(shuffled(events, rng))
         assert derived.trajectories.equals(expected.trajectories)
         assert derived.steps.equals(expected.steps)
 
 
 @pytest.mark.parametrize("rows", [[], trajectory("=#="), trajectory("=", doc="a") + trajectory("##", doc="b")])
 def test_output_has_exactly_the_declared_schemas(rows: list[Row]) -> None:
-    derived = derive_trajectories(log(rows))
-    assert derived.trajectories.schema.equals(TRAJECTORIES.schema, check_metadata=True)
-    assert derived.steps.schema.equals(STEPS.schema, check_metadata=True)
-    derived.trajectories.validate(full=True)
-    derived.steps.validate(full=True)
+    derived = derive_trajectories(table(rows))
+    assert_declared(derived.trajectories, TRAJECTORIES.schema)
+    assert_declared(derived.steps, STEPS.schema)
     assert derived.steps.num_rows == len(rows)
 
 
@@ -244,37 +176,30 @@ def test_trajectories_are_told_apart_by_every_key_column() -> None:
     for name in ("study", "model", "doc", "action", "action_revision", "replicate"):
         for value in (1, 2) if name in {"action_revision", "replicate"} else ("u", "v"):
             rows += trajectory("=#", **{name: value})
-    derived = derive_trajectories(log(rows)).trajectories
+    derived = derive_trajectories(table(rows)).trajectories
     assert derived.num_rows == 12
     keys = list(zip(*(derived[name].to_pylist() for name in TRAJECTORIES.key), strict=True))
     assert keys == sorted(set(keys))
 
 
 def test_events_from_before_there_were_kinds() -> None:
-    events = log(trajectory("=#==", eos_y=4))
+    events = table(trajectory("=#==", eos_y=4))
     older = derive_trajectories(events.drop_columns(["kind", "weight"]))
     assert older.trajectories.equals(derive_trajectories(events).trajectories)
     assert older.steps.equals(derive_trajectories(events).steps)
 
 
-def break_column(rows: list[Row], name: str, values: pa.Array) -> pa.Table:
-    table = log(rows)
-    return table.set_column(table.schema.get_field_index(name), name, values)
-
-
 def test_wrong_input_is_one_clear_line() -> None:
-    rows = trajectory("=#")
+    events = table(trajectory("=#"))
     with pytest.raises(InputError, match="lack the columns delta, f"):
-        derive_trajectories(log(rows).drop_columns(["delta", "f"]))
-    with pytest.raises(InputError, match="'t' is double, must be int32"):
-        derive_trajectories(break_column(rows, "t", pa.array([1.0, 2.0])))
-    with pytest.raises(InputError, match="'doc' is int32, must be string"):
-        derive_trajectories(break_column(rows, "doc", pa.array([1, 2], pa.int32())))
-    with pytest.raises(InputError, match="'x_eos' has 1 nulls"):
-        derive_trajectories(break_column(rows, "x_eos", pa.array([None, True])))
-    with pytest.raises(InputError, match="'kind' has 'scan', must be 'coupled'"):
-        derive_trajectories(break_column(rows, "kind", pa.array(["coupled", "scan"])))
-    with pytest.raises(InputError, match="'kind' has None, must be 'coupled'"):
-        derive_trajectories(break_column(rows, "kind", pa.array(["coupled", None])))
-    with pytest.raises(InputError, match="positions t from 0 to 1"):
-        derive_trajectories(break_column(rows, "t", pa.array([0, 1], pa.int32())))
+        derive_trajectories(events.drop_columns(["delta", "f"]))
+    for name, values, said in (
+        ("t", pa.array([1.0, 2.0]), "'t' is double, must be int32"),
+        ("doc", pa.array([1, 2], pa.int32()), "'doc' is int32, must be string"),
+        ("x_eos", [None, True], "'x_eos' has 1 nulls"),
+        ("kind", ["coupled", "scan"], "'kind' has 'scan', must be 'coupled'"),
+        ("kind", ["coupled", None], "'kind' has None, must be 'coupled'"),
+        ("t", [0, 1], "positions t from 0 to 1"),
+    ):
+        with pytest.raises(InputError, match=said):
+            derive_trajectories(with_column(events, name, values))

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,16 +146,8 @@ def test_what_contradicts_is_named_and_set_aside(tmp_path: Path, capsys: pytest.
     folder.mkdir()
     write(folder / "1.parquet", first)
     write(folder / "2.parquet", second)
-    arguments = (
-        folder,
-        "--store",
-        tmp_path / "store",
-        "--documents",
-        documents_csv(tmp_path),
-        "--pieces",
-        "--horizon",
-        str(H),
-    )
+    options = ("--store", tmp_path / "store", "--documents", documents_csv(tmp_path), "--pieces", "--horizon", str(H))
+    arguments = (folder, *options)
     code, _, err = command(capsys, *arguments)
     assert code == 2
     named = f"d1, action=half, replicate=2, t=3: the row contradicts an earlier row; this file's rows of the replicate are set aside in {tmp_path}/store/pieces/aside/"
@@ -310,6 +302,25 @@ def test_pieces_of_replicates_that_stop(tmp_path: Path) -> None:
     assert stored(tmp_path / "store").equals(there)
 
 
+def assert_set_aside(report: IngestReport, folder: Path, key: dict[str, Any], positions: Sequence[int]) -> None:
+    """One replicate contradicts, and its rows at some positions are in a file that the finding names."""
+    (finding,) = report.findings
+    assert (finding.kind, {name: finding.key[name] for name in key}) == ("conflict", key)
+    (aside,) = (folder / "store" / "pieces" / "aside").iterdir()
+    assert str(aside) in finding.text
+    assert pq.read_table(aside)["t"].to_pylist() == [*positions]
+
+
+def last_pieces_after(folder: Path, other: pa.Table) -> IngestReport:
+    """Take the last pieces when another ingestion has just committed its rows."""
+    last = EventFile(write(folder / "2.parquet", later()))
+    with alone(str(folder / "store")):
+        intake = LiveIntake(Store.open(folder / "store"), read_documents(documents_csv(folder)), H)
+        brought = ingest(folder / "store", [write(folder / "other.parquet", other)], documents_csv(folder))
+        assert brought.findings == []
+        return intake.take(last, last.digest())
+
+
 def test_waiting_rows_that_the_store_contradicts_are_set_aside(tmp_path: Path) -> None:
     """Another ingestion brings other content of a replicate of which rows wait; two of its replicates are equal."""
     key = {"doc": "d1", "action": "half", "replicate": 2}
@@ -318,12 +329,8 @@ def test_waiting_rows_that_the_store_contradicts_are_set_aside(tmp_path: Path) -
     assert ingest(tmp_path / "store", [other], documents_csv(tmp_path)).findings == []
     told: list[tuple[str, IngestReport]] = []
     report = ingest_pieces(tmp_path / "store", [], None, H, taken=lambda *report: told.append(report))
-    (finding,) = report.findings
     assert told == [(str(tmp_path / "store" / "pieces"), told[0][1])]
-    assert (finding.kind, {name: finding.key[name] for name in key}) == ("conflict", key)
-    (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
-    assert str(aside) in finding.text
-    assert pq.read_table(aside)["t"].to_pylist() == [1, 2, 3, 4, 5]
+    assert_set_aside(report, tmp_path, key, range(1, 6))
     assert report.waiting.units == 0
     assert ingest_pieces(tmp_path / "store", [], None, H).findings == [], "set aside, the rows wait no more"
     assert stored(tmp_path / "store").equals(canonical(LOG))
@@ -334,18 +341,9 @@ def test_a_replicate_that_another_writer_brings_first_is_not_acknowledged(tmp_pa
     key = {"doc": "d1", "action": "half", "replicate": 2}
     take(tmp_path, write(tmp_path / "1.parquet", early()))
     other = edit(LOG, {"x_token": 40}, **key, t=8).filter(pc.equal(LOG["doc"], "d1"))
-    last = EventFile(write(tmp_path / "2.parquet", later()))
-    with alone(str(tmp_path / "store")):
-        intake = LiveIntake(Store.open(tmp_path / "store"), read_documents(documents_csv(tmp_path)), H)
-        brought = ingest(tmp_path / "store", [write(tmp_path / "other.parquet", other)], documents_csv(tmp_path))
-        assert brought.taken.units == 2
-        report = intake.take(last, last.digest())
+    report = last_pieces_after(tmp_path, other)
     assert (report.taken.events, report.waiting.units) == (24 * H, 0), "what the other did not bring"
-    (finding,) = report.findings
-    assert (finding.kind, {name: finding.key[name] for name in (*key, "t")}) == ("conflict", key | {"t": 8})
-    (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
-    assert str(aside) in finding.text
-    assert pq.read_table(aside)["t"].to_pylist() == [6, 7, 8, 9, 10, 11, 12]
+    assert_set_aside(report, tmp_path, key | {"t": 8}, range(6, 13))
     there = stored(tmp_path / "store")
     assert there.equals(canonical(edit(LOG, {"x_token": 40}, **key, t=8)))
 
@@ -354,16 +352,6 @@ def test_waiting_rows_that_another_writer_contradicts_just_before_the_commit_are
     """The last pieces are as the other writer has them, and the rows that waited are not."""
     key = {"doc": "d1", "action": "half", "replicate": 2}
     take(tmp_path, write(tmp_path / "1.parquet", edit(early(), {"x_token": 40}, **key, t=2)))
-    last = EventFile(write(tmp_path / "2.parquet", later()))
-    with alone(str(tmp_path / "store")):
-        intake = LiveIntake(Store.open(tmp_path / "store"), read_documents(documents_csv(tmp_path)), H)
-        assert not ingest(
-            tmp_path / "store", [write(tmp_path / "other.parquet", LOG)], documents_csv(tmp_path)
-        ).findings
-        report = intake.take(last, last.digest())
-    (finding,) = report.findings
-    assert (finding.kind, {name: finding.key[name] for name in key}) == ("conflict", key)
-    (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
-    assert str(aside) in finding.text
-    assert pq.read_table(aside)["t"].to_pylist() == [1, 2, 3, 4, 5]
+    report = last_pieces_after(tmp_path, LOG)
+    assert_set_aside(report, tmp_path, key, range(1, 6))
     assert stored(tmp_path / "store").equals(canonical(LOG))

@@ -15,7 +15,7 @@ import threading
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -378,7 +378,16 @@ class Watching:
         self.error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(location,))
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the watch after the batch at hand."""
+        self._stop.set()
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive()
 
     def _run(self, location: str) -> None:
         try:
@@ -393,22 +402,13 @@ class Watching:
             assert time.monotonic() < end, "the watch did not get there"
             time.sleep(0.01)
 
-    def stop(self) -> None:
-        """End the watch after the batch at hand."""
-        self._stop.set()
-        self._thread.join(timeout=30)
-        assert not self._thread.is_alive()
-
 
 def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvdrift.transforms.watch.BATCH_EVENTS", 450)
-    watching = Watching(store.location)
-    try:
+    with Watching(store.location) as watching:
         for turn in range(1, 6):
             store.append_units([unit(number, first=3 * turn) for number in range(4)])
             watching.until(lambda turn=turn: store.row_count("steps") == 30 * (UNITS + 4 * turn))  # type: ignore[misc]
-    finally:
-        watching.stop()
     assert_derived_once(store)
     assert watching.total is not None
     assert watching.total.units == UNITS + 20 == sum(report.units for report in watching.reports)
@@ -427,11 +427,8 @@ def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pyt
     for number in range(40):
         store.append_units([unit(number, first=3)])
     before = store.read("events").sort_by([(name, "ascending") for name in EVENTS.key])
-    watching = Watching(store.location)
-    try:
+    with Watching(store.location) as watching:
         watching.until(lambda: not store.all_underived().size)
-    finally:
-        watching.stop()
     for table in ("events", "units", "trajectories", "steps"):
         assert len(store.paths(table)) <= 40, "70 units: at most 16 files of each size, and what came since"
     assert_derived_once(store)
@@ -447,27 +444,21 @@ def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pyt
 
 
 def test_watch_beside_a_derivation_and_a_writer(store: Store) -> None:
-    watching = Watching(store.location)
-    try:
+    with Watching(store.location) as watching:
         for turn in range(1, 4):
             store.append_units([unit(number, first=3 * turn) for number in range(20)])
             run_derivation(store.location)
         watching.until(lambda: not store.all_underived().size)
-    finally:
-        watching.stop()
     assert watching.error is None
     assert_derived_once(store)
 
 
 def test_watch_goes_on_past_a_bad_file_and_tells_of_it(store: Store) -> None:
     right = damage(store)
-    watching = Watching(store.location)
-    try:
+    with Watching(store.location) as watching:
         watching.until(lambda: store.row_count("steps") == (UNITS - 3) * 30)
         store.append_units([unit(0, first=3)])
         watching.until(lambda: store.row_count("steps") == (UNITS - 2) * 30)
-    finally:
-        watching.stop()
     assert sum(report.units for report in watching.reports) == UNITS - 2
     assert f"not all units could be derived ({UNITS - 2} were)" in str(watching.error)
     for file, content in right.items():

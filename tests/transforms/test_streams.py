@@ -26,7 +26,7 @@ from kvdrift.transforms.derivation import derive_trajectories
 from kvdrift.transforms.streams import assembly
 from kvdrift.transforms.streams.assembly import ROW, cut, events_of, table_of, unpacked
 from kvdrift.transforms.streams.replicates import DerivedReplicates
-from kvdrift.transforms.streams.stored import _ReadVersions, write_derived
+from kvdrift.transforms.streams.stored import ReadVersions, write_derived
 
 
 def in_batches(table: pa.Table, rows: int) -> list[pa.Table]:
@@ -276,13 +276,13 @@ def test_following_defers_until_there_is_more(store: Store) -> None:
 
     version = store.version("units")
     tracker = Tracker(0)
-    read = [*_ReadVersions(0.5).process((store.location, 0, 2**60), tracker, Watermark)]
+    read = [*ReadVersions(0.5).process((store.location, 0, 2**60), tracker, Watermark)]
     assert all(isinstance(value, TimestampedValue) for value in read)
     assert sum(value.value.num_rows for value in read) == 10 * 30
     assert (tracker.claimed, tracker.deferred) == ([version], 0.5)
     store.append_units([unit(30)])
     tracker = Tracker(version + 1)
-    (value,) = _ReadVersions(0.5).process((store.location, 0, 2**60), tracker, Watermark)
+    (value,) = ReadVersions(0.5).process((store.location, 0, 2**60), tracker, Watermark)
     assert set(value.value["doc"].to_pylist()) == {"doc 030"}
 
 

@@ -20,10 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
+from fixtures.altered_events import with_column
 from fixtures.command import call
 from fixtures.refusals import refused
-from fixtures.stored_units import make_unit
-from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
+from fixtures.stored_units import derive, make_unit
+from fixtures.swrb_events import drawn_unit, random_laws
+from fixtures.table_rows import add_rows, sorted_rows, table_row
 
 from kvdrift.log.checked_files import MEMORY
 from kvdrift.log.delta.parquet_files import content_digest, encode_parquet
@@ -32,12 +34,10 @@ from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.commits import FOOTER, UnitCommits
 from kvdrift.log.units.unit import NUMBERED, conform_unit
 from kvdrift.schema.errors import DamagedStoreError, InputError
-from kvdrift.schema.estimate_tables import CALIBRATION, RESULTS
-from kvdrift.schema.tables import ACTIONS, DOCUMENTS, TABLES
+from kvdrift.schema.tables import TABLES
 from kvdrift.sql.catalog import Views, breaches, computed_views, open_views
 from kvdrift.sql.catalog_file import catalog_fault, write_catalog
 from kvdrift.sql.contracts import contract
-from kvdrift.transforms.segments import commit, derive_segment, pending
 from kvdrift.verification.files import Verified
 from kvdrift.verification.repair import repair
 from kvdrift.verification.units import ROUNDING, first_difference
@@ -45,7 +45,6 @@ from kvdrift.verification.whole_store import scrub, verify
 
 H = 6
 STUDY, MODEL = "s", "m/x"
-ACTION_NAMES = {"snapkv": False, "full": True}  # name: control
 DERIVED_TABLES = ("unit_moments", "trajectories", "steps", "branchings", "branching_depths")
 
 
@@ -59,49 +58,25 @@ def made_units(documents: int = 2, replicates: int = 3) -> list[Unit]:
         chance = np.random.default_rng(number)
         laws = random_laws(chance, H, apart=0.9)
         alike = dataclasses.replace(laws, q=laws.p)
-        for action, estimator, one, law in (
-            ("snapkv", "plain", plain_replicate, laws),
-            ("snapkv", "swrb", swrb_replicate, laws),
-            ("full", "plain", plain_replicate, alike),
-        ):
+        for action, estimator, law in (("snapkv", "plain", laws), ("snapkv", "swrb", laws), ("full", "plain", alike)):
             names = {"study": STUDY, "model": MODEL, "doc": f"d{number}", "action": action}
-            rows = [row for k in range(replicates) for row in one({**names, "replicate": k}, law, chance)]
-            units.append(unit(rows, estimator, H, decode_seconds=0.25, kept_sha256=["ab"]))
+            measured = {"decode_seconds": 0.25, "kept_sha256": ["ab"]}
+            units.append(drawn_unit(names, estimator, law, chance, range(replicates), **measured))
     return units
 
 
 def document_row(number: int, split: str = "development") -> dict[str, Any]:
-    names = {"study": STUDY, "model": MODEL, "doc": f"d{number}", "cluster": f"d{number}"}
-    return dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | names | {"split": split, "stratum": "all"}
-
-
-def action_row(name: str) -> dict[str, Any]:
-    fixed = {"selector": name, "keep": "all", "position_mode": "continued", "prespecified": True}
-    fixed |= {"action_revision": 0, "dropped": False}
-    return dict.fromkeys(ACTIONS.columns) | fixed | {"study": STUDY, "action": name, "control": ACTION_NAMES[name]}
-
-
-def token_row(number: int) -> dict[str, Any]:
-    return dict.fromkeys(TABLES["tokens"].columns, "x") | {"token": number}
-
-
-def append(store: Store, table: str, *rows: dict[str, Any]) -> None:
-    store.append_rows(table, pa.Table.from_pylist(list(rows), schema=TABLES[table].schema))
-
-
-def derive(store: Store) -> None:
-    work = pending(store)
-    commit(store, [derive_segment(store, one) for one in work.segments], work.events_version, covered=True)
+    return {"model": MODEL, "doc": f"d{number}", "split": split}
 
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "store"
     store = Store.create(folder)
-    append(store, "documents", document_row(0), document_row(1, "evaluation"))
-    append(store, "actions", *map(action_row, ACTION_NAMES))
+    add_rows(store, "documents", document_row(0), document_row(1, "evaluation"))
+    add_rows(store, "actions", {"action": "snapkv", "prespecified": True}, {"action": "full", "control": True})
     store.append_units(made_units())
-    derive(store)
+    derive(store, DERIVED_TABLES)
     return folder
 
 
@@ -259,19 +234,10 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "events: 0 units, 0 rows, whole and unique" in out
 
 
-def endless(doc: str, first: int = 0) -> Unit:
-    """A unit neither of whose sides ends: after both ends there are no mismatches, as the views promise."""
-    made = make_unit(doc, first=first)
-    events, never = made.events, pa.repeat(pa.scalar(value=False), len(made.events))
-    for name in ("x_eos", "y_eos"):
-        events = events.set_column(events.schema.get_field_index(name), name, never)
-    return Unit(made.record, events)
-
-
 def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer was killed between its two commits, and some units are not derived."""
     monkeypatch.setattr(UnitCommits, "append_rows", lambda *_: 0)
-    append(made, "documents", document_row(2))
+    add_rows(made, "documents", document_row(2))
     made.append_units([given for given in made_units(3) if given.record["doc"] == "d2"])
     notes = [note for check in verify(made) for note in check.notes]
     assert notes == [
@@ -295,10 +261,10 @@ def test_a_store_that_is_written_meanwhile_is_sound(made: Store, monkeypatch: py
         if store is watched:
             given = next(units)
             number = int(given.record["doc"][1:])
-            append(made, "documents", document_row(number, "evaluation" if number == 1 else "development"))
+            add_rows(made, "documents", document_row(number, "evaluation" if number == 1 else "development"))
             made.append_units([given])
-            derive(made)
-            append(made, "results", result_row(made.version("events")))
+            derive(made, DERIVED_TABLES)
+            add_rows(made, "results", result_row(made.version("events")))
         return version(store, table)
 
     monkeypatch.setattr(Store, "version", busy_version)
@@ -375,7 +341,7 @@ def test_a_control_that_moved(study: Store) -> None:
 @pytest.mark.by_default("events", "units", "trajectories")
 def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
     """Another program added the bytes again under another name: each unit in them is named, and repaired."""
-    before, path = rows_of(made, table), made.paths(table)[0]
+    before, path = stored_rows(made), made.paths(table)[0]
     units = len(made.rows_by_unit(table, path)) if table in NUMBERED else made.row_count("units")
     data = made.read_bytes(table, path)
     add_file(made, table, data, "part-00000.parquet")
@@ -394,15 +360,7 @@ def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
     found = [line for line in file_faults(made) if re.match(said, line)]
     assert len(found) == units, file_faults(made)
     assert list(repair(made, [fault for check in verify(made) for fault in check.faults]))
-    assert rows_of(made, table) == before
-    assert file_faults(made) == []
-
-
-def test_rows_deleted_by_another_program(made: Store) -> None:
-    table = DeltaTable(f"{made.location}/events")
-    table.alter.set_table_properties({"delta.appendOnly": "false"})
-    table.delete("doc = 'd1' and action = 'full'")
-    assert_found(made, r"^events: unit \(s, m/x, d1, full\) replicates \[0, 3\): has 0 of 18 rows$")
+    assert_sound_again(made, before)
 
 
 def test_replicates_in_two_units(made: Store) -> None:
@@ -418,7 +376,7 @@ def test_replicates_in_two_units(made: Store) -> None:
 
 def test_many_faults_are_counted(made: Store, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(10, 34):
-        append(made, "tokens", token_row(number))
+        add_rows(made, "tokens", {"token": number})
     paths = made.paths("tokens")
     for path in paths:
         place(made, "tokens", path).unlink()
@@ -468,8 +426,7 @@ def number_of(store: Store, **values: Any) -> int:
 def test_events_of_no_unit(made: Store) -> None:
     """Neither a row of ``units`` nor a footer names their unit, and they are not the whole unit."""
     rows = made.read("events").slice(0, 5)
-    at = rows.schema.get_field_index("unit")
-    add_file(made, "events", encode_parquet(rows.set_column(at, rows.schema.field(at), pa.array([7] * 5))))
+    add_file(made, "events", encode_parquet(with_column(rows, "unit", [7] * 5)))
     assert_found(made, "^events: 5 rows of no unit, must be of one in units$")
 
 
@@ -493,15 +450,10 @@ def test_derived_rows_that_are_not_what_the_events_give(made: Store, table: str,
     assert file_faults(made) == []
 
 
-def test_derived_rows_that_are_missing_or_too_many(made: Store) -> None:
-    forge_rows(made, "steps", list.pop, doc="d0", action="snapkv")
-    assert_found(
-        made, r"^steps: unit \(.*d0, snapkv\) replicates \[0, 3\): there are 17 rows, must be 18 as its events"
-    )
-
-
-def test_derived_rows_that_left_the_log_or_have_no_events(made: Store) -> None:
-    steps, events = path_of(made, "steps"), path_of(made, "events")
+def test_derived_rows_that_are_missing_or_have_no_events(made: Store) -> None:
+    steps, events = forge_rows(made, "steps", list.pop, doc="d0", action="snapkv"), path_of(made, "events")
+    named = r"^steps: unit \(.*d0, snapkv\) replicates \[0, 3\)"
+    assert_found(made, rf"{named}: there are 17 rows, must be 18 as its events give$")
     forge(made, "steps", steps, None)
     found = file_faults(made)
     assert len(found) == 4
@@ -575,24 +527,14 @@ def plan_row(events_version: int, number: int = 0, /, **content: Any) -> dict[st
 
 
 def result_row(events_version: int, plan: str | None = None) -> dict[str, Any]:
-    numbers = {"estimate": 0.5, "level": 0.95, "draws": 1, "documents": 1, "events_version": events_version}
-    numbers |= {"action_revision": 0, "baseline_revision": 0, "interval": "percentile"}
-    words = {
-        "split": "evaluation", "stratum": "all", "action": "snapkv", "quantity": "mismatch", "status": "exploratory",
-    }  # fmt: skip
-    return (
-        dict.fromkeys(RESULTS.columns)
-        | RESULTS.defaults
-        | {"study": STUDY, "model": MODEL, "plan_sha256": plan}
-        | words
-        | numbers
-    )
+    cited = {"events_version": events_version, "plan_sha256": plan}
+    return {"model": MODEL, "action": "snapkv", "quantity": "mismatch", "estimate": 0.5, "level": 0.95} | cited
 
 
 def test_a_plan_from_after_the_evaluation_began(made: Store) -> None:
     """Document d1 is an evaluation document, whose units came with the first version that has any."""
     early, late = 0, made.version("events")
-    append(made, "plans", plan_row(late))
+    add_rows(made, "plans", plan_row(late))
     assert_found(
         made,
         rf"^plans \(study=s, model=m/x, plan_revision=0\): events_version is {late}, must be one before the first .*: unit \(s, m/x, d1, ",
@@ -606,12 +548,12 @@ def test_a_plan_from_after_the_evaluation_began(made: Store) -> None:
 def test_later_revisions_of_a_plan(made: Store) -> None:
     """Later revisions may come after evaluation documents, which they state; estimates under them state it, too."""
     late = made.version("events")
-    append(made, "plans", plan_row(0), plan_row(late, 1, revision=1, seen=True))
+    add_rows(made, "plans", plan_row(0), plan_row(late, 1, revision=1, seen=True))
     seen = plan_row(late, 1, revision=1, seen=True)["plan_sha256"]
-    append(made, "results", result_row(late, plan_row(0)["plan_sha256"]), result_row(late, seen))
+    add_rows(made, "results", result_row(late, plan_row(0)["plan_sha256"]), result_row(late, seen))
     assert faults(made) == []
-    append(made, "results", result_row(late - 1, seen) | {"status": "prespecified", "family": "primary"})
-    append(made, "plans", plan_row(late, 3, revision=2))
+    add_rows(made, "results", result_row(late - 1, seen) | {"status": "prespecified", "family": "primary"})
+    add_rows(made, "plans", plan_row(late, 3, revision=2))
     named = r"^plans \(study=s, model=m/x, plan_revision=3\): "
     assert_found(
         made,
@@ -624,22 +566,15 @@ def test_later_revisions_of_a_plan(made: Store) -> None:
 
 def test_citations_of_what_is_not_there(made: Store) -> None:
     latest = made.version("events")
-    append(made, "results", result_row(latest + 1), result_row(latest, "ab"))
-    calibrated = dict.fromkeys(CALIBRATION.columns, 0.0) | {"study": STUDY, "model": MODEL, "action": "snapkv"}
-    calibrated |= {
-        "baseline": "full", "observation": "o", "candidate": "c", "selected": True, "documents": 1, "draws": 1,
-    }  # fmt: skip
-    calibrated |= {"decision": None, "status": "exploratory", "events_version": -1, "plan_sha256": None}
-    calibrated |= {"low": None, "high": None, "action_revision": 0, "baseline_revision": 0, "inputs_sha256": None}
-    calibrated |= {"interval": "percentile", "documents_revision": 0}
-    append(made, "calibration", calibrated)
+    add_rows(made, "results", result_row(latest + 1), result_row(latest, "ab"))
+    add_rows(made, "calibration", {"model": MODEL, "action": "snapkv", "baseline": "full", "events_version": -1})
     assert_found(
         made,
         rf"^results \(study=s, model=m/x\), 1 row: events_version is {latest + 1}, must be one of 0..{latest}$",
         r"^results \(study=s, model=m/x\), 1 row: plan_sha256 is ab, must be null: the study has no plan$",
         rf"^calibration \(study=s, model=m/x\), 1 row: events_version is -1, must be one of 0..{latest}$",
     )
-    append(made, "plans", plan_row(0))
+    add_rows(made, "plans", plan_row(0))
     assert any(
         f"plan_sha256 is ab, must be {plan_row(0)['plan_sha256']} as in plans" in line for line in file_faults(made)
     )
@@ -647,8 +582,8 @@ def test_citations_of_what_is_not_there(made: Store) -> None:
 
 def test_what_cannot_be_read_is_not_blamed_on_others(made: Store) -> None:
     """Results cite a plan, and units name documents and actions; with those files gone nothing can be said."""
-    append(made, "plans", plan_row(0))
-    append(made, "results", result_row(1, plan_row(0)["plan_sha256"]))
+    add_rows(made, "plans", plan_row(0))
+    add_rows(made, "results", result_row(1, plan_row(0)["plan_sha256"]))
     assert file_faults(made) == []
     paths = {table: path_of(made, table) for table in ("plans", "documents", "actions", "units")}
     for table, path in paths.items():
@@ -747,10 +682,10 @@ def damaged(store: Store, table: str, **values: Any) -> Path:
 
 
 def test_a_damaged_file_that_took_the_place_of_others_is_mended_from_them(made: Store) -> None:
-    append(made, "documents", document_row(2))
+    add_rows(made, "documents", document_row(2))
     made.append_units([given for given in made_units(3) if given.record["doc"] == "d2"])
-    derive(made)
-    before = {table: rows_of(made, table) for table in ("events", "units", *DERIVED_TABLES)}
+    derive(made, DERIVED_TABLES)
+    before = stored_rows(made)
     for table in ("events", "units"):
         DeltaTable(f"{made.location}/{table}").optimize.compact()
     for table in before:
@@ -758,17 +693,15 @@ def test_a_damaged_file_that_took_the_place_of_others_is_mended_from_them(made: 
     said = list(repair(Store(made.location)))
     assert "events: 1 damaged file set aside" in said
     assert "events: 9 units of files that are still there, committed again" in said
-    assert {table: rows_of(made, table) for table in before} == before
-    assert file_faults(made) == []
+    assert_sound_again(made, before)
 
 
 def test_a_unit_whose_rows_lie_in_two_files_of_which_one_is_damaged(made: Store) -> None:
-    before = {table: rows_of(made, table) for table in ("events", "units", *DERIVED_TABLES)}
+    before = stored_rows(made)
     add_halves(made)
     damaged(made, "events", replicate=0)
     assert list(repair(Store(made.location)))
-    assert {table: rows_of(made, table) for table in before} == before
-    assert file_faults(made) == []
+    assert_sound_again(made, before)
 
 
 def add_halves(store: Store) -> None:
@@ -777,27 +710,28 @@ def add_halves(store: Store) -> None:
     table.alter.set_table_properties({"delta.appendOnly": "false"})
     rows = store.read("events")
     for number, mode in ((0, "overwrite"), (1, "append")):
-        write_deltalake(table, halved(rows, number), mode=mode)
+        write_deltalake(table, rows.filter(pa.array(rows["replicate"].to_numpy() % 2 == number)), mode=mode)
 
 
 def test_doubled_and_deleted_rows_are_mended(made: Store) -> None:
-    before = {table: rows_of(made, table) for table in ("events", "units", *DERIVED_TABLES)}
+    before = stored_rows(made)
     rows = made.read("events")
-    add_file(made, "events", encode_parquet(rows.filter((pc.field("action") == "full") & (pc.field("doc") == "d0"))))
     table = DeltaTable(f"{made.location}/events")
     table.alter.set_table_properties({"delta.appendOnly": "false"})
     table.delete("doc = 'd1' and action = 'full'")
+    assert_found(made, r"^events: unit \(s, m/x, d1, full\) replicates \[0, 3\): has 0 of 18 rows$")
+    add_file(made, "events", encode_parquet(rows.filter((pc.field("action") == "full") & (pc.field("doc") == "d0"))))
     assert "events: 2 units of files that are still there, committed again" in list(repair(Store(made.location)))
-    assert {table: rows_of(made, table) for table in before} == before
-    assert file_faults(made) == []
+    assert_sound_again(made, before)
 
 
-def halved(rows: pa.Table, number: int) -> pa.Table:
-    return rows.filter(pa.array(rows["replicate"].to_numpy() % 2 == number))
+def stored_rows(store: Store) -> dict[str, list[str]]:
+    return sorted_rows(Store(store.location), "events", "units", *DERIVED_TABLES)
 
 
-def rows_of(store: Store, table: str) -> list[str]:
-    return sorted(json.dumps(row, sort_keys=True) for row in Store(store.location).read(table).to_pylist())
+def assert_sound_again(store: Store, before: dict[str, list[str]]) -> None:
+    assert stored_rows(store) == before
+    assert file_faults(store) == []
 
 
 def test_a_catalogue_of_another_store(made: Store, tmp_path: Path) -> None:
@@ -815,16 +749,7 @@ def test_a_catalogue_of_another_store(made: Store, tmp_path: Path) -> None:
 
 def test_sums_may_differ_by_rounding_and_nothing_else_may() -> None:
     schema = TABLES["branchings"].schema
-    row = dict.fromkeys(schema.names, "x") | {
-        "replicate": 4,
-        "horizon": 8,
-        "complete": True,
-        "scanned": 8,
-        "mass": 0.3,
-        "action_revision": 0,
-        "unit": 5,
-    }
-    row |= {"branch": None, "mismatches": 2}
+    row = table_row("branchings", doc="x", replicate=4, complete=True, mass=0.3, mismatches=2)
 
     def difference(**changed: Any) -> str | None:
         tables = (pa.Table.from_pylist([given], schema=schema) for given in (row | changed, row))
@@ -843,11 +768,11 @@ def test_sums_may_differ_by_rounding_and_nothing_else_may() -> None:
 
 
 def test_broken_promises_are_named_with_an_example() -> None:
-    row = {"study": "s", "model": "m", "split": "evaluation", "stratum": "pooled", "action": "a", "documents": 3}
+    row = dict.fromkeys(contract("decomposition").columns, 0.0)
+    row |= {"study": "s", "model": "m", "split": "evaluation", "stratum": "pooled", "action": "a", "documents": 3}
     row |= {"trajectories": 9, "mismatch": 0.5, "rollout_tv": 0.5, "fixed_history_tv": 0.1, "occurrence": 0.1}
     row |= {"exposure": 0.5, "occupation": 0.4, "mismatch_rate": 0.8, "divergence_probability": 1.0, "mean_entry": 2.0}
     row |= {"written": 1.0, "mismatch_written": 0.5, "exposure_written": 0.5}
-    row = dict.fromkeys(contract("decomposition").columns, 0.0) | row
     wrong = row | {"action": "b", "mismatch": 0.625}
     null = row | {"action": "c", "rollout_tv": None}
     connection = duckdb.connect()

@@ -51,7 +51,7 @@ def commit_amid_others(location: Path, doc: str, others: list[str], listings: in
 
 def main(folder: Path) -> None:
     """Open a store, and commit beside another writer."""
-    locking._STUCK = 0.05  # others commit amid a commit's own turn, whose end they would wait for
+    locking.STUCK = 0.05  # others commit amid a commit's own turn, whose end they would wait for
     writer, docs = Store.create(folder), [f"d{number}" for number in range(6)]
     for doc in docs:
         writer.append_units([make_unit(doc)])

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-import pyarrow as pa
 from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_units import content, derive, expected, make_unit
+from fixtures.table_rows import add_rows
 
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import DamagedStoreError
-from kvdrift.schema.tables import DOCUMENTS
 from kvdrift.sql.catalog_file import write_catalog
 from kvdrift.verification.files import check_logs
 from kvdrift.verification.repair import repair
@@ -20,13 +19,7 @@ from kvdrift.verification.repair import repair
 ACKNOWLEDGED = "acknowledged"  # a file below the root: each write to it says that something was acknowledged
 STORE = "parent/store"  # below the root: making a store makes its parents
 DOCS = ("d0", "d1", "d2", "d3")
-
-
-def document_rows() -> pa.Table:
-    """Return a row of each document."""
-    named = {"study": "s", "model": "org/model", "split": "evaluation", "stratum": "all", "cluster": "c"}
-    rows = [dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | named | {"doc": doc} for doc in DOCS]
-    return pa.Table.from_pylist(rows, schema=DOCUMENTS.schema)
+DOCUMENTS = [{"doc": doc} for doc in DOCS]
 
 
 def main(root: Path, *, catalog: bool = True) -> None:
@@ -38,7 +31,7 @@ def main(root: Path, *, catalog: bool = True) -> None:
 
     store = Store.create(root / STORE)
     acknowledge("store")
-    store.append_rows("documents", document_rows())
+    add_rows(store, "documents", *DOCUMENTS)
     acknowledge("documents")
     store.append_units([make_unit("d0")])
     acknowledge("d0")
@@ -75,7 +68,7 @@ def go_on(location: Path, told: Collection[str]) -> str:
     assert docs <= set(store.units()["doc"].to_pylist())
     assert docs <= set(store.read("events")["doc"].to_pylist())
     assert store.read("documents").num_rows == (len(DOCS) if "documents" in told else store.read("documents").num_rows)
-    store.append_rows("documents", document_rows())
+    add_rows(store, "documents", *DOCUMENTS)
     store.append_units([make_unit(doc) for doc in DOCS])
     derive(store)
     assert content(store).equals(expected([make_unit(doc) for doc in DOCS]))
