@@ -30,7 +30,7 @@ class Codec(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
 
     def check(self, size: int) -> None:  # noqa: B027 - most take every size
-        """Raise an InputError if heads of ``size`` channels cannot be coded."""
+        """Refuse heads of ``size`` channels if they cannot be coded."""
 
     @abstractmethod
     def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
@@ -47,7 +47,7 @@ class Codec(ABC):
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
         """Return the layer that attention reads: the round trip, computed in float32, in the model's dtype.
 
-        Keys or values of another shape, or with a number that is not finite, are an OperationError.
+        Keys or values of another shape, or with a number that is not finite, are refused.
         """
         back = self.round_trip(PrefixLayer(layer.key.float(), layer.value.float()))
         for name, stored, read in (("keys", layer.key, back.key), ("values", layer.value, back.value)):

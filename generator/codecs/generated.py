@@ -29,7 +29,7 @@ from kvdrift.schema.errors import InputError
 
 @dataclass(frozen=True)
 class GeneratedEntries:
-    """The part of an action by which its codec codes generated entries, too; an InputError if its class cannot."""
+    """The part of an action by which its codec codes generated entries, too; refused if its class cannot."""
 
     codec: Codec
 

@@ -69,7 +69,7 @@ class HQQ(Codec):
         )
 
     def check(self, size: int) -> None:
-        """Raise an InputError unless groups divide a head vector, so that they divide any number of entries."""
+        """Refuse groups that do not divide a head vector, and so would not divide some numbers of entries."""
         if size % self.group:
             raise InputError(f"heads of {size} channels cannot be coded in groups of {self.group}; set group")
 

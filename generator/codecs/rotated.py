@@ -30,7 +30,7 @@ class RotatedInt4(GroupedCodec):
     residual: int = 0
 
     def check(self, size: int) -> None:
-        """Raise an InputError unless a head's size is a power of two."""
+        """Refuse heads whose size is no power of two."""
         if size & (size - 1):
             raise InputError(f"heads of {size} channels have no Hadamard transform here; it needs a power of two")
 

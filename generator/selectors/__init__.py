@@ -56,7 +56,7 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     """Make a selector from the parameters that differ from its defaults.
 
     It is one of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and a press. A module is looked
-    for in ``folder``, if any, before installed modules. What cannot be used is an InputError.
+    for in ``folder``, if any, before installed modules. What cannot be used is refused.
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)

@@ -275,7 +275,7 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
         parameters: The press' options. If it wraps another press, ``press`` names that one, and its options are given
             here too; an option that both have is the outer one's.
 
-    A press that is no pure selection, or an option that it does not take, is an InputError.
+    A press that is no pure selection, or an option that it does not take, is refused.
     """
     press = name.removeprefix(PREFIX)
     known = _known(press, f"selector '{name}'")
@@ -372,7 +372,7 @@ def load_kvpress(name: str = "kvpress") -> ModuleType:
     """Import kvpress, or one of its modules, and undo what the import does to transformers.
 
     The import wraps every attention function of transformers, for presses that mask single heads; these are refused
-    here, and the functions are put back. If something that kvpress needs is missing, that is an InputError.
+    here, and the functions are put back. If something that kvpress needs is missing, that is said in one line.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - with kvpress alone
 

@@ -20,7 +20,7 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
-    """Raise an InputError unless parameters have the types of their defaults; where the default is None, a number."""
+    """Refuse parameters that do not have the types of their defaults; where the default is None, a number."""
     for name, value in parameters.items():
         kinds, wanted = KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
@@ -28,7 +28,7 @@ def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object])
 
 
 def at_least(bound: int, **parameters: float) -> None:
-    """Raise an InputError if a parameter is below ``bound``."""
+    """Refuse parameters below ``bound``."""
     for name, value in parameters.items():
         if not value >= bound:
             raise InputError(f"{name} = {value}: should be at least {bound}")

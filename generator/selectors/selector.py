@@ -64,7 +64,7 @@ class Selector(ABC):
 
 
 def check_finite(selector: Selector, scores: Tensor, layer: PromptLayer) -> None:
-    """Raise an OperationError for scores that are not finite, such as sums or exponentials that overflowed."""
+    """Refuse scores that are not finite, such as sums or exponentials that overflowed."""
     if not bool(scores.isfinite().all()):
         raise OperationError(f"selector {type(selector).__name__}: a score in layer {layer.number} is not finite")
 
@@ -79,7 +79,7 @@ class ScoringSelector(Selector):
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
         """Kept positions, int64 [KV heads, kept], ascending within a head.
 
-        Scores of another shape, or that are not finite, are an OperationError.
+        Scores of another shape, or that are not finite, are refused.
         """
         heads, entries, _ = layer.key.shape
         positions = torch.arange(entries, device=layer.key.device)

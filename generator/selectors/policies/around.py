@@ -121,7 +121,7 @@ def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor
     """Return a policy's rule for a prompt's streams.
 
     A custom policy that fails, keeps unlike numbers of entries in the layers at first, or returns something of a wrong
-    shape or range, is an OperationError, now or when its rule, which is guarded, is used.
+    shape or range, is refused, now or when its rule, which is guarded, is used.
     """
     if not is_custom(policy):
         return policy.rule(prompt, kept, budget)
