@@ -180,7 +180,8 @@ def test_rows_that_come_later_move_no_document_of_a_small_file(tmp_path: Path) -
     first = own_run(folder, rows[:4])
     assert sorted(name for own in named(first).values() for name in own) == sorted(ids[:4])
     stages.prepare(first)
-    assert named(own_run(folder, rows[::-1])) == named(first)
+    before, after = named(first), named(own_run(folder, rows[::-1]))
+    assert all(set(after[split]) == set(before[split]) for split in SPLITS), "only a plan keeps their order"
     moved = named(first)["development"][0]
     edited = [row | {"split": "evaluation"} if row["id"] == moved else row for row in rows]
     line = refused(lambda: own_run(folder, edited).material)
