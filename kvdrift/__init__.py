@@ -9,8 +9,10 @@ needs from here: ``from kvdrift import ScoringSelector``.
 # ruff: noqa: F405 - type checkers read the interfaces' names from their module
 from __future__ import annotations
 
+import functools
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,18 +90,32 @@ def run(
     study: str | Path,
     store: str | Path | None = None,
     *,
+    limit: int | None = None,
+    redo: Sequence[str] = (),
+    replan: bool = False,
+    plan_only: bool = False,
+    dry_run: bool = False,
+    progress: bool = True,
     endpoint: str | None = None,
     token_file: str | Path | None = None,
     tls_root_certs: str | Path | None = None,
     endpoint_timeout: float = 60.0,
     cluster: str | None = None,
     gpus: str | None = None,
-) -> Path:
-    """Run a study file to its report, or go on where an earlier run stopped.
+) -> Path | None:
+    """Run a study file to its report, or go on where an earlier run stopped, as ``kvdrift run`` does.
+
+    A process has one run at a time. An event loop may be running, as in a notebook.
 
     Args:
         study: the study file.
         store: folder or URL of the store, ``stores/NAME`` in the working folder by default.
+        limit: how many documents to generate at most before the run stops; all by default.
+        redo: changed actions to generate again.
+        replan: whether to make a new revision of the plan from the changed ``[plan]``.
+        plan_only: whether to stop once the plan is frozen.
+        dry_run: whether to print the work, time and memory that the run needs, and to write no store.
+        progress: whether to show the progress: on standard error, in a notebook below the cell.
         endpoint: ``grpc://HOST:PORT`` of the ``kvdrift serve`` that generates; this process by default.
         token_file: a file with the token that the endpoint asks for.
         tls_root_certs: a PEM file of the authorities to trust; the system's by default.
@@ -108,21 +124,27 @@ def run(
         gpus: ``all``, or how many GPUs of this machine generate, with a worker each.
 
     Returns:
-        The path of the report; the last one's of a file with several models.
+        The path of the report; the last one's of a file with several models. None if the run stopped before its
+        reports, as ``limit``, ``plan_only`` and ``dry_run`` make it.
 
     Raises:
         kvdrift.schema.errors.KvdriftError: the errors of ``kvdrift.schema.errors``, each one line.
+        KeyboardInterrupt: Ctrl-C, or a notebook's interrupt. The next run goes on.
     """
-    from kvdrift.flows.cluster.address import named_service, named_workers
-    from kvdrift.flows.run.study import run_file
-    from kvdrift.schema.progress import SILENT
-    from kvdrift.schema.study import load_studies
+    from kvdrift.commands.run import run_study
+    from kvdrift.console import listener
+    from kvdrift.interrupts import noting_interrupts
 
-    studies = load_studies(Path(study))
-    token, certificates = (None if file is None else Path(file) for file in (token_file, tls_root_certs))
-    service = named_service([] if endpoint is None else [endpoint], token, certificates, endpoint_timeout)
-    workers = named_workers(studies, cluster, gpus, served=service is not None)
-    return run_file(studies, store, service, SILENT, cluster=workers).pages[-1]
+    with noting_interrupts():
+        ran = run_study(
+            Path(study), None if store is None else str(store), functools.partial(listener, shown=progress),
+            limit=limit, redo=redo, replan=replan, plan_only=plan_only, dry_run=dry_run,
+            endpoints=[] if endpoint is None else [endpoint],
+            token_file=None if token_file is None else Path(token_file),
+            tls_root_certs=None if tls_root_certs is None else Path(tls_root_certs),
+            endpoint_timeout=endpoint_timeout, cluster=cluster, gpus=gpus, compacts=True,
+        )  # fmt: skip
+    return ran[1].pages[-1] if ran is not None and ran[1].pages else None
 
 
 def write_report(store: str | Path, output: str | Path | None = None, study: str | None = None) -> list[Path]:
@@ -171,7 +193,7 @@ def gate(
         stratum: the stratum whose documents count; all by default.
 
     Returns:
-        The verdict; ``decision`` is equivalent, worse or unresolved.
+        The verdict; ``decision`` is "equivalent or better", "worse" or "unresolved", as in the gate's JSON.
 
     Raises:
         kvdrift.schema.errors.InputError: there is no such store, study, quantity, action or stratum, or the study is

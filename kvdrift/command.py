@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import signal
 import sys
 import textwrap
 import traceback
@@ -38,6 +37,7 @@ from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
 from kvdrift.exit_codes import INTERRUPTED, failure_code
+from kvdrift.interrupts import noting_interrupts
 from kvdrift.junit import JUnitFile
 from kvdrift.schema.errors import (
     InputError,
@@ -146,18 +146,14 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     failure, junit = failure_code(arguments), JUnitFile.of_call(arguments)
-    interrupts: list[int] = []
-
-    def fail(line: str, code: int, *, debug: bool = debug) -> None:
-        if interrupts:  # the failure is how some library ended by it
-            line, code, debug = _interrupted(arguments), INTERRUPTED, False
-        _fail(line, code, junit=junit, debug=debug, log_json="--log-json" in arguments)
-
+    fail = functools.partial(_fail, junit=junit, debug=debug, log_json="--log-json" in arguments)
     try:
-        _note_interrupts(interrupts)
         if junit is not None:
             junit.write_error("the call was killed, or has not ended")
-        code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False, obj=junit)
+        with noting_interrupts() as interrupts:
+            code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False, obj=junit)
+        if code and interrupts:  # a command counted it among the faults that it found
+            code = INTERRUPTED
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED  # Typer, too, turns Ctrl-C within a command into this code
     except BrokenPipeError:
@@ -168,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
         fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         fail(*_line_and_code(error, failure))
-    if code == INTERRUPTED or (code and interrupts):
+    if code == INTERRUPTED:
         fail(_interrupted(arguments), INTERRUPTED, debug=False)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -183,18 +179,6 @@ def _line_and_code(error: Exception, failure: int) -> tuple[str, int]:
         return f"{named}{error.strerror or first_line(error)}", code
     line = " ".join(f"{type(error).__name__}: {error}".split())
     return f"unexpected failure: {line} (--debug shows where)", failure
-
-
-def _note_interrupts(interrupts: list[int]) -> None:
-    """Have Ctrl-C noted, besides raising KeyboardInterrupt, which libraries turn into errors of their own."""
-
-    def handler(number: int, _: object) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    with suppress(ValueError):  # signals have handlers only in the main thread
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, handler)
 
 
 def _interrupted(arguments: list[str]) -> str:

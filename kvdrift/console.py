@@ -64,11 +64,21 @@ class Listener:
 
     def show(self) -> None:
         """Show the progress of the stage as a line."""
-        self.say(progress_text(self._stage, self._done, self._total, self._unit, time.monotonic() - self._began))
+        self.say(self._stage_line())
+
+    def _stage_line(self) -> str:
+        return progress_text(self._stage, self._done, self._total, self._unit, time.monotonic() - self._began)
 
     def say(self, line: str) -> None:
         """Print one line."""
         raise NotImplementedError
+
+
+class SilentProgress(Listener):
+    """Shows nothing."""
+
+    def say(self, line: str) -> None:
+        """Drop a line."""
 
 
 class ConsoleProgress(Listener):
@@ -146,6 +156,38 @@ class ConsoleProgress(Listener):
         sys.stderr.flush()
 
 
+class NotebookProgress(Listener):
+    """Shows progress below a notebook's cell: a line for each stage, which changes while the stage goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: Any = None  # the line of the present stage
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """Start a stage of ``total`` units, with a line of its own."""
+        self._shown = None
+        super().begin(stage, total, unit)
+
+    def advance(self, done: int) -> None:
+        """Count ``done`` more units of the stage, and show them."""
+        super().advance(done)
+        self.show()
+
+    def show(self) -> None:
+        """Show the progress of the stage in the stage's line."""
+        from IPython.display import display  # a notebook has it
+
+        line = {"text/plain": self._stage_line()}
+        if self._shown is None:
+            self._shown = display(line, raw=True, display_id=True)
+        else:
+            self._shown.update(line, raw=True)
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        print(line)  # noqa: T201 - below the cell
+
+
 class LogLines(Listener):
     """Writes JSON lines with the time, for ``--log-json``; libraries' warnings and logs meanwhile are lines too.
 
@@ -172,7 +214,7 @@ class LogLines(Listener):
         rate = self._done / max(seconds, 1e-9) if self._done else None
         write_line(
             "info",
-            progress_text(self._stage, self._done, self._total, self._unit, seconds),
+            self._stage_line(),
             stage=self._stage,
             done=self._done,
             total=self._total,
@@ -208,3 +250,11 @@ def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) 
     rate = done / max(seconds, 1e-9)
     rest = f"about {(total - done) / rate:.0f} s left" if done < total else f"{seconds:.1f} s"
     return f"{stage}: {done} of {total} {unit}, {rate:.2f}/s, {rest}"
+
+
+def listener(*, shown: bool, at_once: bool = False) -> Listener:
+    """Return the listener of a run in Python: in a notebook, on a terminal, or one that shows nothing."""
+    if not shown:
+        return SilentProgress()
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return NotebookProgress() if hasattr(shell, "kernel") else ConsoleProgress(at_once=at_once)

@@ -259,7 +259,8 @@ def failing_in_one_line() -> Iterator[None]:
 def one_line(error: duckdb.Error) -> KvdriftError:
     """Return DuckDB's error as one line without the excerpt of the query.
 
-    The error is the user's mistake unless a file cannot be read. A message that a view raises by ``error(...)`` is
+    The error is the user's mistake unless a file cannot be read: DuckDB has no class of its own for data that it cannot
+    decompress or decode. A message that a view raises by ``error(...)`` is
     returned unchanged.
     """
     lines = []
@@ -270,7 +271,8 @@ def one_line(error: duckdb.Error) -> KvdriftError:
     message = " ".join(" ".join(lines).split()).removeprefix("Invalid Input Error: ")
     if (found := _NO_COLUMN.match(message)) and (place := _place_of(found["name"])):
         message = f"{found[0]}; {place}"
-    return OperationError(message) if isinstance(error, duckdb.IOException) else InputError(message)
+    unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error or ".parquet" in message
+    return OperationError(message) if unreadable else InputError(message)
 
 
 def _place_of(column: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import POOLED
@@ -72,7 +72,7 @@ class Family:
         return 1 - self.alpha / max(self.size or len(self.endpoints), 1)
 
 
-class Decision(Enum):
+class Decision(StrEnum):
     """The outcome of comparing the interval of a difference with a margin."""
 
     EQUIVALENT = "equivalent or better"

@@ -247,8 +247,11 @@ def _own_server(home: Path | None) -> Iterator[str]:
                 keep(home)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         finally:
-            # Events that no server takes would otherwise be retried for minutes when the process ends.
-            EventsWorker.drain_all(timeout=_STOP_SECONDS, at_exit=False)
+            # Events that no server takes would otherwise be retried for minutes when the process ends. In a thread of
+            # its own, since where an event loop runs, as in a notebook, Prefect only returns a coroutine.
+            drain = threading.Thread(target=EventsWorker.drain_all, kwargs={"timeout": _STOP_SECONDS, "at_exit": False})
+            drain.start()
+            drain.join()
             server.should_exit = True
             thread.join(timeout=_STOP_SECONDS if server.started else 0)  # an interrupted start is not waited for
 

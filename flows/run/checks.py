@@ -63,7 +63,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         if run.offline and named and local_configuration(location, model.revision) is None:
             unchecked.append(f"configuration and weights of the model, taken for '{location}' of Hugging Face{_ABSENT}")
         elif not _has_made_units(run) and not check_model(
-            location, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
+            location, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map, served=served
         ):
             here = has_local_weights(location, model.revision)
             unchecked.append("the model; it is proven when it is loaded" if here else f"weights of the model{_ABSENT}")

@@ -192,13 +192,20 @@ def _proofs_path() -> Path | None:
 
 
 def check_model(
-    model_id: str, *, dtype: str, revision: str | None, device: str = "cpu", device_map: str | None = None
+    model_id: str,
+    *,
+    dtype: str,
+    revision: str | None,
+    device: str = "cpu",
+    device_map: str | None = None,
+    served: bool = False,
 ) -> bool:
     """Check everything about a model that can be known without loading its weights.
 
-    Returns whether its weights were checked too, by their headers; they are not if they are not on this machine.
+    If it is ``served``, another process has the weights, and a folder needs none. Returns whether the weights were
+    checked too, by their headers; they are not if they are not on this machine.
     """
-    config = checked_configuration(model_id, dtype, revision, device, device_map)
+    config = checked_configuration(model_id, dtype, revision, device, device_map, served=served)
     if not known_by_family(config) or is_multimodal(model_id, revision):
         proof = remembered(model_identity(model_id, revision).weights_sha256, dtype, device)
         if proof is not None and proof.refusal is not None:
@@ -241,11 +248,16 @@ def visible_gpus() -> list[str]:
     return given[:count] or [str(number) for number in range(count)]
 
 
-def checked_configuration(model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None) -> Any:
-    """Return the configuration of a model; raise an error if it shows that the model cannot be loaded."""
+def checked_configuration(
+    model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None, *, served: bool = False
+) -> Any:
+    """Return the configuration of a model; raise an error if it shows that the model cannot be loaded.
+
+    If the model is ``served`` by another process, a folder needs no weights.
+    """
     check_placement(dtype, device, device_map)
     model_source(model_id)  # refuses a folder that is not there or has no configuration
-    if local_folder(model_id) is not None and not has_local_weights(model_id):
+    if not served and local_folder(model_id) is not None and not has_local_weights(model_id):
         raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
     config = read_configuration(model_id, revision)
     check_supported(config, model_id)

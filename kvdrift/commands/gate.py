@@ -89,7 +89,7 @@ def gate(
     if page:
         _to_page(opened, verdict, fields)
     if junit is not None:
-        context.obj.write({0: None, 1: "failure", 3: "skipped"}[code], verdict.decision.value, line, fields)
+        context.obj.write({0: None, 1: "failure", 3: "skipped"}[code], verdict.decision, line, fields)
     typer.echo(json.dumps(fields, ensure_ascii=False) if as_json else printable(line))
     raise typer.Exit(code)
 
@@ -126,7 +126,7 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     few = " (few)" if verdict.clusters < FEW_CLUSTERS else ""
     difference = f"{asked.quantity}{where}, {asked.action} less {asked.baseline}"
     margin = fixed(asked.margin * contrast.scale.factor, decimals)
-    parts = [f"{verdict.decision.value}: {difference}: {estimate} {contrast.scale.sign} {between}, margin {margin}"]
+    parts = [f"{verdict.decision}: {difference}: {estimate} {contrast.scale.sign} {between}, margin {margin}"]
     if contrast.higher is Higher.BETTER:
         parts.append("higher is better")
     parts.append(f"{percent(verdict.interval_level)} interval, {verdict.interval}")
@@ -177,7 +177,7 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
     study, model = str(asked.study), str(asked.model)
     waiting = count_waiting(store).get((study, model))
     return {
-        "decision": verdict.decision.value,
+        "decision": verdict.decision,
         "quantity": asked.quantity,
         "contrast": verdict.contrast.name,
         "higher": verdict.contrast.higher.value,

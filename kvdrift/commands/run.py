@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +20,17 @@ from kvdrift.options import (
     StudyStoreOption,
     TokenOption,
 )
-from kvdrift.schema.errors import KvdriftError, printable
+from kvdrift.schema.errors import KvdriftError, OperationError, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
     from kvdrift.console import Listener
+    from kvdrift.flows.run.study import Outcome
+    from kvdrift.schema.study import Study
+
+_RUNNING = threading.Lock()  # one run at a time in a process
 
 
 def run(
@@ -82,40 +91,19 @@ def run(
         kvdrift run my-study.toml --store s3://laboratory/my-study --gpus all
         kvdrift run my-study.toml --redo snapkv-half --replan
     """
-    with _listener(log_json, at_once=dry_run) as console:
-        console.doing(f"loading what {study.name} needs")  # importing these libraries takes seconds
-        from kvdrift.flows.cluster.address import default_location, named_service, named_workers
-        from kvdrift.schema.location import absolute
-        from kvdrift.schema.study import load_studies
-
-        studies = load_studies(study)
-        location = absolute(store if store is not None else default_location(studies))
-        address = named_service(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
-        workers = named_workers(studies, cluster, gpus, served=address is not None)
-    if dry_run:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a dry run downloads nothing
-        from kvdrift.dry_run.description import describe_studies
-
-        on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
-        served = address is not None or cluster is not None
-        with _listener(log_json, at_once=True) as console:
-            for line in describe_studies(
-                studies, location, redo or [], console.doing, served=served, gpus=on_gpus, replan=replan
-            ):
-                typer.echo(line)
-        return
     try:
-        with _listener(log_json) as console:
-            console.doing("loading libraries, checking documents and model, and starting")
-            from kvdrift.flows.run.study import run_file
-
-            outcome = run_file(
-                studies, location, address, console, limit, redo or [], plan_only=plan_only, replan=replan,
-                cluster=workers, compacts=not no_compact,
-            )  # fmt: skip
+        ran = run_study(
+            study, store, functools.partial(_listener, log_json), limit=limit, redo=redo or [], replan=replan,
+            plan_only=plan_only, dry_run=dry_run, endpoints=endpoint or [], token_file=token_file,
+            tls_root_certs=tls_root_certs, endpoint_timeout=endpoint_timeout, cluster=cluster, gpus=gpus,
+            compacts=not no_compact,
+        )  # fmt: skip
     except KeyboardInterrupt:
-        _say_what_is_kept(location, log_json=log_json)
+        _say_what_is_kept(study, store, log_json=log_json)
         raise
+    if ran is None:
+        return
+    studies, outcome = ran
     if plan_only and not outcome.documents_left:
         from kvdrift.flows.plan.frozen_plan import require_plan
         from kvdrift.log.store import Store
@@ -138,18 +126,88 @@ def run(
         typer.echo(f"stopped at --limit {limit}: {left}; run the same command again to go on")
 
 
+def run_study(
+    study: Path,
+    store: str | None,
+    listener: Callable[..., Listener],
+    *,
+    limit: int | None,
+    redo: Sequence[str],
+    replan: bool,
+    plan_only: bool,
+    dry_run: bool,
+    endpoints: Sequence[str],
+    token_file: Path | None,
+    tls_root_certs: Path | None,
+    endpoint_timeout: float,
+    cluster: str | None,
+    gpus: str | None,
+    compacts: bool,
+) -> tuple[list[Study], Outcome] | None:
+    """Run a study file, or print what a run would do; return its studies and the outcome, None after a dry run.
+
+    ``listener`` makes the listener of the progress; with ``at_once`` it shows the present work without delay.
+
+    Raises:
+        OperationError: another run is going on in this process. Prefect's settings and server are the process's.
+    """
+    if not _RUNNING.acquire(blocking=False):
+        raise OperationError(f"{study}: another run is going on in this process; wait for it, or use another process")
+    try:
+        with listener(at_once=dry_run) as console:
+            console.doing(f"loading what {study.name} needs")  # importing these libraries takes seconds
+            from kvdrift.flows.cluster.address import named_service, named_workers
+            from kvdrift.schema.study import load_studies
+
+            studies = load_studies(study)
+            location = _location(studies, store)
+            address = named_service(endpoints, token_file, tls_root_certs, endpoint_timeout)
+            workers = named_workers(studies, cluster, gpus, served=address is not None)
+        if dry_run:
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a dry run downloads nothing
+            from kvdrift.dry_run.description import describe_studies
+
+            on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
+            served = address is not None or cluster is not None
+            with listener(at_once=True) as console:
+                for line in describe_studies(
+                    studies, location, redo, console.doing, served=served, gpus=on_gpus, replan=replan
+                ):
+                    typer.echo(line)
+            return None
+        with listener() as console:
+            console.doing("loading libraries, checking documents and model, and starting")
+            from kvdrift.flows.run.study import run_file
+
+            return studies, run_file(
+                studies, location, address, console, limit, redo, plan_only=plan_only, replan=replan,
+                cluster=workers, compacts=compacts,
+            )  # fmt: skip
+    finally:
+        _RUNNING.release()
+
+
+def _location(studies: Sequence[Study], store: str | None) -> str:
+    from kvdrift.flows.cluster.address import default_location
+    from kvdrift.schema.location import absolute
+
+    return absolute(store if store is not None else default_location(studies))
+
+
 def _listener(log_json: bool, *, at_once: bool = False) -> Listener:
     from kvdrift.console import ConsoleProgress, LogLines
 
     return LogLines() if log_json else ConsoleProgress(at_once=at_once)
 
 
-def _say_what_is_kept(location: str, *, log_json: bool) -> None:
+def _say_what_is_kept(study: Path, store: str | None, *, log_json: bool) -> None:
     """Print on standard error what the store of an interrupted run holds; print nothing if no store was begun."""
     from kvdrift.console import write_line
     from kvdrift.log.store import Store
+    from kvdrift.schema.study import load_studies
 
     with suppress(KvdriftError):  # there is no store yet
+        location = _location(load_studies(study), store)
         units = Store.open(location).row_count("units")
         kept = f"kept in {location}: {units:,} {'unit' if units == 1 else 'units'}"
         if log_json:

@@ -50,6 +50,19 @@ def test_it_has_the_settings_the_actions_and_the_plan_of_its_store(finished: Pat
     assert "<code>kvdrift run small.toml --store store</code>" in page
 
 
+def test_documents_of_a_section_without_a_stratum_are_counted(tmp_path: Path) -> None:
+    """The stratum then has the name of its source and length."""
+    study = load_study(write_study(tmp_path, ('stratum = "needle"\n', "")))
+    (stratum,) = {part.stratum_name for part in study.documents} - {"tracking"}
+    listed = {(stratum, "development"): 2, (stratum, "evaluation"): 3, ("tracking", "development"): 2}
+    views = make_views()
+    facts = replace(read_facts(StudyRows(views, STUDY, MODEL)), settings=study.settings, listed=listed)
+    text = study_text(facts)
+    assert text is not None
+    assert [part["development"] for part in tomllib.loads(text)["documents"]] == [2, 2]
+    assert [part["evaluation"] for part in tomllib.loads(text)["documents"]] == [3, 0]
+
+
 @pytest.mark.parametrize(
     "section",
     [

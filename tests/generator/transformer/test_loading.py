@@ -86,6 +86,15 @@ def test_a_folder_without(folder: Path, file: str, lack: str) -> None:
     assert error_line(str(folder)) == f"model.id = '{folder}': the folder has no {lack}"
 
 
+def test_a_served_model_needs_its_configuration_here_and_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    check = partial(check_model, str(folder), dtype="float32", revision=None)
+    assert "weights" in refused(check)
+    assert not check(served=True), "its weights were not checked"
+    (folder / "config.json").unlink()
+    assert "config.json" in refused(partial(check, served=True))
+
+
 def test_an_unknown_id() -> None:
     """Not a folder, not in the local cache, and the network is off in tests."""
     assert error_line("nobody/no-such-model").startswith(

@@ -1,0 +1,26 @@
+"""A selector of your own. Beside a study file, an action names it: selector = "long_keys:LongKeys"
+
+``kvdrift check long_keys:LongKeys``, run in this folder, checks it on small models.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvdrift import PromptLayer, ScoringSelector, at_least
+
+
+@dataclass(frozen=True)
+class LongKeys(ScoringSelector):
+    """The last ``window`` positions, and earlier ones whose keys are longest."""
+
+    summary: ClassVar[str] = "last positions and those with the longest keys"
+    window: int = 32
+
+    def __post_init__(self) -> None:
+        at_least(1, window=self.window)
+
+    def score(self, layer: PromptLayer) -> Tensor:
+        """Lengths of keys, float32 [KV heads, n]; the highest scores are kept."""
+        return layer.key.float().norm(dim=-1)

@@ -1,0 +1,93 @@
+"""``kvdrift.run`` is the command: its options, its progress, one run at a time, and a running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fixtures.finite_study import write_finite_study
+from fixtures.refusals import refused
+
+import kvdrift
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import OperationError
+
+
+def test_options_stop_a_run_and_the_next_one_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, store = write_finite_study(tmp_path), tmp_path / "store"
+    assert kvdrift.run(study, store, dry_run=True, progress=False) is None
+    out, err = capsys.readouterr()
+    assert "events" in out
+    assert (err, store.exists()) == ("", False)
+    assert kvdrift.run(study, store, limit=1, progress=False) is None
+    assert len(Store.open(store).read("units")["doc"].unique()) == 1
+    assert kvdrift.run(study, store, plan_only=True, progress=False) is None
+    assert Store.open(store).row_count("plans") == 1
+    assert capsys.readouterr() == ("", "")
+    page = kvdrift.run(study, store)
+    assert page is not None
+    assert page.is_file()
+    assert "documents: " in capsys.readouterr().err
+    assert kvdrift.run(study, store) == page
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_event_loop_may_be_running(tmp_path: Path) -> None:
+    """As in a notebook, where Prefect's functions return coroutines; one that is not awaited is a warning."""
+
+    async def cell() -> Path | None:
+        return kvdrift.run(write_finite_study(tmp_path), tmp_path / "store", progress=False)
+
+    page = asyncio.run(cell())
+    assert page is not None
+    assert page.is_file()
+
+
+def test_a_second_run_of_a_process_is_refused_and_the_first_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = write_finite_study(tmp_path)
+    begun, ended, pages = threading.Event(), threading.Event(), list[Path | None]()
+
+    def run_file(*_: object, **__: object) -> SimpleNamespace:
+        begun.set()
+        ended.wait(60)
+        return SimpleNamespace(pages=[tmp_path / "index.html"])
+
+    monkeypatch.setattr("kvdrift.flows.run.study.run_file", run_file)
+    first = threading.Thread(target=lambda: pages.append(kvdrift.run(study, tmp_path / "store", progress=False)))
+    first.start()
+    begun.wait(60)
+    assert "another run" in refused(kvdrift.run, study, tmp_path / "store", progress=False, error=OperationError)
+    ended.set()
+    first.join()
+    assert pages == [tmp_path / "index.html"]
+    assert kvdrift.run(study, tmp_path / "store", progress=False) == tmp_path / "index.html"
+
+
+def test_a_notebook_shows_a_line_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[list[str]] = []
+
+    class Handle:
+        def __init__(self) -> None:
+            self._shown = lines[-1]
+
+        def update(self, line: dict[str, str], **_: Any) -> None:
+            self._shown.append(line["text/plain"])
+
+    def display(line: dict[str, str], **_: Any) -> Handle:
+        lines.append([line["text/plain"]])
+        return Handle()
+
+    shell = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    kvdrift.run(write_finite_study(tmp_path), tmp_path / "store")
+    (stage,) = (shown for shown in lines if shown[0].startswith("evaluation documents: "))
+    assert len(stage) > 1
+    assert stage[0].endswith(" to do")

@@ -1,0 +1,63 @@
+"""The scripts of ``examples/`` are short, and do what they say."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures.command import call
+from fixtures.house import ROOT
+from fixtures.small_study import write_study
+
+from kvdrift.log.store import Store
+
+EXAMPLES = ROOT / "examples"
+ACTIONS = {"full", "recent-half", "snapkv-half"}
+
+
+def ran(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """Run an example in this process; return its exit code."""
+    monkeypatch.setattr("sys.argv", [f"examples/{name}.py", *map(str, arguments)])
+    try:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_each_has_at_most_30_lines() -> None:
+    lines = {path.name: len(path.read_text("utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert len(lines) == 5
+    assert max(lines.values()) <= 30, lines
+
+
+def test_a_study_a_query_and_a_gate(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran("study", monkeypatch, write_study(tmp_path), finished) == 0
+    _, *rows, page = capsys.readouterr().out.splitlines()
+    assert {row.split()[0] for row in rows} == ACTIONS
+    assert Path(page.removeprefix("page: ")).is_file()
+    assert ran("first_divergence", monkeypatch, finished) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(": ")[0] for line in lines} == ACTIONS
+    assert ran("gate", monkeypatch, finished, "full", "1") == 0
+    assert "full: equivalent or better: " in capsys.readouterr().out
+
+
+def test_a_custom_selector(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    code, out, err = call(capsys, "check", "long_keys:LongKeys")
+    assert (code, err) == (0, ""), out
+
+
+def test_events_of_another_generator(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "ingest.py", "store"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with_page = Path(done.stdout.splitlines()[-1].removeprefix("report: "))
+    assert (tmp_path / with_page).is_file()
+    assert Store.open(tmp_path / "store").row_count("events") == 12 * 3 * 16 * 32
