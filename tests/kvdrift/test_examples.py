@@ -58,6 +58,6 @@ def test_events_of_another_generator(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "ingest.py", "store"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    with_page = Path(done.stdout.splitlines()[-1].removeprefix("report: "))
-    assert (tmp_path / with_page).is_file()
+    page = Path(done.stdout.splitlines()[-1].removeprefix("report: "))
+    assert (tmp_path / page).is_file()
     assert Store.open(tmp_path / "store").row_count("events") == 12 * 3 * 16 * 32
