@@ -191,11 +191,7 @@ def _studies_of(path: Path, content: dict[str, Any], folder: Path) -> list[Study
 
 
 def _with_baseline(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content with a study's only action as its baseline.
-
-    Raises:
-        InputError: ``[plan]`` of a study with several actions names no baseline.
-    """
+    """Return the content with a study's only action as its baseline; a study with several actions must name one."""
     plan, actions = content.get("plan"), content.get("actions")
     if not isinstance(plan, dict) or not isinstance(actions, list) or "baseline" in plan:
         return content
