@@ -25,7 +25,7 @@ from kvdrift.log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
 from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
 from kvdrift.log.units.unit import NUMBERED
-from kvdrift.schema.errors import InputError
+from kvdrift.schema.errors import UNREADABLE
 from kvdrift.schema.location import is_local, join
 from kvdrift.schema.rows import Wide, combined_codes
 from kvdrift.schema.tables import TABLES
@@ -122,7 +122,7 @@ def _read_whole(folder: DeltaFolder, loaded: Snapshot, paths: list[str]) -> tupl
     for path in paths:
         try:
             read[path] = folder.read(loaded, names, paths=[path], coded=True)
-        except InputError as error:
+        except UNREADABLE as error:
             damaged.append(f"{loaded.table}/{path}: {error}")
     return read, damaged
 
@@ -162,7 +162,7 @@ def by_first_rows(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredF
     def first(file: StoredFile) -> tuple[Any, ...]:
         try:
             row = next(folder.parts(loaded, file.path, names)).slice(0, 1).to_pylist()
-        except (InputError, StopIteration):
+        except (*UNREADABLE, StopIteration):
             row = []
         return tuple(str(row[0][name]) for name in names) if row else ()
 

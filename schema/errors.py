@@ -71,6 +71,9 @@ class ControlError(OperationError):
     """A full-retention control has delta or f other than 0, and must have exactly 0."""
 
 
+UNREADABLE: Final = (InputError, DamagedStoreError)
+"""The errors of reading a stored file: it is missing, or damaged."""
+
 Tried = TypeVar("Tried", bound=Hashable)
 
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kvdrift.log.delta.durability import side_by_side
 from kvdrift.log.units.unit import DERIVED
-from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line
+from kvdrift.schema.errors import UNREADABLE, KvdriftError, OperationError, first_line
 from kvdrift.schema.rows import Wide
 from kvdrift.schema.tables import EVENTS, GROUP_KEY, SWRB
 from kvdrift.schema.windows import Windows
@@ -235,7 +235,7 @@ def _derived(segment: Segment, events: pa.Table, studies: StudyWindows) -> tuple
     """Derive units together, or one by one where one of them cannot be derived; and a line for each of these."""
     try:
         return derived_rows(segment.tables, events, studies), []
-    except InputError as error:
+    except UNREADABLE as error:
         if len(segment.units) == 1:
             return {}, [f"unit {segment.units[0]}: {first_line(error)}"]
     parts, errors = list[dict[str, pa.Table]](), list[str]()
@@ -243,7 +243,7 @@ def _derived(segment: Segment, events: pa.Table, studies: StudyWindows) -> tuple
         own = events.filter(pc.equal(events["unit"], number))
         try:
             parts.append(derived_rows(segment.tables, own, studies))
-        except InputError as error:
+        except UNREADABLE as error:
             errors.append(f"unit {number}: {first_line(error)}")
     return {table: pa.concat_tables([part[table] for part in parts]) for table in segment.tables if parts}, errors
 

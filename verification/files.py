@@ -21,7 +21,7 @@ from kvdrift.log.delta.commits import added_files
 from kvdrift.log.delta.parquet_files import StoredFile, conform, content_digest
 from kvdrift.log.delta.table_log import TableLog, lost_commits
 from kvdrift.log.store import Store
-from kvdrift.schema.errors import InputError, KvdriftError, first_line
+from kvdrift.schema.errors import UNREADABLE, InputError, KvdriftError, first_line
 from kvdrift.schema.location import filesystem_of, is_local, join
 from kvdrift.schema.locking import TEMPORARY
 from kvdrift.schema.tables import TABLES
@@ -100,7 +100,7 @@ def read_files(
         read += 1
         try:
             data = store.read_bytes(table, file.path)
-        except InputError:
+        except UNREADABLE:
             memory.forget(table, file.path)
             faults[file.path] = Fault(f"{table}/{file.path}", _MISSING)
             continue
@@ -109,7 +109,7 @@ def read_files(
             _check_schema(table, file, data)
             if with_rows:
                 found.append(rows_in(table, data))
-        except (InputError, *READ_ERRORS) as error:
+        except (*UNREADABLE, *READ_ERRORS) as error:
             damage = damage or first_line(error).removeprefix(f"{table}: ")
         if damage:
             memory.forget(table, file.path)
@@ -156,7 +156,7 @@ def whole_rows(store: Store, table: str, path: str) -> pa.Table | None:
         data = store.read_bytes(table, path)
         wanted = named_digest(path)
         return rows_in(table, data) if wanted is None or wanted == content_digest(data) else None
-    except (InputError, *READ_ERRORS):
+    except (*UNREADABLE, *READ_ERRORS):
         return None
 
 

@@ -22,7 +22,7 @@ from kvdrift.log.units.conditions import unlike_units
 from kvdrift.log.units.revisions import current_actions, current_revision
 from kvdrift.log.units.unit import unit_name
 from kvdrift.schema.document import SCORINGS
-from kvdrift.schema.errors import InputError
+from kvdrift.schema.errors import UNREADABLE
 from kvdrift.schema.frozen_text import frozen_sha256
 from kvdrift.schema.tables import GROUP_KEY, IDENTITIES, PLAIN, PROMPTS, TABLES
 from kvdrift.verification.files import (
@@ -96,7 +96,7 @@ def check_plans(
             continue
         try:
             there = units_at(store, made_from)
-        except InputError:
+        except UNREADABLE:
             notes.append(f"{name}: the files of events version {made_from} are not all there, so it is not compared")
             continue
         early = [

@@ -28,7 +28,7 @@ from kvdrift.log.small_tables import KEYED
 from kvdrift.log.store import ESTIMATED_TABLES, Store
 from kvdrift.log.units.commits import record_from
 from kvdrift.log.units.unit import DERIVED_TABLES, NUMBERED, in_order, unit_name
-from kvdrift.schema.errors import InputError, KvdriftError
+from kvdrift.schema.errors import UNREADABLE, InputError, KvdriftError
 from kvdrift.schema.location import is_local
 from kvdrift.schema.locking import repaired
 from kvdrift.schema.rows import run_begins
@@ -171,7 +171,7 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
         rows = pa.concat_tables(found) if found else TABLES[table].schema.empty_table()
         try:
             count = store.append_prompts(rows.to_pylist()) if table == "prompts" else store.append_rows(table, rows)
-        except InputError as error:
+        except UNREADABLE as error:
             yield f"{table}: files that no commit names contradict each other and stay so ({error})"
             continue
         yield f"{table}: {number_of(count, 'row')} of files that are still there, committed again"
@@ -237,7 +237,7 @@ def _mend_units(store: Store) -> Iterator[str]:
 def _identify_again(store: Store) -> Iterator[str]:
     """Append lost identities again, taken from the units that they made."""
     key = list(IDENTITIES.key)
-    with suppress(InputError):  # a damaged file is named by the check after the repair
+    with suppress(*UNREADABLE):  # a damaged file is named by the check after the repair
         known = {tuple(row.values()) for row in store.read("identities", columns=key).to_pylist()}
         made = store.read("units", columns=IDENTITIES.columns)
         rows = {tuple(row[name] for name in key): row for row in made.to_pylist() if row["selector_sha256"] is not None}
@@ -333,7 +333,7 @@ def _whole(
         try:
             if record is not None:
                 whole.append((record, checked_events(record, events)))
-        except InputError:
+        except UNREADABLE:
             continue  # rows are missing, or are not those of the unit
     return whole
 

@@ -27,7 +27,7 @@ from kvdrift.log.units.unit import (
     unit_name,
     unit_number,
 )
-from kvdrift.schema.errors import InputError
+from kvdrift.schema.errors import UNREADABLE, InputError
 from kvdrift.schema.progress import Progress
 from kvdrift.schema.tables import EVENTS, GROUP_KEY, TABLES, UNIT_MOMENTS
 from kvdrift.transforms.segments import COVERED, declared_windows, derived_rows, in_parts
@@ -66,7 +66,7 @@ def rows_by_unit(
     for path in store.paths(table, version):
         try:
             found.update({} if path in without else store.rows_by_unit(table, path, version))
-        except InputError:
+        except UNREADABLE:
             readable = False
     return found, readable
 
@@ -224,7 +224,7 @@ class UnitWalk:
             try:
                 new = {n for n in self._store.rows_by_unit("events", path, version) if n not in known}
                 found |= self._store.records_of(path, new, known, version) if new else {}
-            except InputError:  # a file cannot be read, which its own fault says
+            except UNREADABLE:  # a file cannot be read, which its own fault says
                 continue
         none = {n: rows for n, rows in self._rows["events"].items() if n not in self._stored | found}
         if (rows := sum(none.values())) and self._readable["events"] and self._units.readable:
@@ -242,7 +242,7 @@ class UnitWalk:
                 continue  # they are in files that have faults of their own
             try:
                 rows = checked_events(record, own)
-            except InputError as error:
+            except UNREADABLE as error:
                 what = f"unit {unit_name(record)}: {str(error).removeprefix('events: ')}"
                 self._faults["events"].append(Fault("events", what))
                 rows = own if own.num_rows == record["event_rows"] else None
@@ -258,7 +258,7 @@ class UnitWalk:
     def _check_derived(self, estimator: str, records: Sequence[UnitRecord], events: pa.Table) -> None:
         try:
             again = derived_rows(DERIVED[estimator], events, self._studies)
-        except InputError as error:
+        except UNREADABLE as error:
             first = f"unit {unit_name(records[0])}{and_more(len(records) - 1)}"
             self._faults["events"].append(Fault("events", f"{first}: cannot be derived ({error})"))
             return
@@ -306,7 +306,7 @@ class UnitWalk:
         try:
             version = self._pinned.covered[table]
             return units_at(self._store, version) if version >= 0 else set()
-        except InputError:  # the files of that version are not all there
+        except UNREADABLE:  # the files of that version are not all there
             return set()
 
     def _check_overlaps(self) -> None:

@@ -34,7 +34,7 @@ from kvdrift.log.delta.versions import (
     listed,
     wait_after,
 )
-from kvdrift.schema.errors import InputError, OperationError, first_line, is_disk_fault
+from kvdrift.schema.errors import DamagedStoreError, InputError, OperationError, first_line, is_disk_fault
 from kvdrift.schema.location import join
 from kvdrift.schema.locking import in_turn, written
 from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
@@ -143,7 +143,7 @@ class DeltaFolder(TableVersions):
         part of a file by the bounds of a column that is read as dictionaries.
 
         Raises:
-            InputError: A file is missing or damaged.
+            DamagedStoreError: A file is missing or damaged.
         """
         table = snapshot.table
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
@@ -233,9 +233,9 @@ class DeltaFolder(TableVersions):
         except _DAMAGED as error:
             raise self._is_damaged(snapshot.table, paths, error) from None
 
-    def _is_damaged(self, table: str, paths: Sequence[str] | None, error: Exception) -> InputError:
+    def _is_damaged(self, table: str, paths: Sequence[str] | None, error: Exception) -> DamagedStoreError:
         damaged = f"{table}/{paths[0]}" if paths is not None and len(paths) == 1 else f"table '{table}'"
-        return InputError(f"{self.location}: {damaged} is damaged ({first_line(error)})")
+        return DamagedStoreError(f"{self.location}: {damaged} is damaged ({first_line(error)})")
 
     def made_of_file(self, table: str, path: str, rows: pa.Table, make: Callable[[pa.Table], _Made]) -> None:
         """Keep the result of ``make`` for a file about to become visible, so that it need not be read."""

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvdrift.schema.columns import Table
-from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line, is_forbidden, nearest
+from kvdrift.schema.errors import (
+    DamagedStoreError,
+    InputError,
+    KvdriftError,
+    OperationError,
+    first_line,
+    is_forbidden,
+    nearest,
+)
 from kvdrift.schema.location import absolute, filesystem_of, is_local, join
 from kvdrift.schema.locking import hold, sweep
 
@@ -88,7 +96,7 @@ class DataFiles:
         try:
             metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+            raise DamagedStoreError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
         return dict(metadata.metadata or {})
 
     def read_bytes(self, table: str, path: str) -> bytes:

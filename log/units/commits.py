@@ -42,7 +42,7 @@ from kvdrift.log.units import conditions
 from kvdrift.log.units.conditions import KEPT_COLUMNS, check_alike
 from kvdrift.log.units.rows import UnitRows
 from kvdrift.log.units.unit import SPAN, Unit, conform_unit, counted_events, group_of, unit_name, unit_number
-from kvdrift.schema.errors import InputError
+from kvdrift.schema.errors import UNREADABLE, InputError
 from kvdrift.schema.rows import Hashes, row_hashes
 from kvdrift.schema.tables import ACTIONS, COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS
 
@@ -61,7 +61,7 @@ def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
         text = folder.footer("events", path)[FOOTER.encode()]
         found = json.loads(zlib.decompress(base64.b64decode(text)))
         return [{name: record[name] for name in UNITS.columns} for record in found]
-    except (InputError, ValueError, TypeError, KeyError, zlib.error):
+    except (*UNREADABLE, ValueError, TypeError, KeyError, zlib.error):
         return []
 
 

@@ -22,7 +22,7 @@ from kvdrift.log.delta.folder import DeltaFolder
 from kvdrift.log.delta.parquet_files import StoredFile
 from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, NUMBERED, in_order
-from kvdrift.schema.errors import DamagedStoreError, InputError
+from kvdrift.schema.errors import UNREADABLE, DamagedStoreError
 from kvdrift.schema.rows import Flags, Wide
 from kvdrift.schema.tables import PLAIN, TABLES, UNITS
 
@@ -339,18 +339,18 @@ class RowsOfUnits:
         names = [*dict.fromkeys((*columns, "unit", "replicate", "kind", "t"))]
         rows = self.read(units, docs, names, count)
         for why in self.unreadable.values():
-            raise InputError(why)
+            raise DamagedStoreError(why)
         return [in_order(rows.filter(pc.equal(rows["unit"], number))).select(columns) for number in units]
 
     def _part(self, paths: list[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
         try:
             return self._read(paths, docs, names)
-        except InputError:
+        except UNREADABLE:
             found = [self._read([], docs, names)]
         for path in paths:
             try:
                 found.append(self._read([path], docs, names))
-            except InputError as error:
+            except UNREADABLE as error:
                 self.unreadable[path] = str(error)
         return pa.concat_tables(found)
 

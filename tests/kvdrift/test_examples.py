@@ -44,7 +44,7 @@ def test_a_study_a_query_and_a_gate(
     assert ran("first_divergence", monkeypatch, finished) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.partition(": ")[0] for line in lines} == ACTIONS
-    assert ran("gate", monkeypatch, finished, "full", "1") == 0
+    assert ran("gate", monkeypatch, finished, "full", "0.5") == 0
     assert "full: equivalent or better: " in capsys.readouterr().out
 
 
