@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study test slow scheduling faults kvpress quantizers llama-cpp check docs gallery site clean
+.PHONY: venv study test slow scheduling faults kvpress quantizers llama-cpp check docs docs-check gallery site clean
 
 venv: $(STAMP)
 
@@ -86,10 +86,15 @@ gallery: $(STAMP)
 	if $(BIN)/python -c "import xllamacpp" 2>/dev/null; then $(BIN)/kvdrift run studies/llama_cpp.toml; fi
 	$(MAKE) site
 
+# The code blocks of README, CONTRIBUTING and docs/, each page's in a temporary folder with the quickstart's store. Blocks
+# that need a GPU, a server or another program say so in the page's source, and are skipped. Some ten minutes.
+docs-check: study
+	$(BIN)/python -m pytest -p website.code_blocks -n 2 --dist loadfile README.md CONTRIBUTING.md docs
+
 # The documents as a site, site/index.html, which needs no server, with the studies of the gallery that are there; a
-# warning fails it, and nothing is fetched.
+# warning fails it (mkdocs does not count warnings with --quiet), and nothing is fetched.
 site: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf .venv build site *.egg-info

@@ -65,7 +65,7 @@ def documented() -> dict[tuple[str, str, int], tuple[float, bool, float]]:
         name, *columns = rest.removesuffix(" |").split(" | ")
         if law in LAWS and name in QUANTITIES:
             for clusters, cell in zip(CLUSTERS, columns, strict=True):
-                match = re.match(r"([\d.]+)(°?) \(([\d.]+)\), ", cell)
+                match = re.match(r"([\d.]+)(°?) \(([\d.]+)\)$", cell)
                 assert match, cell
                 cells[law, QUANTITIES[name], clusters] = float(match[1]), bool(match[2]), float(match[3])
     return cells

@@ -92,7 +92,7 @@ def test_half_have_parted_by_then(views: Views, pairs: Pair) -> None:
         places = sorted(first[row["action"]])
         half = places[(len(places) - 1) // 2]
         assert row["half_by"] == (None if half == float("inf") else half)
-        assert row["parted_at_all"] == pytest.approx(statistics.fmean(place < float("inf") for place in places))
+        assert row["diverged_at_all"] == pytest.approx(statistics.fmean(place < float("inf") for place in places))
 
 
 def test_the_worst_documents_are_in_order(views: Views) -> None:

@@ -48,9 +48,9 @@ def test_the_sentences_have_the_numbers() -> None:
     percent = {action: {name: f"{100 * value:.1f}%" for name, value in NUMBERS[action].items()} for action in NUMBERS}
     a, b = percent["snapkv-half"], percent["recent-half"]
     for sentence in (
-        f"R is {a['mismatch']}: {a['exposure']} of positions come after the parting, and of these {a['mismatch_rate']}",
+        f"R is {a['mismatch']}: {a['exposure']} of positions come after τ, and of these {a['mismatch_rate']}",
         f"it is {b['mismatch']}: {b['exposure']} come after it, and {b['mismatch_rate']} of these differ.",
-        f"{a['divergence_probability']} of pairs part, on average at position {mine['mean_entry']:.1f}",
+        f"{a['divergence_probability']} of pairs diverge, on average at position {mine['mean_entry']:.1f}",
         f"{b['divergence_probability']} do, at position {other['mean_entry']:.1f}",
         f"differs on {100 * other['gap']:.1f} percentage points more",
         f"{100 * other['exposure_share']:.0f}% of that is exposure",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -21,13 +22,38 @@ FETCHED = re.compile(
 )
 
 
+(BUILD,) = re.findall(r"^\t.*-m (mkdocs build .*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def build(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    """Call what ``make site`` calls."""
+    command = [sys.executable, "-m", *BUILD.split(), "--site-dir", folder, *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = build(folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("[b](b.md#there)", 0), ("[b](c.md)", 1), ("[b](b.md#nowhere)", 1), ("[b](#nowhere)", 1), ("![b](b.png)", 1)],
+)
+def test_a_link_that_leads_nowhere_fails_it(tmp_path: Path, text: str, code: int) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text(f"# A\n\n{text}\n", encoding="utf-8")
+    (pages / "b.md").write_text("# B\n\n## There\n", encoding="utf-8")
+    settings = {
+        "INHERIT": str(ROOT / "mkdocs.yml"), "docs_dir": str(pages), "nav": ["index.md", "b.md"], "plugins": [],
+        "hooks": [], "extra_css": [],
+    }  # fmt: skip
+    (tmp_path / "mkdocs.yml").write_text(json.dumps(settings), encoding="utf-8")
+    assert build(tmp_path / "site", "--config-file", tmp_path / "mkdocs.yml").returncode == code
 
 
 def test_every_page_is_there_and_in_the_navigation(site: Path) -> None:
