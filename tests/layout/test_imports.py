@@ -105,7 +105,7 @@ def test_commands_load_only_what_they_use(finished: Path, tmp_path: Path) -> Non
 
 
 def test_documents_systems_and_clients_load_no_model() -> None:
-    modules = "documents.registry", "embedded.documents", "finite.study_systems", "service.remote"
+    modules = "documents.registry", "embedded.documents", "finite.study_systems", "service.client"
     code = f"import sys, {', '.join(f'kvdrift.generator.{module}' for module in modules)}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert {*HEAVY, "prefect", "apache_beam", "duckdb"}.isdisjoint(found.stdout.split())
