@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study test slow scheduling faults kvpress quantizers llama-cpp check docs docs-check gallery site clean
+.PHONY: venv study test slow scheduling faults installed kvpress quantizers llama-cpp check docs docs-check gallery site clean
 
 venv: $(STAMP)
 
@@ -43,6 +43,10 @@ scheduling: $(STAMP)
 # writers, of which KVDRIFT_SCHEDULES says how many. About an hour.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests/faults tests/log/test_schedules.py -m "slow or not slow"
+
+# The wheel in an environment of its own, beside another package named schema: the quickstart and a notebook. Ten minutes.
+installed: $(STAMP)
+	$(BIN)/python -m pytest -m installed
 
 # kvpress as an optional source of selectors, and its checks. It declares itself for an older transformers and is
 # installed without what it declares; the extra has what its import needs.

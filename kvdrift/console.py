@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import sys
@@ -175,8 +176,7 @@ class NotebookProgress(Listener):
 
     def show(self) -> None:
         """Show the progress of the stage in the stage's line."""
-        from IPython.display import display  # a notebook has it
-
+        display = importlib.import_module("IPython.display").display  # a notebook has it
         line = {"text/plain": self._stage_line()}
         if self._shown is None:
             self._shown = display(line, raw=True, display_id=True)

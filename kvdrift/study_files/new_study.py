@@ -87,7 +87,7 @@ def engine_choice(
             raise InputError(f"{option}: belongs to an engine; add --model FILE{GGUF}, or --engine {LLAMA_CPP}")
         return None
     if engine in {HTTP, *ENGINES} - {LLAMA_CPP}:
-        raise InputError(f"--engine {engine}: its study is written by hand; docs/engines.md has one to start from")
+        raise InputError(f"--engine {engine}: its study is written by hand; kvdrift list keys has the keys of [model]")
     if engine not in (None, LLAMA_CPP):
         raise InputError(f"--engine {engine}: {nearest(engine, ENGINES)}")
     if gguf is not None and model != EMBEDDED_ID:

@@ -67,7 +67,7 @@ def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> No
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
     for word in ("evict", "full cache", "the full one", "of full", "compressed", "retention", "left out or coded"):
         assert word not in text, word
-    assert re.search(r"mean δ of \d\.\de-\d\d", text)
+    assert re.search(r"mean δ \d\.\de-\d\d", text)
     for words in ("Engine", "fake, numpy, 1", "bits 4", "floor"):
         assert words in text, words
 
