@@ -44,7 +44,7 @@ from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.coupling.laws import couple, draw, total_variation
 from kvdrift.generator.coupling.rollout import uniform_table
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Full
 from kvdrift.generator.transformer.loading import LoadedModel
@@ -77,12 +77,12 @@ class MeasuredRun:
 RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
 
-def run_shared(case: Case, savings: Savings = ALL_SAVINGS, *, control: bool = False) -> MeasuredRun:
+def run_shared(case: Case, sharing: SharingOptions = SHARE_ALL, *, control: bool = False) -> MeasuredRun:
     """Run all actions by the generator, and the control if asked for."""
     model, document = random_model(case), random_document(case)
     actions = [*case.actions(), *([Action("full", "full", Full(), Retention(None))] if control else [])]
     pending = [PendingUnit(action, 0, case.replicates) for action in actions]
-    units = generate_units(model, "benchmark", document, pending, case.horizon, SEED, savings)
+    units = generate_units(model, "benchmark", document, pending, case.horizon, SEED, sharing)
     tokens = np.array([[unit.events[name].to_numpy() for name in ("x_token", "y_token")] for unit in units], np.int64)
     prompt, decode, laws = (
         sum(unit.record[name] for unit in units) for name in ("prefill_seconds", "decode_seconds", "kernel_evaluations")

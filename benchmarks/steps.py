@@ -36,9 +36,9 @@ case, apart = json.loads(sys.argv[1])
 if case["device"] == "cpu" and case["threads"] == 1:
     time.perf_counter = time.process_time
 from benchmarks.generation import Case, run_shared
-from kvdrift.generator.coupling.streams import Savings
-savings = Savings(share_equal_histories=not apart, share_until_parting=not apart)
-run = run_shared(Case(**case), savings, control=True)
+from kvdrift.generator.coupling.streams import SharingOptions
+sharing = SharingOptions(share_equal_histories=not apart, share_until_divergence=not apart)
+run = run_shared(Case(**case), sharing, control=True)
 print(json.dumps([run.decode_seconds, run.streams]))
 """
 

@@ -154,7 +154,7 @@ class SharedPrefix:
         row_multiple: The number of rows is padded to a multiple of this, and so is that of a tile's streams.
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
-        fused: As ``Savings.fused``.
+        fused: As ``SharingOptions.fused``.
         tiles: For each cache the most streams that read its prompt entries at once; 0, the default, for ``tile_of``.
         rules: For each cache its rule; None, the default, for no rule.
         few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;

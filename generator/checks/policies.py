@@ -20,7 +20,7 @@ from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model
 from kvdrift.generator.checks.trial import Check, Trial, common_checks, require, require_no_draws, same_events
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Full, Selector
 from kvdrift.generator.selectors.policies import POLICY_KIND, Policy
@@ -37,7 +37,7 @@ _PROMPT, _HORIZON, _SEED = 131, 20, 7
 _FEW = 12  # entries: fewer than are generated
 _ROOM = 400  # what a policy can need: prompts stay short enough for a step to be tried with every entry
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of attention, in units of the largest value
-_NOTHING_SHARED = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
+_NOTHING_SHARED = SharingOptions(**{field.name: False for field in fields(SharingOptions) if field.name != "fused"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +86,11 @@ class PolicyTrial(Trial[Policy]):
         (unit,) = generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED)
         return _digest(unit)
 
-    def units(self, actions: Sequence[Action], count: int, savings: Savings = ALL_SAVINGS) -> list[Unit]:
+    def units(self, actions: Sequence[Action], count: int, sharing: SharingOptions = SHARE_ALL) -> list[Unit]:
         """Return units of the prompt under a random-weight model."""
         pending = [PendingUnit(action, 0, count) for action in actions]
         document = random_document("policies", self.entries)
-        return generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED, savings)
+        return generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED, sharing)
 
 
 def _digest(unit: Unit) -> str:
@@ -182,7 +182,7 @@ def _positions_read(
     watched = _Watched(action.policy)
     with model.computing():
         prepared = model.prefill(document, [replace(action, policy=watched)], len(tokens) + 1).evict()
-        kernels = prepared.kernels(1, ALL_SAVINGS)
+        kernels = prepared.kernels(1, SHARE_ALL)
     kernels.open([1])
     steps = []
     for step, token in enumerate(tokens, start=1):
@@ -250,8 +250,8 @@ def _company(trial: PolicyTrial) -> str:
     """Check that an action has the same events whatever is computed beside it."""
     actions = [trial.action(f"own-{budget}", budget) for budget in trial.budgets]
     for action, unit in zip(actions, trial.units(actions, 4), strict=True):
-        for count, savings, how in ((1, ALL_SAVINGS, "alone and fewer"), (4, _NOTHING_SHARED, "with nothing shared")):
-            (other,) = trial.units([action], count, savings)
+        for count, sharing, how in ((1, SHARE_ALL, "alone and fewer"), (4, _NOTHING_SHARED, "with nothing shared")):
+            (other,) = trial.units([action], count, sharing)
             same = other.events.equals(unit.events.slice(0, len(other.events)))
             require(same, f"action '{action.name}': events are others {how}")
         require(unit.record["batch_deviation"] == 0.0, f"action '{action.name}': steps depend on the rows beside")

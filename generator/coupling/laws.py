@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.schema.errors import tried_once
 
 BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
@@ -202,10 +202,10 @@ ABSORBED, NOTHING = -1, -2  # rows: the point mass of an ended side, and no mass
 _FUSED_BYTES = 2**28  # of laws that the plain form takes at once
 
 
-def are_fused(savings: Savings, device: str) -> bool:
+def are_fused(sharing: SharingOptions, device: str) -> bool:
     """Tell whether pairs are coupled by these operations on a device."""
-    if savings.fused is not None:
-        return savings.fused
+    if sharing.fused is not None:
+        return sharing.fused
     return torch.device(device).type == "cuda" and fused_fault(torch.device(device)) is None
 
 

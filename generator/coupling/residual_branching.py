@@ -24,7 +24,13 @@ from torch import Tensor
 from kvdrift.generator.coupling.laws import are_fused, draw, pairs_at_once, total_variation
 from kvdrift.generator.coupling.rollout import ActionReplicates, CoupledPairs
 from kvdrift.generator.coupling.steps import FusedSteps
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, StreamDecoder, distinct_streams
+from kvdrift.generator.coupling.streams import (
+    SHARE_ALL,
+    DistinctStreams,
+    SharingOptions,
+    StreamDecoder,
+    distinct_streams,
+)
 
 SCAN_UNIFORMS = 4  # U_s, whether s replaces the candidate, the residual tokens of X and of Y
 PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y
@@ -46,7 +52,7 @@ class ResidualBranches:
 
 
 def branch_replicates(
-    kernels: StreamDecoder, actions: Sequence[ActionReplicates], horizon: int, savings: Savings = ALL_SAVINGS
+    kernels: StreamDecoder, actions: Sequence[ActionReplicates], horizon: int, sharing: SharingOptions = SHARE_ALL
 ) -> list[ResidualBranches]:
     """Scan and branch every replicate of every action, and return the recorded steps of each action.
 
@@ -54,10 +60,10 @@ def branch_replicates(
     """
     uniforms = torch.from_numpy(np.concatenate([action.uniforms for action in actions]))
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
-    scan = _Scan(kernels, pair_cache, horizon, savings)
+    scan = _Scan(kernels, pair_cache, horizon, sharing)
     numbers, (u_x, u_pair) = torch.arange(len(pair_cache)), torch.split(uniforms[:, :, SCAN_UNIFORMS:], [1, 2], 2)
     pairs = CoupledPairs(
-        kernels, numbers, torch.zeros_like(numbers), pair_cache, pair_cache, u_x.squeeze(-1), u_pair, savings
+        kernels, numbers, torch.zeros_like(numbers), pair_cache, pair_cache, u_x.squeeze(-1), u_pair, sharing
     )
     scan.run(uniforms[:, :, :SCAN_UNIFORMS])
     _continue(pairs, scan)
@@ -80,11 +86,11 @@ def branch_replicates(
 class _Scan:
     """The overlap scan of all pairs, and the residual branch that each pair has drawn; only laws leave the CPU."""
 
-    def __init__(self, kernels: StreamDecoder, pair_cache: Tensor, horizon: int, savings: Savings) -> None:
+    def __init__(self, kernels: StreamDecoder, pair_cache: Tensor, horizon: int, sharing: SharingOptions) -> None:
         pairs = len(pair_cache)
         eos = kernels.eos_tokens
-        self._kernels, self._pair_cache, self._savings = kernels, pair_cache, savings
-        self._fused = are_fused(savings, kernels.device)
+        self._kernels, self._pair_cache, self._sharing = kernels, pair_cache, sharing
+        self._fused = are_fused(sharing, kernels.device)
         self._absent = eos[0] if eos else 0
         self._eos_tokens = torch.tensor(eos, dtype=torch.int64)
         self.token = torch.full((pairs, horizon), self._absent, dtype=torch.int32)
@@ -125,7 +131,7 @@ class _Scan:
     def _streams(self, live: Tensor, token: Tensor) -> tuple[DistinctStreams, Tensor, Tensor]:
         """Return the arguments of ``FusedSteps.step`` for the ``live`` pairs; rows are those of ``_overlaps``."""
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
-        label = torch.zeros_like(live) if self._savings.share_equal_histories else live
+        label = torch.zeros_like(live) if self._sharing.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
         self._row[:, live] = streams.place.view(2, -1)
         # On a GPU shapes stay when pairs end: the first pair stands for them.

@@ -33,7 +33,13 @@ from torch import Tensor
 
 from kvdrift.generator.coupling.laws import ABSORBED, NOTHING, LawTable, are_fused, fused_draws
 from kvdrift.generator.coupling.steps import FusedSteps
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, StreamDecoder, distinct_streams
+from kvdrift.generator.coupling.streams import (
+    SHARE_ALL,
+    DistinctStreams,
+    SharingOptions,
+    StreamDecoder,
+    distinct_streams,
+)
 from kvdrift.schema.keyed_random import keyed_generator
 
 
@@ -103,10 +109,10 @@ class CoupledPairs:
 
     def __init__(
         self, kernels: StreamDecoder, pair_reference: Tensor, reference_cache: Tensor, pair_cache: Tensor,
-        reference_owner: Tensor, u_x: Tensor, u_pair: Tensor, savings: Savings = ALL_SAVINGS,
+        reference_owner: Tensor, u_x: Tensor, u_pair: Tensor, sharing: SharingOptions = SHARE_ALL,
     ) -> None:  # fmt: skip
         absent = kernels.eos_tokens[0] if kernels.eos_tokens else 0
-        self._kernels, self._savings = kernels, savings
+        self._kernels, self._sharing = kernels, sharing
         self._pair_reference = pair_reference
         self._eos_tokens = torch.tensor(kernels.eos_tokens, dtype=torch.int64)
         self._absent = absent
@@ -136,7 +142,7 @@ class CoupledPairs:
         uniforms = torch.cat([u_x, u_pair[:, :, 1], u_pair[:, :, 0]]).t().contiguous()
         self._uniforms = uniforms.to(kernels.device)
         self._fused: FusedSteps | None = None
-        if are_fused(savings, kernels.device):
+        if are_fused(sharing, kernels.device):
             draw = partial(fused_draws, reference=pair_reference.to(kernels.device), absorbed_token=absent)
             self._fused = FusedSteps(kernels, draw, self._uniforms, sum(self._sizes))
 
@@ -197,13 +203,13 @@ class CoupledPairs:
 
     def _labels(self, pair_cache: Tensor) -> Tensor:
         """Return a label of each stream that may be wanted; equal streams with different labels are not shared."""
-        savings = self._savings
+        sharing = self._sharing
         reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
-        if savings.share_equal_histories:
+        if sharing.share_equal_histories:
             # Without a common reference each pair has its own; those of one action may still be the same.
-            reference = torch.zeros_like(reference) if savings.share_reference else pair_cache
+            reference = torch.zeros_like(reference) if sharing.share_reference else pair_cache
             on_x = on_y = torch.zeros_like(on_x)
-        return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if savings.share_until_parting else 1)])
+        return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if sharing.share_until_divergence else 1)])
 
     def _done(self) -> Tensor:
         """Return for each stream that may be wanted whether its side has ended."""
@@ -215,7 +221,7 @@ class CoupledPairs:
         A side that has ended loses its stream, and a pair that has parted gets two streams.
         """
         wanted = self._row >= 0
-        if self._savings.drop_ended:
+        if self._sharing.drop_ended:
             wanted &= ~self._done()
         tokens = torch.cat([self._x, self._x[self._pair_reference], self._y])
         streams = distinct_streams(*(part[wanted] for part in (self._cache, self._row, tokens, self._label)))
@@ -314,7 +320,7 @@ class CoupledSteps:
 
 
 def rollout_documents(
-    kernels: StreamDecoder, documents: Sequence[DocumentReplicates], horizon: int, savings: Savings = ALL_SAVINGS
+    kernels: StreamDecoder, documents: Sequence[DocumentReplicates], horizon: int, sharing: SharingOptions = SHARE_ALL
 ) -> list[CoupledSteps]:
     """Run all actions of some documents together, and return the recorded steps of each, document by document.
 
@@ -328,17 +334,17 @@ def rollout_documents(
     for document in documents:
         first, place = len(reference_caches), {replicate: row for row, replicate in enumerate(document.replicates)}
         rows = [place[k] for a in document.actions for k in a.replicates]
-        tables.append(document.uniforms if savings.share_reference else document.uniforms[rows])
-        references += [first + row for row in (rows if savings.share_reference else range(len(rows)))]
+        tables.append(document.uniforms if sharing.share_reference else document.uniforms[rows])
+        references += [first + row for row in (rows if sharing.share_reference else range(len(rows)))]
         reference_caches += [document.cache] * len(tables[-1])
     reference_cache = torch.tensor(reference_caches)
     # A shared stream of the reference belongs to no action.
-    reference_owner = reference_cache if savings.share_reference else pair_cache
+    reference_owner = reference_cache if sharing.share_reference else pair_cache
     u_x = torch.from_numpy(np.concatenate(tables)[:, :, 0])
     u_pair = torch.from_numpy(np.concatenate([a.uniforms for a in actions]))
 
     pairs = CoupledPairs(
-        kernels, torch.tensor(references), reference_cache, pair_cache, reference_owner, u_x, u_pair, savings
+        kernels, torch.tensor(references), reference_cache, pair_cache, reference_owner, u_x, u_pair, sharing
     )
     pairs.open()
     for column in range(1, horizon):

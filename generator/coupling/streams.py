@@ -109,12 +109,12 @@ class AheadDecoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Savings:
+class SharingOptions:
     """The computations to share or to leave out.
 
     Attributes:
         share_equal_histories: Replicates that follow one cache along equal histories are one stream.
-        share_until_parting: A pair's compressed streams along X and Y are one stream while X and Y agree.
+        share_until_divergence: A pair's compressed streams along X and Y are one stream while X and Y agree.
         share_reference: A replicate's reference is one stream for all actions.
         drop_ended: A side that has ended has no stream.
         share_prompt_reads: All streams of a cache read its prompt entries together.
@@ -123,14 +123,14 @@ class Savings:
     """
 
     share_equal_histories: bool = True
-    share_until_parting: bool = True
+    share_until_divergence: bool = True
     share_reference: bool = True
     drop_ended: bool = True
     share_prompt_reads: bool = True
     fused: bool | None = None
 
 
-ALL_SAVINGS = Savings()
+SHARE_ALL = SharingOptions()
 
 
 @dataclass(frozen=True)

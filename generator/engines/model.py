@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvdrift.generator.actions import Action
 from kvdrift.generator.coupling.sampling import deployed
-from kvdrift.generator.coupling.streams import Savings, StreamDecoder
+from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.engines.engine import Capabilities, Described, Session, Side, SideFacts
 from kvdrift.generator.identity import ActionIdentity, written_tokens
 from kvdrift.generator.transformer.files.text_ends import TextEnds
@@ -323,7 +323,7 @@ class PreparedSides:
     def kernels(
         self,
         streams: int,  # noqa: ARG002 - a session's room is fixed
-        savings: Savings,  # noqa: ARG002 - sides share no prompt
+        sharing: SharingOptions,  # noqa: ARG002 - sides share no prompt
         beside: Sequence[PreparedSides] = (),  # noqa: ARG002 - one document at a time
         parked: int = 0,  # noqa: ARG002
     ) -> EngineStreams:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.actions import Action
-from kvdrift.generator.coupling.streams import Savings, StreamDecoder
+from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.finite.study_systems import file_systems, study_systems
 from kvdrift.generator.finite.system import FiniteSystem
 from kvdrift.generator.identity import ActionIdentity
@@ -155,7 +155,7 @@ class PreparedSystem:
     def kernels(  # they take no room
         self,
         streams: int,  # noqa: ARG002
-        savings: Savings,  # noqa: ARG002
+        sharing: SharingOptions,  # noqa: ARG002
         beside: Sequence[PreparedSystem] = (),  # noqa: ARG002
         parked: int = 0,  # noqa: ARG002
     ) -> FiniteStreams:

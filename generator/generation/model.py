@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
 from kvdrift.generator.actions import Action
-from kvdrift.generator.coupling.streams import Savings, StreamDecoder
+from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.identity import ActionIdentity
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
@@ -81,7 +81,9 @@ class PrefilledDocument(Protocol):
 class PreparedDocument(Protocol):
     """A document with the caches of its actions, numbered from 1 in their order; cache 0 is the whole prompt."""
 
-    def kernels(self, streams: int, savings: Savings, beside: Sequence[Self] = (), parked: int = 0) -> StreamDecoder:
+    def kernels(
+        self, streams: int, sharing: SharingOptions, beside: Sequence[Self] = (), parked: int = 0
+    ) -> StreamDecoder:
         """Return kernels with room for open and parked streams of this document and of the documents ``beside`` it.
 
         The caches of a document are numbered after those of the documents before it.

@@ -35,7 +35,7 @@ from kvdrift.generator.coupling.rollout import (
     rollout_documents,
     uniform_table,
 )
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation.model import Model, PreparedDocument
 from kvdrift.generator.transformer.memory import is_memory_shortage
 from kvdrift.log.store import Unit
@@ -94,10 +94,10 @@ Work = Sequence[tuple[Document, Sequence[PendingUnit]]]
 
 def generate_units(
     model: Model, study: str, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int,
-    savings: Savings = ALL_SAVINGS,
+    sharing: SharingOptions = SHARE_ALL,
 ) -> list[Unit]:  # fmt: skip
     """Generate all pending units of one document, as ``generate_together`` does for several documents."""
-    (units,) = generate_together(model, study, [(document, pending)], horizon, seed, savings)
+    (units,) = generate_together(model, study, [(document, pending)], horizon, seed, sharing)
     return units
 
 
@@ -128,7 +128,7 @@ def _pairs(pending: Sequence[PendingUnit]) -> int:
 
 
 def generate_together(
-    model: Model, study: str, work: Work, horizon: int, seed: int, savings: Savings = ALL_SAVINGS
+    model: Model, study: str, work: Work, horizon: int, seed: int, sharing: SharingOptions = SHARE_ALL
 ) -> list[list[Unit]]:
     """Generate all pending units of some documents, which are in memory together; return those of each document.
 
@@ -147,7 +147,7 @@ def generate_together(
             for group in _groups(prepared, of, estimator):
                 # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
                 # and half as many if it was not enough; the laws one after the other, from the same caches
-                decoded, seconds = _decode(group, of, estimator, horizon, savings)
+                decoded, seconds = _decode(group, of, estimator, horizon, sharing)
 
                 # 4) Record: one unit for each item, with its share of the time
                 computed = max(sum(steps.laws for steps in decoded.values()), 1)
@@ -221,7 +221,7 @@ def _groups(prepared: Sequence[_Prepared], of: StudyLaw | None, estimator: str) 
 
 
 def _decode(
-    group: Sequence[_Prepared], of: StudyLaw | None, estimator: str, horizon: int, savings: Savings
+    group: Sequence[_Prepared], of: StudyLaw | None, estimator: str, horizon: int, sharing: SharingOptions
 ) -> tuple[dict[_Place, Any], float]:
     """Return the decoded steps of each item of a law and estimator, [replicates, H], and the seconds of all positions.
 
@@ -242,7 +242,7 @@ def _decode(
     while numbers:
         batch = _batch(items, numbers[:at_once])
         try:
-            decode = begin(group, batch, horizon, savings)
+            decode = begin(group, batch, horizon, sharing)
             began = time.perf_counter()
             decoded = decode()
         except (MemoryError, RuntimeError, OperationError) as error:  # the last one of a policy of one's own
@@ -274,7 +274,7 @@ def _too_large(group: Sequence[_Prepared], actions: int, horizon: int, error: Ex
 
 
 def _coupling(
-    group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
+    group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, sharing: SharingOptions
 ) -> Callable[[], list[CoupledSteps]]:
     """Return a function that runs coupled rollouts of the items.
 
@@ -293,14 +293,14 @@ def _coupling(
             ]
             documents.append(DocumentReplicates(cache, reference, one.uniforms(None, reference, horizon, 1), actions))
             pairs = sum(item.count for item in own.values())
-            streams += 2 * pairs + (len(reference) if savings.share_reference else pairs)
+            streams += 2 * pairs + (len(reference) if sharing.share_reference else pairs)
         cache += 1 + len(one.items)
-    kernels = group[0].caches.kernels(streams, savings, [one.caches for one in group[1:]])
-    return partial(rollout_documents, kernels, documents, horizon, savings)
+    kernels = group[0].caches.kernels(streams, sharing, [one.caches for one in group[1:]])
+    return partial(rollout_documents, kernels, documents, horizon, sharing)
 
 
 def _branching(
-    group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
+    group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, sharing: SharingOptions
 ) -> Callable[[], list[ResidualBranches]]:
     """Return a function that branches one document's items; their uniforms differ from those of coupled rollouts."""
     (one,) = group
@@ -309,8 +309,8 @@ def _branching(
         table = one.uniforms(item.action.name, item.replicates, horizon, PURPOSES, SWRB)
         actions.append(ActionReplicates(a, tuple(item.replicates), table))
     pairs = sum(item.count for item in items.values())
-    kernels = one.caches.kernels(3 * pairs, savings, parked=2 * pairs)
-    return partial(branch_replicates, kernels, actions, horizon, savings)
+    kernels = one.caches.kernels(3 * pairs, sharing, parked=2 * pairs)
+    return partial(branch_replicates, kernels, actions, horizon, sharing)
 
 
 def _settings(

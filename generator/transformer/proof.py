@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from kvdrift.generator.attention.parts import attention_modules
 from kvdrift.generator.attention.recording import QueryChunk
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.coupling.streams import ALL_SAVINGS
+from kvdrift.generator.coupling.streams import SHARE_ALL
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.files.configuration import library, rope_switch
 from kvdrift.generator.transformer.model_checks import Proof
@@ -400,7 +400,7 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
         caches = PromptCaches(
             ENTRIES, prompt.first_law, [StreamCache(layers, prompt.states) for layers in (whole, evicted)]
         )
-        kernels = TransformerStreams(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
+        kernels = TransformerStreams(model, [caches], 4, STEPS + 1, SHARE_ALL)
         kernels.open([0, 1])
         kernels.select(torch.tensor([0, 0, 1, 1]))
         for step in range(STEPS):

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from kvdrift.generator.checks.random_models import random_document, save_random_model
 from kvdrift.generator.coupling.laws import NOTHING, LawTable, fused_draws
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTORS
 from kvdrift.generator.selectors.selector import ScoringSelector
@@ -94,7 +94,7 @@ def on_the_cpu(folder: Path) -> list[Unit]:
 def test_events_are_those_of_the_cpu(device: Device, fused: bool, folder: Path, on_the_cpu: list[Unit]) -> None:  # noqa: FBT001 - a parameter
     """Kernels round by some 1e-6 in float32; tokens are equal unless a uniform falls as near to a boundary."""
     model = device.load(folder, "float32")
-    units = generate_units(model, "s", DOCUMENT, pending(6), 16, 3, Savings(fused=fused))
+    units = generate_units(model, "s", DOCUMENT, pending(6), 16, 3, SharingOptions(fused=fused))
     for one, other in zip(units, on_the_cpu, strict=True):
         assert_near(one, other)
         assert one.record["kept_sha256"] == other.record["kept_sha256"]
@@ -106,7 +106,7 @@ def test_events_are_those_of_the_cpu(device: Device, fused: bool, folder: Path, 
 def test_the_control_is_exactly_zero(device: Device, dtype: str, fused: bool, folder: Path) -> None:  # noqa: FBT001
     many, long = sizes(device)
     asked = [PendingUnit(HALF_SNAPKV, 0, many), PendingUnit(CONTROL, 0, many)]
-    units = generate_units(device.load(folder, dtype), "s", DOCUMENT, asked, long, 3, Savings(fused=fused))
+    units = generate_units(device.load(folder, dtype), "s", DOCUMENT, asked, long, 3, SharingOptions(fused=fused))
     for name in ("delta", "f"):
         assert np.any(units[0].events[name].to_numpy())
         assert not np.any(units[1].events[name].to_numpy())
@@ -132,18 +132,18 @@ def test_events_do_not_depend_on_what_is_generated_beside_them(
     """
     model = device.load(folder, dtype)
 
-    def unit_of(replicates: int, savings: Savings) -> Unit:
-        (unit,) = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, replicates)], 8, 3, savings)
+    def unit_of(replicates: int, sharing: SharingOptions) -> Unit:
+        (unit,) = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, replicates)], 8, 3, sharing)
         return unit
 
-    alone = unit_of(1, Savings(fused=fused))
+    alone = unit_of(1, SharingOptions(fused=fused))
     if not device.pretended and dtype == "float32":
         assert 0.0 < alone.record["batch_deviation"] < 1e-6
         return
     assert model.batch_deviation == 0.0
     for replicates in (5, sizes(device)[0]):
-        for savings in (Savings(fused=fused), Savings(*[False] * 5, fused=fused)):
-            beside = unit_of(replicates, savings)
+        for sharing in (SharingOptions(fused=fused), SharingOptions(*[False] * 5, fused=fused)):
+            beside = unit_of(replicates, sharing)
             for name in ("x_token", "y_token", "delta", "f"):
                 one, other = (unit.events[name].to_numpy()[:8] for unit in (alone, beside))
                 np.testing.assert_array_equal(one, other)
@@ -249,7 +249,7 @@ def test_a_service_on_the_device(device: Device, folder: Path, tmp_path: Path) -
         (there,) = remote.generate(study, [(DOCUMENT, pending(6))])
     finally:
         service.close()
-    here = generate_units(model, study.name, DOCUMENT, pending(6), 16, study.study.seed, ALL_SAVINGS)
+    here = generate_units(model, study.name, DOCUMENT, pending(6), 16, study.study.seed, SHARE_ALL)
     for one, other in zip(there, here, strict=True):
         assert one.events.equals(other.events)
         assert one.record["kept_sha256"] == other.record["kept_sha256"]

@@ -170,10 +170,10 @@ class FusedLayers:
         return added
 
 
-def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``Savings``
+def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``SharingOptions``
     """Return the network's fused layers; None if transformers' own forward is to be used.
 
-    ``fused`` is as in ``Savings``.
+    ``fused`` is as in ``SharingOptions``.
     """
     if fused is False:
         return None

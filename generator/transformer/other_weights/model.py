@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.actions import Action
-from kvdrift.generator.coupling.streams import Savings, StreamDecoder
+from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.identity import ActionIdentity
 from kvdrift.generator.transformer.files.local_folders import model_location
 from kvdrift.generator.transformer.loading import LoadedModel, load_model
@@ -267,7 +267,7 @@ class PreparedSides:
     seconds: float
 
     def kernels(
-        self, streams: int, savings: Savings, beside: Sequence[PreparedSides] = (), parked: int = 0
+        self, streams: int, sharing: SharingOptions, beside: Sequence[PreparedSides] = (), parked: int = 0
     ) -> StreamDecoder:
         """Return kernels of all sides; each has room for ``streams`` streams."""
         documents = (self, *beside)
@@ -281,7 +281,7 @@ class PreparedSides:
         parts = []
         for side in sides:
             first, *others = [one.prompts[side] for one in documents if side in one.prompts]
-            parts.append(first.kernels(streams, savings, others, parked))
+            parts.append(first.kernels(streams, sharing, others, parked))
         return JointStreams(parts, caches)
 
     def under(self, law: SamplingLaw) -> PreparedSides:

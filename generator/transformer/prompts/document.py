@@ -12,7 +12,7 @@ from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.holding import first_decisions, in_words
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, same_entries, with_packed_keys
 from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.selectors.policies.around import WatchedRule, rule_of, watched_steps
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
@@ -61,14 +61,14 @@ class PreparedPrompt:
         self._seconds, self._horizon = seconds, horizon
 
     def kernels(
-        self, streams: int, savings: Savings, beside: Sequence[PreparedPrompt] = (), parked: int = 0
+        self, streams: int, sharing: SharingOptions, beside: Sequence[PreparedPrompt] = (), parked: int = 0
     ) -> TransformerStreams:
         """Return kernels with room for open and parked streams; all kernels share the memory of prompts and caches."""
         prompts = [prompt.caches for prompt in (self, *beside)]
         longest = max(prompt.entries for prompt in prompts)
         rules = [cache.start.rule for cache in self._caches]
-        try_steps(self._model, self._prompt, longest, self._horizon, streams, savings, rules)
-        return TransformerStreams(self._model, prompts, streams, self._horizon, savings, parked)
+        try_steps(self._model, self._prompt, longest, self._horizon, streams, sharing, rules)
+        return TransformerStreams(self._model, prompts, streams, self._horizon, sharing, parked)
 
     def under(self, law: SamplingLaw) -> PreparedPrompt:
         """Return the same caches, with tokens drawn by another law."""

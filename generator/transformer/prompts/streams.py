@@ -23,7 +23,7 @@ from kvdrift.generator.attention.states import LayerStates, StreamStates
 from kvdrift.generator.attention.threads import stay_alone, torch_threads
 from kvdrift.generator.codecs.coded_streams import CodedStreams
 from kvdrift.generator.coupling.steps import StepIndices
-from kvdrift.generator.coupling.streams import Savings, StreamDecoder
+from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.fused.head import Head
 from kvdrift.generator.transformer.fused.layers import fused_layers
@@ -61,12 +61,12 @@ class TransformerStreams(StreamDecoder):
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, savings: Savings,
+        self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, sharing: SharingOptions,
         parked: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(model.eos_tokens, model.device)
         self._model, self._position = model, 0
-        self._layers = fused_layers(model.network, savings.fused)
+        self._layers = fused_layers(model.network, sharing.fused)
         self._first_laws = torch.stack([prompt.first_law for prompt in prompts])  # [prompts, V]
         self._entries = [prompt.entries for prompt in prompts]
         self._prompt_of = torch.arange(len(prompts)).repeat_interleave(
@@ -75,7 +75,7 @@ class TransformerStreams(StreamDecoder):
         caches = [cache for prompt in prompts for cache in prompt.caches]
         self.attention = SharedPrefix(
             [cache.layers for cache in caches], streams, parked, horizon, model.rows.multiple,
-            model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
+            model.shape.heads // model.shape.kv_heads, share_reads=sharing.share_prompt_reads, fused=sharing.fused,
             tiles=[cache.tile for cache in caches], rules=[cache.rule for cache in caches], few=model.rows.few,
             layers=model.rows.layers,
         )  # fmt: skip
@@ -223,7 +223,7 @@ _LAWS = 64  # that are compared
 
 
 def try_steps(
-    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings,
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions,
     rules: Sequence[CacheRule | None],
 ) -> None:  # fmt: skip
     """Try steps of these sizes, unless larger ones were tried; the memory is freed afterwards.
@@ -234,7 +234,7 @@ def try_steps(
     tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]
     for rule in tried:
         of_codec = isinstance(rule, CodedStreams)
-        deviation = partial(random_step_deviation, model, prompt, *sizes, savings, rule)
+        deviation = partial(random_step_deviation, model, prompt, *sizes, sharing, rule)
         kinds = int(rule is not None and not of_codec), int(of_codec)
         model.steps.cover((*sizes, *kinds), partial(_tried, model, deviation))
 
@@ -270,7 +270,7 @@ def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
 
 
 def random_step_deviation(
-    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings, rule: CacheRule | None,
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions, rule: CacheRule | None,
     threads: Sequence[int | None] = (None,),
 ) -> float:  # fmt: skip
     """Return ``step_deviation`` for a prompt of random keys and values, equal in all layers, and the prompt's states.
@@ -284,7 +284,7 @@ def random_step_deviation(
     starts = [StreamCache(some, prompt.states, rule=its_rule) for some, its_rule in layers_and_rules]
     caches = PromptCaches(prompt.entries, prompt.first_law, starts)
     model = replace(model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
-    kernels = TransformerStreams(model, [caches], streams, horizon, savings)
+    kernels = TransformerStreams(model, [caches], streams, horizon, sharing)
     kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
     generator = torch.Generator().manual_seed(1)
     suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, horizon - 1, size, generator=generator)

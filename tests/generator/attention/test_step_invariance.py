@@ -15,37 +15,37 @@ from kvdrift.generator.attention import prompt_reads
 from kvdrift.generator.attention.row_invariance import TriedSteps
 from kvdrift.generator.attention.tables import few_rows
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.generator.transformer.prompts.streams import random_step_deviation
 
-FUSED = replace(ALL_SAVINGS, fused=True)
+FUSED = replace(SHARE_ALL, fused=True)
 HORIZON = 20
 
 
-def deviation(model: LoadedModel, entries: int, streams: int, savings: Savings) -> float:
+def deviation(model: LoadedModel, entries: int, streams: int, sharing: SharingOptions) -> float:
     with model.computing():
         prompt = Prompt(model, random_document("d9", 9).tokens, window=0)
-        return random_step_deviation(model, prompt, entries, HORIZON, streams, savings, None)
+        return random_step_deviation(model, prompt, entries, HORIZON, streams, sharing, None)
 
 
-@pytest.mark.parametrize("savings", [ALL_SAVINGS, FUSED], ids=["today", "fused"])
+@pytest.mark.parametrize("sharing", [SHARE_ALL, FUSED], ids=["today", "fused"])
 @pytest.mark.parametrize(("entries", "streams"), [(1000, 448), (4096, 64)])
-def test_laws_do_not_depend_on_the_streams_beside(entries: int, streams: int, savings: Savings) -> None:
-    assert deviation(random_model("llama"), entries, streams, savings) == 0.0
+def test_laws_do_not_depend_on_the_streams_beside(entries: int, streams: int, sharing: SharingOptions) -> None:
+    assert deviation(random_model("llama"), entries, streams, sharing) == 0.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("savings", "streams"), [(ALL_SAVINGS, 3584), (FUSED, 448)], ids=["today", "fused"])
+@pytest.mark.parametrize(("sharing", "streams"), [(SHARE_ALL, 3584), (FUSED, 448)], ids=["today", "fused"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("entries", [1000, 2048, 4096, 9000])
 def test_laws_do_not_depend_on_thousands_beside(
-    entries: int, dtype: str, kind: str, savings: Savings, streams: int
+    entries: int, dtype: str, kind: str, sharing: SharingOptions, streams: int
 ) -> None:
-    assert deviation(random_model(kind, dtype), entries, streams, savings) == 0.0
+    assert deviation(random_model(kind, dtype), entries, streams, sharing) == 0.0
 
 
 @pytest.mark.slow
@@ -62,17 +62,17 @@ def test_fused_steps_have_few_numbers_of_rows() -> None:
     assert len(set(rows)) == 16 + 5 * 8  # multiples up to 128, then eight up to each double
 
 
-@pytest.mark.parametrize("savings", [ALL_SAVINGS, FUSED], ids=["today", "fused"])
+@pytest.mark.parametrize("sharing", [SHARE_ALL, FUSED], ids=["today", "fused"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1)])
 def test_nor_do_those_of_models_without_groups(
-    heads: tuple[int, int], savings: Savings, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, int], sharing: SharingOptions, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of parts lie side by side there, which a CPU joins with a seam; several chunks, joined at each step."""
     monkeypatch.setattr("kvdrift.generator.attention.parts.CHUNK", 256)
     folder = save_random_model(
         tmp_path / "model", "llama", num_attention_heads=heads[0], num_key_value_heads=heads[1]
     )  # fmt: skip
-    assert deviation(load_model(str(folder)), 1000, 67, savings) == 0.0
+    assert deviation(load_model(str(folder)), 1000, 67, sharing) == 0.0
 
 
 @contextmanager

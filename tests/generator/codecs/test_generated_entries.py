@@ -25,7 +25,7 @@ from kvdrift.generator.codecs.fp8 import FP8
 from kvdrift.generator.codecs.generated import GeneratedEntries
 from kvdrift.generator.codecs.hqq import HQQ
 from kvdrift.generator.codecs.kivi import KIVI
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.identity import parts_sha256
 from kvdrift.generator.transformer.prompts.eviction import evict
@@ -81,10 +81,10 @@ def action_of(name: str, **selection: Any) -> Action:
 
 
 def generate(
-    actions: list[Action], savings: Savings = ALL_SAVINGS, count: int = 6, estimator: str = PLAIN
+    actions: list[Action], sharing: SharingOptions = SHARE_ALL, count: int = 6, estimator: str = PLAIN
 ) -> list[Unit]:
     pending = [PendingUnit(action, 0, count, estimator) for action in actions]
-    return generate_units(random_model("llama"), "s", document(), pending, HORIZON, SEED, savings)
+    return generate_units(random_model("llama"), "s", document(), pending, HORIZON, SEED, sharing)
 
 
 def document() -> Any:
@@ -272,7 +272,7 @@ def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
     """Coded entries follow streams that fork, move, are shared or parked; the next prompt is exact again."""
     actions = [action_of(name) for name in ("int8", "int2", "rotated-int4-late", "fp8")] + [HALF_RECENT, CONTROL]
     whole = generate(actions, estimator=estimator, count=3)
-    nothing = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
+    nothing = SharingOptions(**{field.name: False for field in fields(SharingOptions) if field.name != "fused"})
     for unit, twin in zip(whole, generate(actions, nothing, estimator=estimator, count=3), strict=True):
         assert unit.record["batch_deviation"] == 0.0
         assert unit.events.equals(twin.events)
@@ -294,7 +294,9 @@ def test_both_estimators_of_one_action_share_its_cache() -> None:
 
 def test_beside_fused_operations_tokens_are_the_same() -> None:
     actions = [action_of(name) for name in CASES] + [HALF_RECENT, CONTROL]
-    for unit, fused in zip(generate(actions, count=2), generate(actions, Savings(fused=True), count=2), strict=True):
+    for unit, fused in zip(
+        generate(actions, count=2), generate(actions, SharingOptions(fused=True), count=2), strict=True
+    ):
         assert_near(unit, fused)
 
 

@@ -10,7 +10,7 @@ from fixtures.common_actions import CONTROL, HALF_SNAPKV
 
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.transformer.prompts.streams import TransformerStreams
@@ -25,8 +25,8 @@ PENDING = [
 ]  # fmt: skip
 
 
-def units(savings: Savings) -> list[Unit]:
-    return generate_units(random_model("llama"), "s", random_document("d140", 140), PENDING, 40, 3, savings)
+def units(sharing: SharingOptions) -> list[Unit]:
+    return generate_units(random_model("llama"), "s", random_document("d140", 140), PENDING, 40, 3, sharing)
 
 
 def counting(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,14 +44,14 @@ def counting(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.by_default("True")
 def test_events_are_equal_to_the_bit(drop_ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
     """Some pairs part late, so that steps are begun in vain; sides end; and branches join between steps."""
-    savings, calls = Savings(fused=True, drop_ended=drop_ended), Counter[str]()
+    sharing, calls = SharingOptions(fused=True, drop_ended=drop_ended), Counter[str]()
     with monkeypatch.context() as patched:
         patched.setattr(TransformerStreams, "ahead", None)
         counting(calls, patched)
-        waiting = units(savings)
+        waiting = units(sharing)
         assert not calls["feed"]
     counting(calls, monkeypatch)
-    for one, twin in zip(units(savings), waiting, strict=True):
+    for one, twin in zip(units(sharing), waiting, strict=True):
         assert one.events.equals(twin.events)
         for name in ("pair_evaluations", "kernel_evaluations"):
             assert one.record[name] == twin.record[name]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair
 
 from kvdrift.generator.coupling.rollout import CoupledSteps, uniform_table
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.streams import SharingOptions
 
 
 @cache
@@ -81,7 +81,9 @@ def test_no_stream_is_computed_that_is_not_needed(case: Case) -> None:
     kernels, count = TableKernels(case), 400
     reference = uniform_table(5, "doc", None, range(count), case.horizon, 1)
     actions = actions_for(range(count), case.horizon)
-    results = rollout(kernels, actions, range(count), reference, case.horizon, Savings(share_equal_histories=False))
+    results = rollout(
+        kernels, actions, range(count), reference, case.horizon, SharingOptions(share_equal_histories=False)
+    )
     for column, rows in enumerate(kernels.rows, start=1):
         assert rows[0] == (~results[0].x_eos[:, column - 1]).sum()
         for action, steps in enumerate(results, start=1):

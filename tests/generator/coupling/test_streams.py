@@ -1,4 +1,4 @@
-"""Savings of work: events are equal to the bit with and without each of them, and each saves work."""
+"""SharingOptions of work: events are equal to the bit with and without each of them, and each saves work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fixtures.table_kernels import CASES, Case, TableKernels, actions_for, rollo
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model
 from kvdrift.generator.coupling.rollout import CoupledSteps, uniform_table
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions, distinct_streams
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.transformer.prompts.document import PreparedPrompt
@@ -22,9 +22,9 @@ from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.tables import SWRB
 
-NAMES = [field.name for field in fields(Savings) if field.name != "fused"]  # which is off on a CPU
-NO_SAVINGS = Savings(**dict.fromkeys(NAMES, False))
-WITHOUT = {**{f"without-{name}": replace(ALL_SAVINGS, **{name: False}) for name in NAMES}, "without-any": NO_SAVINGS}
+NAMES = [field.name for field in fields(SharingOptions) if field.name != "fused"]  # which is off on a CPU
+SHARE_NOTHING = SharingOptions(**dict.fromkeys(NAMES, False))
+WITHOUT = {**{f"without-{name}": replace(SHARE_ALL, **{name: False}) for name in NAMES}, "without-any": SHARE_NOTHING}
 
 HORIZON, COUNT = 12, 12
 MOST = Action("recent-90", "recent", Recent(), Retention.parse("90%"))
@@ -37,10 +37,10 @@ def pending() -> list[PendingUnit]:
 
 
 @cache
-def units(kind: str, dtype: str, savings: Savings = ALL_SAVINGS) -> list[Unit]:
+def units(kind: str, dtype: str, sharing: SharingOptions = SHARE_ALL) -> list[Unit]:
     """Return units of a prompt that reaches both forms of the CPU's attention: 300 entries, of which 150 and 270 are kept."""
     document = random_document("d300", 300)
-    return generate_units(random_model(kind, dtype), "s", document, pending(), HORIZON, 3, savings)
+    return generate_units(random_model(kind, dtype), "s", document, pending(), HORIZON, 3, sharing)
 
 
 def assert_same_events(one: list[Unit], other: list[Unit]) -> None:
@@ -57,28 +57,28 @@ MODELS = pytest.mark.parametrize(
 
 
 @MODELS
-@pytest.mark.parametrize("savings", WITHOUT.values(), ids=WITHOUT)
+@pytest.mark.parametrize("sharing", WITHOUT.values(), ids=WITHOUT)
 @pytest.mark.by_default("without-any-llama-float32", "without-any-qwen2-bfloat16")
-def test_savings_leave_events_as_they_are(kind: str, dtype: str, savings: Savings) -> None:
+def test_savings_leave_events_as_they_are(kind: str, dtype: str, sharing: SharingOptions) -> None:
     """Models have rows that do not depend on other rows; each saving is switched off alone, and all together."""
     assert random_model(kind, dtype).batch_deviation == 0.0
-    assert_same_events(units(kind, dtype, savings), units(kind, dtype))
+    assert_same_events(units(kind, dtype, sharing), units(kind, dtype))
 
 
-@pytest.mark.parametrize("name", ["share_equal_histories", "share_until_parting", "share_reference", "drop_ended"])
+@pytest.mark.parametrize("name", ["share_equal_histories", "share_until_divergence", "share_reference", "drop_ended"])
 def test_each_of_them_saves_laws(name: str) -> None:
-    """The sharing of equal histories is off, since it includes savings that two others share."""
-    others = replace(ALL_SAVINGS, share_equal_histories=False)
-    with_it = ALL_SAVINGS if name == "share_equal_histories" else others
+    """The sharing of equal histories is off, since it includes options that two others share."""
+    others = replace(SHARE_ALL, share_equal_histories=False)
+    with_it = SHARE_ALL if name == "share_equal_histories" else others
     without = replace(with_it, **{name: False})
     assert plain_laws(with_it) < plain_laws(without)
     pairs = sum(unit.record["replicates"] for unit in units("llama", "float32") if unit.record["estimator"] != SWRB)
-    assert plain_laws(NO_SAVINGS) == 3 * pairs * (HORIZON - 1), "three streams per pair, each to the end"
+    assert plain_laws(SHARE_NOTHING) == 3 * pairs * (HORIZON - 1), "three streams per pair, each to the end"
 
 
-def plain_laws(savings: Savings) -> int:
+def plain_laws(sharing: SharingOptions) -> int:
     """Laws computed for coupled rollouts."""
-    records = [unit.record for unit in units("llama", "float32", savings)]
+    records = [unit.record for unit in units("llama", "float32", sharing)]
     return sum(record["kernel_evaluations"] for record in records if record["estimator"] != SWRB)
 
 
@@ -99,19 +99,19 @@ def test_splitting_replicates_changes_nothing(
 # --- On systems whose laws are tables ---------------------------------------------------------------------------------
 
 
-def run(case: Case, savings: Savings) -> tuple[TableKernels, list[CoupledSteps]]:
+def run(case: Case, sharing: SharingOptions) -> tuple[TableKernels, list[CoupledSteps]]:
     kernels, replicates = TableKernels(case), range(500)
     reference = uniform_table(5, "doc", None, replicates, case.horizon, 1)
     return kernels, rollout(
-        kernels, actions_for(replicates, case.horizon), replicates, reference, case.horizon, savings
+        kernels, actions_for(replicates, case.horizon), replicates, reference, case.horizon, sharing
     )
 
 
-@pytest.mark.parametrize("savings", [*WITHOUT.values(), Savings(fused=True)], ids=[*WITHOUT, "fused"])
+@pytest.mark.parametrize("sharing", [*WITHOUT.values(), SharingOptions(fused=True)], ids=[*WITHOUT, "fused"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_savings_leave_rollouts_as_they_are(case: Case, savings: Savings) -> None:
+def test_savings_leave_rollouts_as_they_are(case: Case, sharing: SharingOptions) -> None:
     """Most histories of 500 replicates are equal here, and many end."""
-    for steps, twin in zip(run(case, savings)[1], run(case, ALL_SAVINGS)[1], strict=True):
+    for steps, twin in zip(run(case, sharing)[1], run(case, SHARE_ALL)[1], strict=True):
         for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos"):
             assert np.array_equal(getattr(steps, name), getattr(twin, name)), name
         assert steps.pair_evaluations == twin.pair_evaluations
@@ -119,7 +119,7 @@ def test_savings_leave_rollouts_as_they_are(case: Case, savings: Savings) -> Non
 
 def test_without_a_common_reference_actions_still_share_their_own() -> None:
     """Counts of reference rows: different live histories of all actions together, or as many for each action."""
-    shared, own = (run(CASES[3], savings)[0].rows for savings in (ALL_SAVINGS, WITHOUT["without-share_reference"]))
+    shared, own = (run(CASES[3], sharing)[0].rows for sharing in (SHARE_ALL, WITHOUT["without-share_reference"]))
     for rows, others in zip(shared, own, strict=True):
         assert others[0] == 3 * rows[0]
         assert np.array_equal(others[1:], rows[1:])

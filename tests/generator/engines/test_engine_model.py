@@ -17,7 +17,7 @@ from fixtures.fake_engine import FakeEngine, FakeSession
 from fixtures.study_files import load_study
 
 from kvdrift.generator.actions import build_actions
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines import registry
 from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide, RepeatedReference
@@ -30,7 +30,9 @@ from kvdrift.schema.sampling import FULL_SOFTMAX
 from kvdrift.schema.tables import SWRB
 
 FORK, LOGITS = FakeSession.fork, FakeSession._logits
-NONE_SHARED = Savings(share_equal_histories=False, share_until_parting=False, share_reference=False, drop_ended=False)
+NONE_SHARED = SharingOptions(
+    share_equal_histories=False, share_until_divergence=False, share_reference=False, drop_ended=False
+)
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 
 
@@ -44,10 +46,10 @@ def model_of(folder: Path, *changes: tuple[str, str]) -> tuple[EngineModel, list
     return engine_model(study), [PendingUnit(action, 0, 6) for action in build_actions(study)]
 
 
-def units_of(folder: Path, *changes: tuple[str, str], savings: Savings | None = None) -> dict[str, Unit]:
+def units_of(folder: Path, *changes: tuple[str, str], sharing: SharingOptions | None = None) -> dict[str, Unit]:
     model, pending = model_of(folder, *changes)
     document = make_document("needle", 384, 0, 3)
-    units = generate_units(model, "engine", document, pending, 12, 3, *([] if savings is None else [savings]))
+    units = generate_units(model, "engine", document, pending, 12, 3, *([] if sharing is None else [sharing]))
     return {unit.record["action"]: unit for unit in units}
 
 
@@ -56,7 +58,7 @@ def events(unit: Unit) -> dict[str, np.ndarray]:
 
 
 def test_what_is_shared_changes_no_event_where_rows_are_invariant(tmp_path: Path) -> None:
-    shared, apart = units_of(tmp_path, ONE_BY_ONE), units_of(tmp_path, ONE_BY_ONE, savings=NONE_SHARED)
+    shared, apart = units_of(tmp_path, ONE_BY_ONE), units_of(tmp_path, ONE_BY_ONE, sharing=NONE_SHARED)
     for action, unit in shared.items():
         for name, values in events(unit).items():
             np.testing.assert_array_equal(values, events(apart[action])[name], err_msg=f"{action} {name}")

@@ -24,7 +24,7 @@ from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollou
 
 from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.selectors.policies.around import watched_steps
@@ -45,11 +45,11 @@ def policy_action(name: str, keep: int | str, **parameters: Any) -> Action:
 
 
 def generate(
-    actions: list[Action], savings: Savings = ALL_SAVINGS, count: int = 8, estimator: str = PLAIN
+    actions: list[Action], sharing: SharingOptions = SHARE_ALL, count: int = 8, estimator: str = PLAIN
 ) -> list[Unit]:
     pending = [PendingUnit(action, 0, count, estimator) for action in actions]
     document = random_document(f"d{LENGTH}", LENGTH)
-    return generate_units(random_model("llama"), "s", document, pending, HORIZON, SEED, savings)
+    return generate_units(random_model("llama"), "s", document, pending, HORIZON, SEED, sharing)
 
 
 # --- Against real removal ------------------------------------------------------------------------------------------
@@ -135,7 +135,9 @@ def test_what_a_selector_keeps_is_counted_by_position() -> None:
 def test_beside_fused_operations_tokens_are_the_same() -> None:
     """Policies' streams are computed separately, from the suffixes that the fused operations have written."""
     actions = [policy_action(name, budget) for budget in BUDGETS for name in POLICIES] + [HALF_SNAPKV, CONTROL]
-    for unit, fused in zip(generate(actions, count=3), generate(actions, Savings(fused=True), count=3), strict=True):
+    for unit, fused in zip(
+        generate(actions, count=3), generate(actions, SharingOptions(fused=True), count=3), strict=True
+    ):
         assert_near(unit, fused)
 
 

@@ -18,7 +18,7 @@ from fixtures.study_files import load_study
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention import fused, parts, tables
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
-from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTORS, Full
 from kvdrift.generator.transformer.loading import LoadedModel, load_model
@@ -68,16 +68,16 @@ def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("savings", [ALL_SAVINGS, Savings(fused=True)], ids=["plain", "fused"])
+@pytest.mark.parametrize("sharing", [SHARE_ALL, SharingOptions(fused=True)], ids=["plain", "fused"])
 @pytest.mark.by_default("plain-float32", "plain-bfloat16", "fused-float32")
 def test_a_device_of_its_own_gives_the_same_events(
-    savings: Savings, dtype: str, monkeypatch: pytest.MonkeyPatch
+    sharing: SharingOptions, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Laws, too, lie on the second device, all decisions on the CPU; the control is exactly zero there.
 
     Fused operations join chunks of 64 entries there.
     """
-    if savings.fused:
+    if sharing.fused:
         for module in (parts, tables, fused):
             monkeypatch.setattr(module, "CHUNK", 64)
     model = random_model("qwen2", dtype)
@@ -89,7 +89,7 @@ def test_a_device_of_its_own_gives_the_same_events(
     monkeypatch.setattr("kvdrift.generator.transformer.prompts.document.available_bytes", lambda _: 2**33)
     there = replace(model, network=network, device=str(SECOND))
     with TwoDevices():
-        other = generate_units(there, "s", DOCUMENT, pending, HORIZON, 3, savings)
+        other = generate_units(there, "s", DOCUMENT, pending, HORIZON, 3, sharing)
     for one, twin in zip(whole, other, strict=True):
         if one.record["action"] == "full":
             assert not np.any(twin.events["delta"].to_numpy())

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.checks.random_models import random_document, save_random_model
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.generation.units import generate_together
 from kvdrift.generator.transformer.files.text_ends import model_files
@@ -29,7 +29,9 @@ from kvdrift.schema.tables import PLAIN, SWRB
 
 DOCUMENTS = (random_document("d150", 150), random_document("d140", 140))
 HORIZON, COUNT = 12, 5
-NONE_SHARED = Savings(share_equal_histories=False, share_until_parting=False, share_reference=False, drop_ended=False)
+NONE_SHARED = SharingOptions(
+    share_equal_histories=False, share_until_divergence=False, share_reference=False, drop_ended=False
+)
 STUDY = """
 [study]
 name = "weights"
@@ -92,13 +94,13 @@ def study_of(folder: Path, actions: str = NEAR) -> Study:
     return load_study(file)
 
 
-def generated(study: Study, estimator: str = PLAIN, model: Any = None, savings: Any = None) -> dict[str, Unit]:
+def generated(study: Study, estimator: str = PLAIN, model: Any = None, sharing: Any = None) -> dict[str, Unit]:
     """The units of the first document, with the control."""
     pending = [
         PendingUnit(one, 0, COUNT, PLAIN if one.control else estimator)
         for one in build_actions(study)
     ]  # fmt: skip
-    given = [] if savings is None else [savings]
+    given = [] if sharing is None else [sharing]
     units = generate_units(model or load_transformer(study), "s", DOCUMENTS[0], pending, HORIZON, 3, *given)
     return {unit.record["action"]: unit for unit in units}
 

@@ -14,7 +14,7 @@ from fixtures.pretend_device import SECOND, bring_inputs, to_second_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvdrift.generator.checks.random_models import ARCHITECTURES, random_document, random_model
-from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.fused import layers
 from kvdrift.generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault, slower
@@ -51,7 +51,7 @@ def own_model(architecture: str, dtype: str = "float32", layers: int = 2) -> Loa
 
 def units_of(model: LoadedModel, *, fused: bool) -> list[Unit]:
     pending = [PendingUnit(HALF_SNAPKV, 0, 3), PendingUnit(CONTROL, 0, 2)]
-    return generate_units(model, "s", DOCUMENT, pending, 8, 3, Savings(fused=fused))
+    return generate_units(model, "s", DOCUMENT, pending, 8, 3, SharingOptions(fused=fused))
 
 
 @pytest.mark.parametrize(
