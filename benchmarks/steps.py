@@ -1,7 +1,8 @@
 """Steps of decoding before pairs diverge and after, against their bound, and against those of another commit.
 
-"before parting" decodes one replicate, whose few streams are shared as ever; "after parting" decodes K with all streams
-apart, of three actions and the control. Each is measured in processes of its own, in turn with the other commit's.
+"before divergence" decodes one replicate, whose few streams are shared as ever; "after divergence" decodes K with all
+streams apart, of three actions and the control. Each is measured in processes of its own, in turn with the other
+commit's.
 
 The bound is the least time of a step: its bytes at the rate of a large copy, or its products at the rate of a large
 product, whichever takes longer. Smaller work is left out: norms, rotation, the bookkeeping of streams.
@@ -27,7 +28,7 @@ from kvdrift.generator.transformer.footprint import matrix_bytes
 from kvdrift.generator.transformer.memory import ModelShape
 
 HERE = Path(__file__).resolve().parent.parent
-NAMES = ("before parting", "after parting")
+NAMES = ("before divergence", "after divergence")
 
 # One thread's time is the process's, which other processes on the machine do not lengthen.
 _DECODE = """

@@ -161,7 +161,7 @@ _ALL = (
     ratio_quantity("long_agreement", "long_agreement", "cohort", "long agreement",
                    "cohort with a long run of equal tokens", "local_agreement", BETTER),
     ratio_quantity("mismatch_after_agreement", "mismatch_after_agreement", "cohort", "mismatch after agreement",
-                   "cohort that parts again", "local_agreement"),
+                   "cohort that diverges again", "local_agreement"),
     # G_r, r = 0..3 (definitions, "EOS partition"); they sum to R (TV) - F
     action_quantity("eos_gap", lambda m: np.stack([m[f"eos_gap_{r}"] for r in range(4)], axis=-1), "G",
                     "share of R (TV) − F in an EOS set", "eos_partition", scale=Scale.POINTS, column="gap",

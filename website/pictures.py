@@ -120,14 +120,14 @@ def parts(views: Views) -> Figure:
 
 
 def entry(views: Views) -> Figure:
-    """Draw the share of pairs that have parted by each position."""
+    """Draw the share of pairs that have diverged by each position."""
     figure, axes = _single(2.7)
     for action in ACTIONS:
         rows = _rows(views, "entry", action=action)
         _line(axes, action, [row["t"] for row in rows], [100 * row["entry_cdf"] for row in rows])
         mean = _one(views, "decomposition", action=action)["mean_entry"]
         axes.plot([mean], [-5], marker=STYLES[action].marker, color=STYLES[action].colour, clip_on=False)
-    axes.set(xlabel="position t; the marks below: mean entry", ylabel="parted by t, %", ylim=(-8, 102), xlim=(1, 64))
+    axes.set(xlabel="position t; the marks below: mean entry", ylabel="diverged by t, %", ylim=(-8, 102), xlim=(1, 64))
     axes.legend(loc="center right")
     return figure
 
@@ -147,7 +147,7 @@ def gap(views: Views) -> Figure:
 
 
 def clocks(views: Views) -> Figure:
-    """Draw distances by position, and by the time since the pair parted."""
+    """Draw distances by position, and by the time since the pair diverged."""
     figure = new_figure(WIDTH, 2.8)
     left, right = figure.subplots(1, 2, sharey=True)
     for action in (BASELINE, OTHER):

@@ -163,8 +163,8 @@ class LiveStore:
         if anew:
             self._sums.clear()
         rows = rows.filter(rows["complete"])
-        rows = rows.append_column("parted", rows["tau"].is_valid().cast(pa.int64()))
-        sums = [("mismatches", "sum"), ("horizon", "sum"), ("parted", "sum")]
+        rows = rows.append_column("apart", rows["tau"].is_valid().cast(pa.int64()))
+        sums = [("mismatches", "sum"), ("horizon", "sum"), ("apart", "sum")]
         grouped = rows.group_by(list(_GROUP)).aggregate([([], "count_all"), *sums])
         counted = ("count_all", *(f"{name}_sum" for name, _ in sums))
         keys, values = (zip(*(grouped[name].to_pylist() for name in names), strict=True) for names in (_GROUP, counted))
@@ -194,8 +194,8 @@ def _divergence(
             continue
         strata, clusters = ([documents[doc][column] for doc in own] for column in ("stratum", "cluster"))
         mismatch = [mismatches / positions for _, mismatches, positions, _ in own.values()]
-        parted = [diverged / replicates for replicates, _, _, diverged in own.values()]
-        means = [preliminary_mean(values, strata, clusters) for values in (mismatch, parted)]
+        apart = [diverged / replicates for replicates, _, _, diverged in own.values()]
+        means = [preliminary_mean(values, strata, clusters) for values in (mismatch, apart)]
         yield Divergence(name, len(own), *means[0], *means[1])
 
 

@@ -79,14 +79,14 @@ class _LawRows:
     on_y: Tensor  # the compressed model's law on Y, for each pair
 
     @property
-    def parted(self) -> Tensor:
+    def diverged(self) -> Tensor:
         """Whether f needs a law of its own, bool [pairs]: X goes on, and Y follows another stream."""
         return (self.on_x >= 0) & (self.on_x != self.on_y)
 
     def compared(self) -> Tensor:
         """The rows for ``fused_draws``, [2, references + 2 pairs]."""
-        left = [torch.full_like(self.reference, NOTHING), self.p, self.p.where(self.parted, ABSORBED)]
-        right = [self.reference, self.on_y, self.on_x.where(self.parted, ABSORBED)]
+        left = [torch.full_like(self.reference, NOTHING), self.p, self.p.where(self.diverged, ABSORBED)]
+        right = [self.reference, self.on_y, self.on_x.where(self.diverged, ABSORBED)]
         return torch.stack([torch.cat(left), torch.cat(right)])
 
 
@@ -218,7 +218,7 @@ class CoupledPairs:
     def _regroup(self) -> tuple[DistinctStreams, Tensor]:
         """Return the streams of the next position, and which of all streams that may be wanted are wanted.
 
-        A side that has ended loses its stream, and a pair that has parted gets two streams.
+        A side that has ended loses its stream, and a pair that has diverged gets two streams.
         """
         wanted = self._row >= 0
         if self._sharing.drop_ended:
@@ -235,10 +235,10 @@ class CoupledPairs:
         return _LawRows(reference, reference[self._pair_reference], on_x, on_y)
 
     def _record(self, column: int, rows: _LawRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor) -> None:
-        """Record the draws of ``column``: x [references]; y, delta, and f of parted pairs, [pairs]; on the CPU."""
+        """Record the draws of ``column``: x [references]; y, delta, and f of diverged pairs, [pairs]; on the CPU."""
         self.evaluations += self._active()
         self._x, self._y = x, y
-        f = torch.where(rows.parted, forced_f, delta.masked_fill(rows.on_x < 0, 0.0))  # delta while the pair agrees
+        f = torch.where(rows.diverged, forced_f, delta.masked_fill(rows.on_x < 0, 0.0))  # delta while the pair agrees
         self._x_done |= torch.isin(x, self._eos_tokens)
         self._y_done |= torch.isin(y, self._eos_tokens)
         x_token, x_done = x[self._pair_reference], self._x_done[self._pair_reference]
@@ -256,11 +256,11 @@ class CoupledPairs:
     def _plain_draws(self, laws: Tensor, rows: _LawRows, column: int) -> tuple[Tensor, ...]:
         """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and return them and distances.
 
-        On the CPU: x [references]; y, delta, and f of parted pairs, [pairs].
+        On the CPU: x [references]; y, delta, and f of diverged pairs, [pairs].
         """
         u_x, u_residual, u_accept = torch.split(self._uniforms[column], [len(self._x), len(self._y), len(self._y)])
         drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), self._active().nonzero().squeeze(-1)
-        parted = rows.parted.nonzero().squeeze(-1)
+        diverged = rows.diverged.nonzero().squeeze(-1)
         table, device = LawTable(laws, self._absent), laws.device
         x = torch.full_like(self._x, self._absent, device=device)
         x[drawn.to(device)] = table.draw(rows.reference[drawn], u_x[drawn.to(device)])
@@ -271,7 +271,7 @@ class CoupledPairs:
         y[coupled] = found.cpu()
         delta, forced_f = (torch.zeros(len(self._y), dtype=torch.float64) for _ in range(2))
         delta[coupled] = distance.cpu()
-        forced_f[parted] = table.distance(rows.p[parted], rows.on_x[parted]).cpu()
+        forced_f[diverged] = table.distance(rows.p[diverged], rows.on_x[diverged]).cpu()
         return x.cpu(), y, delta, forced_f
 
 

@@ -269,7 +269,7 @@ class _Marked:
 
     @functools.cached_property
     def _around(self) -> re.Pattern[str]:
-        """Finds a marked control token, or a mark that a template has parted from it."""
+        """Finds a marked control token, or a mark that a template has separated from it."""
         stem = self.stem
         return re.compile(rf"{stem}o((?:(?!{stem}).)*){stem}c|{stem}[oc]", re.DOTALL)
 

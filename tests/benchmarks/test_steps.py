@@ -32,12 +32,12 @@ def test_a_step_of_a_large_model() -> None:
 def test_few_streams_wait_for_bytes_and_many_for_products() -> None:
     """An H100's 3.35 TB/s and 989 TFLOP/s: 7 ms at the start and 10 when all are apart, as was estimated."""
     peaks = Peaks(3.35e12, 989e12)
-    start, parted = (
+    start, diverged = (
         step_work(model_shape(LARGE), ENTRIES, streams, 64, pairs).seconds(peaks)
         for streams, pairs in (([1, 1, 1, 1], 3), ([64, 128, 128, 128], 192))
     )
     assert start == pytest.approx(0.0071, rel=0.02)
-    assert parted == pytest.approx(0.0103, rel=0.02)
+    assert diverged == pytest.approx(0.0103, rel=0.02)
     work = StepWork(
         {"weights": 1, "prompts": 2, "suffixes": 3, "logits": 4}, {"weights": 5, "prompts": 6, "suffixes": 7}
     )

@@ -87,12 +87,12 @@ def test_a_pair_may_part_at_the_first_token_and_controls_are_zero(measured: Path
         first = views.sql(
             "select study, action, min(delta), max(abs(delta - f)) from events where t = 1 group by all order by all"
         ).fetchall()
-        parted = views.sql("select count(*) from trajectories where tau = 1 and action = 'recent-half'").fetchall()
+        diverged = views.sql("select count(*) from trajectories where tau = 1 and action = 'recent-half'").fetchall()
         moved = views.sql("select sum(pairs), sum(moved_pairs) from controls").fetchall()
     assert all(apart == 0 for *_, apart in first)
     assert all(low > 0 for study, action, low, _ in first if study.endswith("t1") and action != "full")
     assert all(low == 0 for _, action, low, _ in first if action == "full")
-    assert parted[0][0] > 0
+    assert diverged[0][0] > 0
     assert moved[0][0] > 0
     assert moved[0][1] == 0
     assert not [check for check in verify(Store.open(measured / "store")) if check.faults]

@@ -57,7 +57,7 @@ def embedded() -> tuple[Any, Any]:
 def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None:
     """Documents are decoded on the whole cache, and on the halves that SnapKV and recency keep."""
     model, network = embedded()
-    horizon, parted = 20, 0
+    horizon, diverged = 20, 0
     section = DocumentsSection(
         source="embedded", tasks=["needle", "variable_tracking"], length=384, development=2, evaluation=20
     )
@@ -79,8 +79,8 @@ def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None
             assert steps["y_token"].tolist() == [tokens] * 2
             assert np.array_equal(steps["delta"], steps["x_token"] != steps["y_token"]), "a greedy law is one token"
             assert set(np.unique(steps["f"])) <= {0.0, 1.0}
-            parted += steps["delta"].any()
-    assert parted > count / 2, "there is something to tell apart"
+            diverged += steps["delta"].any()
+    assert diverged > count / 2, "there is something to tell apart"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_fast_equals_plain(kind: str, length: int, layers: int) -> None:
     plain = plain_steps(kind, length, layers, count)
     document = random_document(f"d{length}", length)
     units = [PendingUnit(action, 0, count) for action in ACTIONS]
-    ended = parted = 0
+    ended = diverged = 0
     for unit in generate_units(random_model(kind, layers=layers), "s", document, units, HORIZON, SEED):
         fast, slow = steps_of(unit), plain[unit.record["action"]]
         assert_like_plain(unit, slow)
@@ -109,8 +109,8 @@ def test_fast_equals_plain(kind: str, length: int, layers: int) -> None:
         assert unit.record["kept_sha256"] == hashes
         assert unit.record["kept_entries"] == slow.kept[0].shape[1]
         ended += (fast["x_eos"][:, -1] != fast["y_eos"][:, -1]).sum()
-        parted += (fast["x_token"] != fast["y_token"]).any(1).sum()
-    assert parted >= count, "most evicted pairs part"
+        diverged += (fast["x_token"] != fast["y_token"]).any(1).sum()
+    assert diverged >= count, "most evicted pairs diverge"
     assert ended > 0, "some pairs end on one side only"
 
 

@@ -132,13 +132,13 @@ def plain_choice(outcomes: Outcomes, count: int) -> tuple[list[int], dict[tuple[
     for stratum in (None, 0, 1):
         for action in (0, 1):
             own = [row for row in rows if outcomes.action[row] == action and stratum in {None, outcomes.doc[row] % 2}]
-            parted = [row for row in own if tau[row]]
-            ordered = sorted(parted, key=lambda row: (tau[row], row))
+            diverged = [row for row in own if tau[row]]
+            ordered = sorted(diverged, key=lambda row: (tau[row], row))
             jumps["earliest", stratum, action] = ordered[:1]
             jumps["median", stratum, action] = ordered[(len(ordered) - 1) // 2 :][:1]
-            jumps["latest", stratum, action] = sorted(parted, key=lambda row: (-tau[row], row))[:1]
-            jumps["exposure", stratum, action] = sorted(parted, key=lambda row: (-apart[row], row))[:1]
-            agreed = [row for row in parted if outcomes.longest_agreement[row]]
+            jumps["latest", stratum, action] = sorted(diverged, key=lambda row: (-tau[row], row))[:1]
+            jumps["exposure", stratum, action] = sorted(diverged, key=lambda row: (-apart[row], row))[:1]
+            agreed = [row for row in diverged if outcomes.longest_agreement[row]]
             jumps["agreement", stratum, action] = sorted(
                 agreed, key=lambda row: (-outcomes.longest_agreement[row], row)
             )[:1]

@@ -93,10 +93,10 @@ def test_no_table_of_twelve_actions_scrolls_on_a_wide_page(tabs: Tabs, tmp_path:
     )  # fmt: skip
     views = make_views(actions, strata=("needle-768",))
     estimates = views.views["estimates"]
-    parted = [row for row in estimates if row["quantity"] == "divergence_probability_difference"]
+    diverged = [row for row in estimates if row["quantity"] == "divergence_probability_difference"]
     known = {row["quantity"] for row in estimates}
     others = [name for name in QUANTITIES if name.endswith(DIFFERENCE) and name not in known]
-    estimates += [row | {"quantity": name} for row in parted for name in others]
+    estimates += [row | {"quantity": name} for row in diverged for name in others]
     page = build_report(
         views, STUDY, MODEL, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
     )

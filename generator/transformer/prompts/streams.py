@@ -270,8 +270,8 @@ def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
 
 
 def random_step_deviation(
-    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions, rule: CacheRule | None,
-    threads: Sequence[int | None] = (None,),
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions,
+    rule: CacheRule | None, threads: Sequence[int | None] = (None,),
 ) -> float:  # fmt: skip
     """Return ``step_deviation`` for a prompt of random keys and values, equal in all layers, and the prompt's states.
 

@@ -58,7 +58,7 @@ paper as (
     inner join scales on published.unit = scales.unit
 ),
 
--- Every pair that parts within the horizon has parted by the last position.
+-- Every pair that diverges within the horizon has diverged by the last position.
 placed as (
     select * from paper
     union all by name

@@ -76,7 +76,7 @@ def test_a_policy_equals_real_removal(name: str) -> None:
 @NAMES
 @pytest.mark.by_default("h2o", "sliding")
 def test_what_is_left_of_the_prompt_is_counted_over_streams(name: str) -> None:
-    """Plain streams are fed the drawn tokens: each replicate's own Y, and X once the two have parted, up to their ends.
+    """Plain streams are fed the drawn tokens: each replicate's own Y, and X once the two have diverged, up to their ends.
 
     A scoring policy drops the entry that the next token replaces as soon as a step's scores are known.
     """
