@@ -196,9 +196,7 @@ def gate(
         The verdict; ``decision`` is "equivalent or better", "worse" or "unresolved", as in the gate's JSON.
 
     Raises:
-        kvdrift.schema.errors.InputError: there is no such store, study, quantity, action or stratum, or the study is
-        not
-            finished.
+        kvdrift.schema.errors.InputError: a name is not there, or the study is not finished.
     """
     from kvdrift.flows.estimate.gate import LARGER_FLOOR, GateQuestion, gate_stored
     from kvdrift.log.store import Store

@@ -34,7 +34,7 @@ from kvdrift.generator.transformer.loading import load_model
 from kvdrift.reference import reference
 from kvdrift.schema.study import ActionSection, load_studies
 
-PAGE, *_ = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8").partition("## What the definitions")
+PAGE, *_ = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8").partition("## Presses of kvpress")
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"^`([\w.-]+\.\w+)`[^\n]*:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
 COMMANDS = [line for kind, text in BLOCK.findall(PAGE) if kind == "sh" for line in text.splitlines()]

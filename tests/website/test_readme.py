@@ -60,7 +60,7 @@ def test_the_sentences_have_the_numbers() -> None:
     forced, both = (f"{100 * own[name]:.1f}%" for name in ("fixed_history_tv", "rollout_tv"))
     assert f"a mean distance of {forced} on the reference's text, and of {both} when each model reads" in TEXT
     strip = (ROOT / "docs" / "pictures" / "pair.svg").read_text(encoding="utf-8")
-    tau = re.search(r"They part at token (\d+)", TEXT)
+    tau = re.search(r"They diverge at token (\d+)", TEXT)
     assert tau is not None
     assert f"τ = {tau[1]}" in strip
 
