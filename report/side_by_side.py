@@ -256,7 +256,7 @@ class Temperatures:
 
 def temperature_of(entry: Entry) -> float:
     """Return the temperature of a study whose law is recorded."""
-    law = entry.content.facts.law
+    law = entry.content.facts.sampling
     if law is None:
         raise ValueError(entry.name)  # ``by_temperature`` excludes such studies
     return law.temperature
@@ -268,7 +268,7 @@ def by_temperature(comparison: Comparison) -> list[Temperatures]:
     Studies of a group have the same model, horizon, split and truncation, and share documents; one study's plan may use
     more documents than another's. A greedy law has no truncation and fits any group.
     """
-    laws = [(entry, law) for entry in comparison.entries if (law := entry.content.facts.law) is not None]
+    laws = [(entry, law) for entry in comparison.entries if (law := entry.content.facts.sampling) is not None]
     groups: dict[tuple[float | None, int | None], list[list[Entry]]] = {}
     for entry, law in laws:
         if not law.greedy:
@@ -449,7 +449,7 @@ def _entries_table(comparison: Comparison) -> PrintedTable:
         rows.append(table_row(
             entry.name, entry.location, entry.model,
             f"{count(len(entry.documents))} {entry.content.split}",
-            "not recorded" if facts.law is None else facts.law.words,
+            "not recorded" if facts.sampling is None else facts.sampling.words,
             "none" if facts.plan is None else f"{facts.plan.sha256[:12]}…",
             "not recorded" if facts.seed is None else str(facts.seed),
         ))  # fmt: skip

@@ -18,7 +18,7 @@ TopK = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 @dataclass(frozen=True)
-class SamplingLaw:
+class Sampling:
     """A next-token law from logits: first temperature, then ``top_k``, then ``top_p``.
 
     Attributes:
@@ -56,5 +56,5 @@ class SamplingLaw:
         return "" if self == FULL_SOFTMAX else self.words
 
 
-FULL_SOFTMAX: Final = SamplingLaw()
+FULL_SOFTMAX: Final = Sampling()
 """Temperature 1 without truncation: the paper's law, and the default."""

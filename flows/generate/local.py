@@ -21,7 +21,14 @@ from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.engines.model import EngineModel
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.finite.model import FiniteModel, finite_model
-from kvdrift.generator.generation import PendingUnit, StudyLaw, Work, generate_documents, generate_together, together
+from kvdrift.generator.generation import (
+    PendingUnit,
+    StudySampling,
+    Work,
+    generate_documents,
+    generate_together,
+    together,
+)
 from kvdrift.generator.generation.model import Model
 from kvdrift.generator.identity import ActionIdentity
 from kvdrift.generator.transformer.files.local_folders import model_location, stored_bytes
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
     from kvdrift.generator.transformer.loading import LoadedModel
     from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
 
-NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudyLaw | None]]]]
+NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudySampling | None]]]]
 """Documents, each with its pending units, whose actions are names."""
 
 
@@ -110,8 +117,8 @@ class LocalGenerator:
             model = self._made(study)
         if not isinstance(model, FiniteModel | EngineModel) and (made or held != study):
             model = model.ending(text_ends(study).tokens)
-        if not isinstance(model, FiniteModel) and model.law != study.law:
-            model = replace(model, law=study.law)
+        if not isinstance(model, FiniteModel) and model.sampling != study.sampling:
+            model = replace(model, sampling=study.sampling)
         self._model, self._study = model, study
         return model
 

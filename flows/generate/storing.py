@@ -61,7 +61,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         "study_sha256": study.sha256,
         "revision": study.model.revision,
         "settings": study.settings,
-        **asdict(study.law),
+        **asdict(study.sampling),
         **asdict(study.window_values),
     } | _moved_settings(store, study)
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))

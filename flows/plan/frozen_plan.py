@@ -223,7 +223,7 @@ def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
     """
     frozen, method = plan.content["settings"], study.plan.interval or plan.interval
     methods = [] if method == plan.interval else [PlanDifference("plan.interval", plan.interval, method)]
-    idle = {"plan.replicates"} if study.law.greedy else set()
+    idle = {"plan.replicates"} if study.sampling.greedy else set()
     return methods + [
         PlanDifference(what := f"{section}.{key}", held, asked, plan.content.get(_SIZES.get(what, "")))
         for section, values in plan_settings(study).items()

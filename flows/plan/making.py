@@ -85,7 +85,7 @@ def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]
     """
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2
-    if study.law.greedy:
+    if study.sampling.greedy:
         low = high = 1
     few, many = (planned.documents_at_least, available) if planned.documents == "auto" else (planned.documents,) * 2
     k, n = evaluated.replicates, evaluated.documents
@@ -194,7 +194,7 @@ def make_plan(
     study = material.study
     planned, actions = study.plan, material.measured_actions if grown is None else grown.actions
     endpoints = primary_endpoints(study, actions)
-    document_seconds, replicate_seconds = _costs(units, equal=study.law.greedy)
+    document_seconds, replicate_seconds = _costs(units, equal=study.sampling.greedy)
     if grown is None:
         replicates, documents = size_bounds(study, evaluated)
         branched = _branched_actions(material, efficiency)

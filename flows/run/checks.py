@@ -321,7 +321,7 @@ def _is_whole(action: Action, entries: int, horizon: int) -> bool:
 
 
 def _equal_replicates(study: Study) -> Iterator[str]:
-    asked, law = study.plan.replicates, study.law
+    asked, law = study.plan.replicates, study.sampling
     if law.greedy and asked != "auto" and asked > 1:
         yield (
             f"plan.replicates = {asked}: a plan of study '{study.name}' takes 1, since at temperature 0 all replicates "

@@ -32,7 +32,7 @@ from kvdrift.flows.plan.stored_documents import held_documents
 from kvdrift.generator.actions import Action
 from kvdrift.generator.documents.source import NOTHING_HELD
 from kvdrift.generator.engines.registry import tokenizer_location
-from kvdrift.generator.generation import PendingUnit, StudyLaw, Work
+from kvdrift.generator.generation import PendingUnit, StudySampling, Work
 from kvdrift.generator.generation.units import gpu_here
 from kvdrift.generator.identity import ActionIdentity, GpuKinds
 from kvdrift.generator.transformer.files.tokenizer import text_decoder
@@ -246,7 +246,7 @@ def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:
     """
     documents: dict[str, tuple[Document, list[PendingUnit]]] = {}
     for study, work in lacking:
-        of = StudyLaw(study.name, study.law)
+        of = StudySampling(study.name, study.sampling)
         for document, pending in work:
             _, together = documents.setdefault(document.doc, (document, []))
             together += [replace(unit, of=of) for unit in pending]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 
 _BYTES = 2**26  # of a law's intermediate results that are made at once
 _UNITS = 2**52  # of probability 1: sums of whole numbers of them are exact, in any order
@@ -22,7 +22,7 @@ _FEW = (256, 4096)  # tokens that reach top-p most of the time, tried one after 
 _ITEM_BYTES = 48  # of intermediate results to a token, about
 
 
-def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
+def deployed(logits: Tensor, sampling: Sampling, out: Tensor) -> None:
     """Write the laws by which a study draws tokens, float32 or float64 [rows, V], into ``out``.
 
     Logits are [rows, V], minus infinity for ids that are no tokens; logarithms of probabilities are accepted, too.
@@ -31,33 +31,33 @@ def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
     """
     at_once = max(_BYTES // (_ITEM_BYTES * max(logits.shape[-1], 1)), 1)
     for some, laws in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):
-        if law.greedy:
+        if sampling.greedy:
             best = some.argmax(-1, keepdim=True)
             largest = some.gather(-1, best).to(laws.dtype)
             laws.zero_().scatter_(-1, best, 1.0 + (largest - largest))  # 1, and no number where a logit is none
         else:
-            torch.softmax(_scores(some, law, out.dtype), -1, out=laws)
+            torch.softmax(_scores(some, sampling, out.dtype), -1, out=laws)
 
 
-def deployed_table(laws: NDArray[np.float64], law: SamplingLaw) -> NDArray[np.float64]:
+def deployed_table(laws: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
     """Return ``deployed`` laws of tables, float64 [rows, V]: p^(1/T), normalized over the remaining tokens."""
     made = torch.from_numpy(laws).log()
-    deployed(made, law, out := torch.empty_like(made))
+    deployed(made, sampling, out := torch.empty_like(made))
     return out.numpy()
 
 
-def _scores(logits: Tensor, law: SamplingLaw, dtype: torch.dtype) -> Tensor:
+def _scores(logits: Tensor, sampling: Sampling, dtype: torch.dtype) -> Tensor:
     """Return logits over T, [rows, V]: the largest is 0, and minus infinity marks tokens that are left out."""
     scores = logits.to(dtype, copy=True)
     scores -= scores.amax(-1, keepdim=True)
-    scores /= max(law.temperature, torch.finfo(dtype).tiny)
-    number = min(law.top_k or logits.shape[-1], logits.shape[-1])
-    if law.top_k is not None:  # by the logits, whose order temperature keeps, but for what it rounds
+    scores /= max(sampling.temperature, torch.finfo(dtype).tiny)
+    number = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
+    if sampling.top_k is not None:  # by the logits, whose order temperature keeps, but for what it rounds
         largest = logits.topk(min(number + 1, logits.shape[-1])).values
         kept = torch.full((len(logits), 1), number, device=logits.device)
         scores.masked_fill_(~_first(logits, largest, kept), -torch.inf)
-    if law.top_p is not None:
-        scores.masked_fill_(~_first(scores, *_reaching(scores, law.top_p, number)), -torch.inf)
+    if sampling.top_p is not None:
+        scores.masked_fill_(~_first(scores, *_reaching(scores, sampling.top_p, number)), -torch.inf)
     return scores
 
 

@@ -30,7 +30,7 @@ from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.generator.transformer.memory import available_bytes
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.tables import SWRB
 
 
@@ -154,9 +154,9 @@ class EngineStreams(StreamDecoder):
     the a-th action. Each side prefills by itself, so the laws of position 1 may differ.
     """
 
-    def __init__(self, sides: Sequence[PromptSide], eos_tokens: tuple[int, ...], law: SamplingLaw) -> None:
+    def __init__(self, sides: Sequence[PromptSide], eos_tokens: tuple[int, ...], sampling: Sampling) -> None:
         super().__init__(eos_tokens, "cpu")
-        self._sides, self._law = sides, law
+        self._sides, self._sampling = sides, sampling
         self._open: list[_Stream] = []
         self._parked: dict[int, _Stream] = {}
 
@@ -222,7 +222,7 @@ class EngineStreams(StreamDecoder):
         """Return the laws of logits, [streams, V]."""
         dtype = torch.float64 if logits.shape[-1] <= DOUBLE_VOCABULARY else torch.float32
         laws = torch.empty(logits.shape, dtype=dtype)
-        deployed(torch.from_numpy(logits), self._law, laws)
+        deployed(torch.from_numpy(logits), self._sampling, laws)
         return laws
 
 
@@ -243,7 +243,7 @@ class EngineModel:
     reference: Side
     sides: Mapping[str, Side]
     tokenizer_sha256: str | None
-    law: SamplingLaw
+    sampling: Sampling
     ends: TextEnds
     device: ClassVar[str] = "cpu"  # of the laws
     dtype: ClassVar[str] = "float32"  # of logits
@@ -287,7 +287,7 @@ class EngineModel:
         self.check_prompt(document, horizon)
         sides = [self.reference, *(self.sides[action.name] for action in actions)]
         prepared = [self._prefilled(side, document, horizon) for side in sides]
-        return PreparedSides(self, document, actions, horizon, prepared, self.law)
+        return PreparedSides(self, document, actions, horizon, prepared, self.sampling)
 
     def check_prompt(self, document: Document, horizon: int) -> None:
         """Refuse a prompt that a side cannot read."""
@@ -313,7 +313,7 @@ class PreparedSides:
     actions: Sequence[Action]
     horizon: int
     sides: Sequence[PromptSide]
-    law: SamplingLaw
+    sampling: Sampling
     open_streams: list[EngineStreams] = field(default_factory=list)
 
     def evict(self) -> PreparedSides:
@@ -330,12 +330,12 @@ class PreparedSides:
         """Make kernels of all sides, after the streams of the kernels before are closed."""
         for before in self.open_streams:
             before.close()
-        self.open_streams[:] = [EngineStreams(self.sides, self.model.ends.tokens, self.law)]
+        self.open_streams[:] = [EngineStreams(self.sides, self.model.ends.tokens, self.sampling)]
         return self.open_streams[0]
 
-    def under(self, law: SamplingLaw) -> PreparedSides:
+    def under(self, sampling: Sampling) -> PreparedSides:
         """Return the same sides, with tokens drawn by another law than the model's."""
-        return replace(self, law=law)
+        return replace(self, sampling=sampling)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own
         """Return how many replicates each side has room for; the others follow in further rounds."""

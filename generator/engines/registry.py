@@ -58,7 +58,7 @@ def engine_model(study: Study) -> EngineModel:
     sides[FLOOR_ACTION] = RepeatedReference(reference)
     own_tokenizer = section.tokenizer is None and engine.tokenizer(location) == location
     tokenizer = _tokenizer(section, reference, own=own_tokenizer)
-    return EngineModel(section.id, engine, reference, sides, tokenizer, study.law, ends)
+    return EngineModel(section.id, engine, reference, sides, tokenizer, study.sampling, ends)
 
 
 def tokenizer_location(section: ModelSection) -> str:
@@ -85,7 +85,7 @@ def _of_servers(study: Study) -> EngineModel:
     engine, asked = Servers(Requests.of(section.requests or {})), section.settings or {}
     reference, floor = engine.side(section.url or "", asked, "model.url").halves()
     check_slots(reference, "model.url")
-    if not reference.capabilities.full_laws and not study.law.greedy:
+    if not reference.capabilities.full_laws and not study.sampling.greedy:
         raise InputError(
             f"model.settings: api = '{OPENAI}': has tokens and no laws, which is enough at temperature 0 alone; write "
             "temperature = 0 under [study]"
@@ -112,7 +112,7 @@ def _of_servers(study: Study) -> EngineModel:
         reference,
         ended,
         _tokenizer(section, reference, own=section.tokenizer is None),
-        study.law,
+        study.sampling,
         ends,
     )
 

@@ -24,7 +24,7 @@ from kvdrift.generator.finite.system import FiniteSystem
 from kvdrift.generator.identity import ActionIdentity
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import OperationError
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import Study
 
 
@@ -102,7 +102,7 @@ class FiniteModel:
     id: str
     systems: Mapping[str, FiniteSystem]
     file: Sequence[FiniteSystem] | None = None
-    law: SamplingLaw = FULL_SOFTMAX
+    sampling: Sampling = FULL_SOFTMAX
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[str] = "float64"
     logits_dtype: ClassVar[None] = None  # there are none
@@ -162,9 +162,9 @@ class PreparedSystem:
         """Return kernels that look up the laws; systems with different alphabets are not decoded side by side."""
         return FiniteStreams(self.system, self.actions)
 
-    def under(self, law: SamplingLaw) -> PreparedSystem:
+    def under(self, sampling: Sampling) -> PreparedSystem:
         """Raise an error: tables have one law, and a study with another law has systems of its own."""
-        raise OperationError(f"system '{self.system.name}': its tables have one law, and {law.words} is not it")
+        raise OperationError(f"system '{self.system.name}': its tables have one law, and {sampling.words} is not it")
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - histories take no room
         """Return the number of all replicates, since histories take almost no memory."""
@@ -184,7 +184,7 @@ def finite_model(study: Study) -> FiniteModel:
     file = file_systems(study)
     strata = study_systems(study, file)
     systems = [system for split in strata.values() for stratum in split.values() for system in stratum]
-    return FiniteModel(study.model.id, {system.name: system for system in systems}, file, study.law)
+    return FiniteModel(study.model.id, {system.name: system for system in systems}, file, study.sampling)
 
 
 def _laws_sha256(systems: Iterable[FiniteSystem], action: str | None, horizon: int) -> str:

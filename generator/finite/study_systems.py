@@ -39,7 +39,7 @@ from kvdrift.generator.finite.enumeration import exact_rows
 from kvdrift.generator.finite.system import FiniteSystem, FloatArray, Laws, check_shape, history_of, mixture_system
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError, nearest, reading
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import FINITE_STATE, DocumentsSection, Study
 
 Strata = dict[str, dict[str, list[FiniteSystem]]]
@@ -49,7 +49,7 @@ Strata = dict[str, dict[str, list[FiniteSystem]]]
 def file_systems(study: Study) -> list[FiniteSystem] | None:
     """Read all systems of the study's file, with the study's law; None if the study draws its systems."""
     file = study.model.tables_file
-    return None if file is None else [_deployed(system, study.law) for system in read_system_file(file).values()]
+    return None if file is None else [_deployed(system, study.sampling) for system in read_system_file(file).values()]
 
 
 def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> Strata:
@@ -102,19 +102,21 @@ def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> l
         )
         for number in range(1, count + 1)
     ]  # fmt: skip
-    return [_deployed(system, study.law) for system in drawn]
+    return [_deployed(system, study.sampling) for system in drawn]
 
 
-def _deployed(system: FiniteSystem, law: SamplingLaw) -> FiniteSystem:
+def _deployed(system: FiniteSystem, sampling: Sampling) -> FiniteSystem:
     """Return the system with tables of the law by which tokens are drawn."""
-    if law == FULL_SOFTMAX:
+    if sampling == FULL_SOFTMAX:
         return system
     from kvdrift.generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the tables' own law
 
     return replace(
         system,
-        reference=tuple(deployed_table(table, law) for table in system.reference),
-        actions={name: tuple(deployed_table(table, law) for table in laws) for name, laws in system.actions.items()},
+        reference=tuple(deployed_table(table, sampling) for table in system.reference),
+        actions={
+            name: tuple(deployed_table(table, sampling) for table in laws) for name, laws in system.actions.items()
+        },
     )
 
 

@@ -3,7 +3,7 @@
 from kvdrift.generator.generation.units import (
     PendingUnit,
     StoppedError,
-    StudyLaw,
+    StudySampling,
     Work,
     generate_documents,
     generate_together,
@@ -14,7 +14,7 @@ from kvdrift.generator.generation.units import (
 __all__ = [
     "PendingUnit",
     "StoppedError",
-    "StudyLaw",
+    "StudySampling",
     "Work",
     "generate_documents",
     "generate_together",

@@ -11,7 +11,7 @@ from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.identity import ActionIdentity
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 
 
 class Model(Protocol):
@@ -34,7 +34,7 @@ class Model(Protocol):
         """The floating-point type of logits; None if it is that of the model."""
 
     @property
-    def law(self) -> SamplingLaw:
+    def sampling(self) -> Sampling:
         """The law of tokens."""
 
     @property
@@ -89,7 +89,7 @@ class PreparedDocument(Protocol):
         The caches of a document are numbered after those of the documents before it.
         """
 
-    def under(self, law: SamplingLaw) -> Self:
+    def under(self, sampling: Sampling) -> Self:
         """Return the same caches, with tokens drawn by another law than the model's."""
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:

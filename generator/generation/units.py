@@ -41,7 +41,7 @@ from kvdrift.generator.transformer.memory import is_memory_shortage
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import OperationError, first_line
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import ModelSection
 from kvdrift.schema.tables import BRANCH, COUPLED, EVENTS, PLAIN, SCAN, SWRB
 
@@ -52,11 +52,11 @@ _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, repli
 
 
 @dataclass(frozen=True)
-class StudyLaw:
+class StudySampling:
     """One of several studies that share a model and its documents, and the study's law of tokens."""
 
     study: str
-    law: SamplingLaw
+    sampling: Sampling
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PendingUnit:
     count: int
     estimator: str = PLAIN
     revision: int = 0
-    of: StudyLaw | None = None
+    of: StudySampling | None = None
 
     @property
     def replicates(self) -> range:
@@ -121,7 +121,7 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
 
 def _pairs(pending: Sequence[PendingUnit]) -> int:
     """Return how many pairs are decoded at once: the pairs of one law; of several laws, the largest number."""
-    laws = Counter[StudyLaw | None]()
+    laws = Counter[StudySampling | None]()
     for item in pending:
         laws[item.of] += item.count
     return max(laws.values())
@@ -208,10 +208,10 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
     return _Prepared(document, items, caches, partial(uniform_table, seed, document.doc))
 
 
-def _groups(prepared: Sequence[_Prepared], of: StudyLaw | None, estimator: str) -> list[list[_Prepared]]:
+def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: str) -> list[list[_Prepared]]:
     """Group the documents with items of a law and estimator; a group is decoded side by side."""
     having = [
-        one if of is None else replace(one, caches=one.caches.under(of.law))
+        one if of is None else replace(one, caches=one.caches.under(of.sampling))
         for one in prepared
         if any((item.of, item.estimator) == (of, estimator) for item in one.items)
     ]
@@ -221,7 +221,7 @@ def _groups(prepared: Sequence[_Prepared], of: StudyLaw | None, estimator: str) 
 
 
 def _decode(
-    group: Sequence[_Prepared], of: StudyLaw | None, estimator: str, horizon: int, sharing: SharingOptions
+    group: Sequence[_Prepared], of: StudySampling | None, estimator: str, horizon: int, sharing: SharingOptions
 ) -> tuple[dict[_Place, Any], float]:
     """Return the decoded steps of each item of a law and estimator, [replicates, H], and the seconds of all positions.
 
@@ -320,7 +320,7 @@ def _settings(
     made_with = versions_on(model.device) | {"row_multiple": str(model.row_multiple)}
     if model.logits_dtype is not None:
         made_with["logits_dtype"] = model.logits_dtype
-    law = model.law if item.of is None else item.of.law
+    law = model.sampling if item.of is None else item.of.sampling
     if law != FULL_SOFTMAX:
         made_with["law"] = law.words
     return {

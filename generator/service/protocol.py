@@ -19,7 +19,7 @@ from kvdrift.generator.identity import NUMERICS_VERSION, parts_sha256, written_t
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.sampling import SamplingLaw, Temperature, TopK, TopP
+from kvdrift.schema.sampling import Sampling, Temperature, TopK, TopP
 from kvdrift.schema.study import CONTROL_ACTION, ActionSection, Study
 from kvdrift.schema.tables import SCHEMA_VERSION
 
@@ -107,7 +107,7 @@ class DocumentMessage(_Message):
         return Document(tokens=tuple(self.tokens), **self.model_dump(exclude={"tokens"}))
 
 
-class LawMessage(_Message):
+class SamplingMessage(_Message):
     """The name of a study, with its law of tokens."""
 
     study: _Text
@@ -116,9 +116,9 @@ class LawMessage(_Message):
     top_k: TopK | None
 
     @property
-    def law(self) -> SamplingLaw:
+    def sampling(self) -> Sampling:
         """Return the law of tokens."""
-        return SamplingLaw(self.temperature, self.top_p, self.top_k)
+        return Sampling(self.temperature, self.top_p, self.top_k)
 
 
 class PendingMessage(_Message):
@@ -134,10 +134,10 @@ class PendingMessage(_Message):
     count: Annotated[int, Field(ge=1, lt=_INT32_END)]
     estimator: Literal["plain", "swrb"]
     revision: Annotated[int, Field(ge=0, lt=_INT32_END)]
-    of: LawMessage | None
+    of: SamplingMessage | None
 
 
-class GenerationRequest(LawMessage):
+class GenerationRequest(SamplingMessage):
     """One document's pending units, with everything that determines their events.
 
     ``tokenizer`` is the fingerprint of the tokenizer that the client made the prompt with; the service needs none.
@@ -173,7 +173,7 @@ class GenerationRequest(LawMessage):
                 "count": item.count,
                 "estimator": item.estimator,
                 "revision": item.revision,
-                "of": None if item.of is None else {"study": item.of.study, **asdict(item.of.law)},
+                "of": None if item.of is None else {"study": item.of.study, **asdict(item.of.sampling)},
             }
             for item in pending
         ]
@@ -182,7 +182,7 @@ class GenerationRequest(LawMessage):
             "logits_dtype": study.model.logits_dtype, "eos_tokens": list(eos_tokens),
             "document": {name: getattr(document, name) for name in shown} | {"tokens": list(document.tokens)},
             "pending": pending_units, "horizon": study.study.horizon, "seed": study.study.seed,
-            **asdict(study.law),
+            **asdict(study.sampling),
         })  # fmt: skip
 
     def check(self, identity: Identity) -> None:

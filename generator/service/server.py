@@ -36,7 +36,7 @@ from pyarrow import flight
 from kvdrift.generator.actions import build_action
 from kvdrift.generator.codecs import CODECS
 from kvdrift.generator.codecs.generated import GeneratedEntries
-from kvdrift.generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
+from kvdrift.generator.generation import PendingUnit, StoppedError, StudySampling, generate_units
 from kvdrift.generator.generation.units import versions_on
 from kvdrift.generator.identity import NUMERICS_VERSION, parts_sha256, source_of
 from kvdrift.generator.selectors import SELECTORS
@@ -316,7 +316,11 @@ class _Request:
         lost: str | None = None
         asked, files = self.request, replace(model.files, tokenizer_sha256=self.request.tokenizer)
         own = replace(
-            model, files=files, logits_dtype=asked.logits_dtype, law=asked.law, eos_tokens=tuple(asked.eos_tokens)
+            model,
+            files=files,
+            logits_dtype=asked.logits_dtype,
+            sampling=asked.sampling,
+            eos_tokens=tuple(asked.eos_tokens),
         )
         try:
             units = generate_units(own, asked.study, self.document, self.pending, asked.horizon, asked.seed)
@@ -345,7 +349,7 @@ def requested_work(request: GenerationRequest, allowed: Collection[str]) -> tupl
             item.count,
             item.estimator,
             item.revision,
-            None if item.of is None else StudyLaw(item.of.study, item.of.law),
+            None if item.of is None else StudySampling(item.of.study, item.of.sampling),
         )
         for item in request.pending
     ]

@@ -18,7 +18,7 @@ from kvdrift.generator.attention.threads import at_most, torch_threads
 from kvdrift.generator.transformer.memory import ModelShape
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
 # machine many times longer.
@@ -51,7 +51,7 @@ class Decoder:
     threads: int | None = None  # at most, on a CPU, which compute the same bits as one; None for torch's own number
     memory_share: float = 1.0  # of the available memory, that decoding may take
     logits_dtype: str | None = None  # "float32", or None for the dtype of the weights, to which logits are rounded
-    law: SamplingLaw = FULL_SOFTMAX  # applied to logits
+    sampling: Sampling = FULL_SOFTMAX  # applied to logits
     traits: LayerTraits = UNKNOWN  # of its layers, which selectors may need
     switch: int | None = None  # the number of positions beyond which RoPE has other frequencies, if there is one
     steps: TriedSteps = field(default_factory=TriedSteps)

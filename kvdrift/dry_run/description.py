@@ -72,7 +72,7 @@ def describe_studies(
     for run, absent in zip(runs, unchecked, strict=True):
         study, redone = run.study, {row["action"] for row in begun if row["study"] == run.study.name}
         found = forecast(run, redone)
-        law = f", {study.law.other_words}" if study.law.other_words else ""
+        law = f", {study.sampling.other_words}" if study.sampling.other_words else ""
         yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{law}; store {location}"
         yield from end_lines(study)
         for what in absent:

@@ -107,7 +107,7 @@ def study_time(
     """
     began, study = time.perf_counter(), material.study
     doing(f"loading {study.model.id}")
-    model = replace(_load(material, doing), law=study.law)
+    model = replace(_load(material, doing), sampling=study.sampling)
     loading = time.perf_counter() - began
     trial = _Trial(model, material, began + budget, doing)
     trial.measure([item for split in splits for item in split.work])

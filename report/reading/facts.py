@@ -11,7 +11,7 @@ from typing import Any
 
 from kvdrift.report.reading.estimates import StudyRows, ViewRow
 from kvdrift.schema.errors import InputError, nearest
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.study import FINITE_STATE, FLOOR_ACTION, NUMERICS
 from kvdrift.schema.study.described import described_action
 from kvdrift.schema.tables import PLAIN, SWRB
@@ -156,7 +156,7 @@ class Facts:
     devices: list[str]  # device and dtype of the units
     libraries: dict[str, str]  # versions that the units were generated with
     branched: bool  # whether any unit is of residual branching
-    law: SamplingLaw | None  # the decoding law; None if another generator made the events
+    sampling: Sampling | None  # the decoding law; None if another generator made the events
     settings: str | None  # the settings that decide the events, as JSON; None if unknown
     engines: list[str]  # the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded
     eos_tokens: tuple[int, ...] | None  # the tokens that end a text; None if unknown
@@ -170,7 +170,7 @@ class Facts:
     @property
     def other_law(self) -> str:
         """The law in words if it is not the full softmax at temperature 1; else empty."""
-        return "" if self.law is None else self.law.other_words
+        return "" if self.sampling is None else self.sampling.other_words
 
     @property
     def compared(self) -> list[str]:
@@ -335,7 +335,7 @@ def read_facts(source: StudyRows) -> Facts:
         devices=sorted({f"{unit['device']}, {unit['dtype']}" for unit in units if unit["device"]}),
         libraries=_libraries(units),
         branched=any(unit["estimator"] == SWRB for unit in units),
-        law=SamplingLaw.of(studies[0]) if studies else None,
+        sampling=Sampling.of(studies[0]) if studies else None,
         settings=stored["settings"],
         eos_tokens=_eos_tokens(units),
         engines=sorted({_engine(json.loads(text)) for text in {unit["engine"] for unit in units if unit["engine"]}}),

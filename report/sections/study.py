@@ -166,7 +166,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Device", "" if facts.engines else "; ".join(facts.devices) or "not recorded"),
         ("Documents", _counted_documents(facts)),
         ("Horizon H", f"{facts.windows.horizon} tokens"),
-        ("Law of tokens", "" if facts.law is None else facts.law.words),
+        ("Law of tokens", "" if facts.sampling is None else facts.sampling.words),
         ("Replicates K", count_range(value for row in stored for value in row.replicates) + " per document and action"),
         ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
          if branched else ""),

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import exact_fraction
-from kvdrift.schema.sampling import SamplingLaw, Temperature, TopK, TopP
+from kvdrift.schema.sampling import Sampling, Temperature, TopK, TopP
 from kvdrift.schema.study.section import (
     MOST_DRAWS,
     MOST_LISTED,
@@ -69,13 +69,13 @@ class StudySection(Section):
     )
 
     @property
-    def law(self) -> SamplingLaw:
+    def sampling(self) -> Sampling:
         """The law by which both sides draw tokens."""
-        return SamplingLaw(self.temperature, self.top_p, self.top_k)
+        return Sampling(self.temperature, self.top_p, self.top_k)
 
-    def check_law(self) -> None:
+    def check_sampling(self) -> None:
         """Check that the keys of the law agree with each other."""
-        for name in ("top_p", "top_k") if self.law.greedy else ():
+        for name in ("top_p", "top_k") if self.sampling.greedy else ():
             if getattr(self, name) is not None:
                 raise InputError(f"study.{name}: at temperature 0 the most probable token is taken; remove it")
 

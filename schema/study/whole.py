@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from kvdrift.schema.errors import InputError, nearest
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, ActionSection
 from kvdrift.schema.study.design import DocumentsSection, PlanSection, StudySection, WindowsSection
 from kvdrift.schema.study.model import FINITE_STATE, ModelSection
@@ -58,7 +58,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self.study.check_law()
+        self.study.check_sampling()
         self.model.check()
         if self.study.horizon == 1 and not (self.model.finite or self.model.engine or self.own_weights):
             raise InputError(
@@ -148,9 +148,9 @@ class Study(Section):
         return self.study.name
 
     @property
-    def law(self) -> SamplingLaw:
+    def sampling(self) -> Sampling:
         """The law that tokens are drawn by, on both sides."""
-        return self.study.law
+        return self.study.sampling
 
     @property
     def estimated(self) -> list[str]:

@@ -19,7 +19,7 @@ from kvdrift.flows.run.checks import remarks
 from kvdrift.generator.finite.study_systems import study_systems
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.frozen_text import with_measured
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import load_studies
 from kvdrift.sql.catalog import open_views
 
@@ -32,7 +32,7 @@ def test_tables_of_systems_have_the_study_s_law(tmp_path: Path) -> None:
     for before, after in zip(*systems, strict=True):
         for action in (None, "mixture"):
             for table, made in zip(before.laws(action), after.laws(action), strict=True):
-                wanted = [plain_law(np.log(row).tolist(), SamplingLaw(0.5)) for row in table]
+                wanted = [plain_law(np.log(row).tolist(), Sampling(0.5)) for row in table]
                 np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-14)
 
 
@@ -52,7 +52,7 @@ def test_views_agree_with_enumeration_at_temperature_one_half(tmp_path: Path) ->
             "where quantity in ('mismatch', 'occurrence') group by all"
         ).to_pylist()
         (row,) = views.rows("studies").to_pylist()
-    assert SamplingLaw.of(row) == SamplingLaw(0.5)
+    assert Sampling.of(row) == Sampling(0.5)
     evaluated = [list(row.values()) for row in rows if row["count_star()"] == 2000]
     assert len(evaluated) == 2 * 6
     for _, _, quantity, exact, mismatch, mismatch_error, occurrence, occurrence_error, _ in evaluated:
@@ -81,8 +81,8 @@ def test_the_default_law_changes_no_identity(tmp_path: Path) -> None:
         load_study(write_study(tmp_path, ("seed = 3", f"seed = 3\n{written}")))
         for written in ("", "temperature = 1\ntop_p = 1", "temperature = 0.7\ntop_p = 0.9\ntop_k = 20")
     )
-    assert (plain.law, plain.settings) == (FULL_SOFTMAX, same.settings)
-    assert other.law == SamplingLaw(0.7, 0.9, 20)
+    assert (plain.sampling, plain.settings) == (FULL_SOFTMAX, same.settings)
+    assert other.sampling == Sampling(0.7, 0.9, 20)
     assert json.loads(other.settings)["study"].items() >= {"temperature": 0.7, "top_p": 0.9, "top_k": 20}.items()
     assert other.sha256 != plain.sha256
 

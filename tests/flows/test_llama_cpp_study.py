@@ -22,7 +22,7 @@ from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from kvdrift.log.store import Store, Unit
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.study import Study, load_studies
 
 pytestmark = pytest.mark.llama_cpp
@@ -131,7 +131,7 @@ def test_greedy_tokens_are_those_of_llama_server(tmp_path: Path, kind: str) -> N
     study = study_with(tmp_path, "threads = 1")
     actions = [one for one in study.actions if one.name in {"cache-q4_0", "floor"}]
     greedy = study.model_copy(update={"actions": actions})
-    model = replace(engine_model(greedy), law=SamplingLaw(temperature=0.0))
+    model = replace(engine_model(greedy), sampling=Sampling(temperature=0.0))
     write_gguf(EMBEDDED_FOLDER, tmp_path / "served.gguf", "F32", SYMBOLS)
     with llama_server(tmp_path / "served.gguf", kind) as address:
         for number in range(12):

@@ -24,7 +24,7 @@ from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from kvdrift.log.store import Unit
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -70,11 +70,11 @@ def in_process(folder: Path, weights: Path) -> Path:
     return write_study(folder, model, 'settings = { type_k = "q4_0", type_v = "q4_0" }')
 
 
-def units_of(path: Path, document: int, replicates: int = 4, law: SamplingLaw | None = None) -> dict[str, Unit]:
+def units_of(path: Path, document: int, replicates: int = 4, sampling: Sampling | None = None) -> dict[str, Unit]:
     study = load_study(path)
     model: EngineModel = engine_model(study)
-    if law is not None:
-        model = replace(model, law=law)
+    if sampling is not None:
+        model = replace(model, sampling=sampling)
     pending = [PendingUnit(action, 0, replicates) for action in build_actions(study)]
     units = generate_units(model, "servers", make_document("needle", 384, document, 7), pending, study.study.horizon, 7)
     return {unit.record["action"]: unit for unit in units}
@@ -133,7 +133,7 @@ def test_a_server_killed_in_a_run_costs_time_alone(tmp_path: Path, weights: Path
 
 def test_greedy_tokens_need_no_laws(tmp_path: Path, servers: Pair) -> None:
     """Tokens of ``/v1/completions`` at temperature 0 agree with the laws, and so do delta, f and R."""
-    greedy = SamplingLaw(temperature=0.0)
+    greedy = Sampling(temperature=0.0)
     more = 'settings = { api = "openai", vocabulary = 256, ahead = 8 }'
     for document in range(3):
         laws = units_of(served(tmp_path, servers), document, 1, greedy)

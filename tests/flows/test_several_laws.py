@@ -29,7 +29,7 @@ from kvdrift.flows.run.study_run import DocumentLimit, StudyRun, of_all_laws, pe
 from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.study import Study, load_studies
 from kvdrift.sql.catalog import open_views
 
@@ -75,8 +75,8 @@ def test_a_list_is_a_study_of_each_temperature(tmp_path: Path) -> None:
     listed = ("seed = 3", "seed = 3\ntemperature = [0, 0.7, 1.0]\ntop_p = 0.9\ntop_k = 20")
     studies = load_studies(write_study(tmp_path, listed))
     assert [study.name for study in studies] == ["small-t0", "small-t0.7", "small-t1"]
-    assert [study.law for study in studies] == [
-        SamplingLaw(0.0), SamplingLaw(0.7, 0.9, 20), SamplingLaw(1.0, 0.9, 20)
+    assert [study.sampling for study in studies] == [
+        Sampling(0.0), Sampling(0.7, 0.9, 20), Sampling(1.0, 0.9, 20)
     ]  # fmt: skip
     assert {study.name_in_file for study in studies} == {"small"}
     assert default_location(studies) == "stores/small"

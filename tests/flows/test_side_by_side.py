@@ -28,7 +28,7 @@ from kvdrift.report.side_by_side import (
     temperature_of,
     temperatures_table,
 )
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.moments import DocumentMoments
 
@@ -206,13 +206,13 @@ def test_studies_that_differ_in_temperature_alone_are_found(measured: list[Measu
     """
     (first, _), (fewer, _) = measured
 
-    def under(entry: Entry, law: SamplingLaw) -> Entry:
-        return replace(entry, content=replace(entry.content, facts=replace(entry.content.facts, law=law)))
+    def under(entry: Entry, sampling: Sampling) -> Entry:
+        return replace(entry, content=replace(entry.content, facts=replace(entry.content.facts, sampling=sampling)))
 
-    laws = [SamplingLaw(), SamplingLaw(0.0), SamplingLaw(0.5), SamplingLaw(0.7, 0.9)]
+    laws = [Sampling(), Sampling(0.0), Sampling(0.5), Sampling(0.7, 0.9)]
     assert by_temperature(Comparison((first, fewer), ())) == [], "their laws are not recorded"
     entries = [under(first, law) for law in laws]
-    other = under(first, SamplingLaw(0.6))
+    other = under(first, Sampling(0.6))
     unlike = {doc: row | {"prompt_sha256": "0" * 64} for doc, row in first.documents.items()}
     whole, truncated = by_temperature(Comparison((*entries, replace(other, documents=unlike)), ()))
     assert [temperature_of(entry) for entry in whole.entries] == [0.0, 0.5, 1.0]

@@ -39,7 +39,7 @@ from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.log.store import Unit
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d4099", 4099)
@@ -150,13 +150,13 @@ def test_events_do_not_depend_on_what_is_generated_beside_them(
 
 
 @pytest.mark.parametrize(
-    "law", [FULL_SOFTMAX, SamplingLaw(temperature=0.7, top_p=0.9, top_k=50)], ids=["softmax", "law"]
+    "sampling", [FULL_SOFTMAX, Sampling(temperature=0.7, top_p=0.9, top_k=50)], ids=["softmax", "law"]
 )
 def test_captured_steps_give_the_same_events(
-    device: Device, law: SamplingLaw, folder: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, sampling: Sampling, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, with graphs that are replayed and without graphs; a pretended device has none."""
-    model = replace(device.load(folder, "bfloat16"), law=law)
+    model = replace(device.load(folder, "bfloat16"), sampling=sampling)
     many, long = sizes(device)
     asked = [
         PendingUnit(action, 0, many, estimator) for action in (HALF_SNAPKV, CONTROL) for estimator in (PLAIN, SWRB)

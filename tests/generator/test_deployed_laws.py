@@ -29,7 +29,7 @@ from oracles.plain_generator import (
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from kvdrift.generator.documents.registry import stratum_documents
-from kvdrift.generator.generation import PendingUnit, StudyLaw, generate_together, generate_units
+from kvdrift.generator.generation import PendingUnit, StudySampling, generate_together, generate_units
 from kvdrift.generator.selectors import Full
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, model_folder
@@ -37,12 +37,12 @@ from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
 from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import DocumentsSection
 from kvdrift.schema.tables import SWRB
 
 ACTIONS = (HALF_SNAPKV, HALF_RECENT)
-GREEDY = SamplingLaw(0.0)
+GREEDY = Sampling(0.0)
 
 
 @cache
@@ -65,7 +65,7 @@ def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None
     assert len(documents) == 20
     for document in documents[:count]:
         pending = [PendingUnit(action, 0, 2) for action in (*ACTIONS, CONTROL)]
-        snapkv, recent, control = generate_units(replace(model, law=GREEDY), "s", document, pending, horizon, 3)
+        snapkv, recent, control = generate_units(replace(model, sampling=GREEDY), "s", document, pending, horizon, 3)
         half = document.prompt_tokens // 2
         wanted = [
             greedy_tokens(network, document.tokens, chooser, horizon)
@@ -84,23 +84,23 @@ def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("law", "vocabulary"),
+    ("sampling", "vocabulary"),
     [
-        (GREEDY, 97), (SamplingLaw(0.7, 0.9), 97), (SamplingLaw(1.5, 0.8, 12), 97),
-        pytest.param(SamplingLaw(0.7, 0.9), 5000, marks=pytest.mark.slow),
+        (GREEDY, 97), (Sampling(0.7, 0.9), 97), (Sampling(1.5, 0.8, 12), 97),
+        pytest.param(Sampling(0.7, 0.9), 5000, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_events_equal_plain(law: SamplingLaw, vocabulary: int, tmp_path: Path) -> None:
+def test_events_equal_plain(sampling: Sampling, vocabulary: int, tmp_path: Path) -> None:
     """Laws differ by less than 1e-5, unless a token is at the very edge of a truncation, as in ``test_generator``."""
     folder = save_random_model(tmp_path / "model", "llama", vocab_size=vocabulary)
     document, count, horizon = random_document("d150", 150), 1 if vocabulary > 97 else 4, 6
     chooser = keep_snapkv(75)
-    plain = plain_twin(load_eager(folder), document, "snapkv-half", chooser, count, horizon, law=law)
-    model = replace(load_model(str(folder)), law=law)
+    plain = plain_twin(load_eager(folder), document, "snapkv-half", chooser, count, horizon, sampling=sampling)
+    model = replace(load_model(str(folder)), sampling=sampling)
     (unit,) = generate_units(model, "s", document, [PendingUnit(HALF_SNAPKV, 0, count)], horizon, 3)
     assert_like_plain(unit, plain)
     assert (plain.x_token != plain.y_token).any()
-    assert json.loads(unit.record["versions"])["law"] == law.words
+    assert json.loads(unit.record["versions"])["law"] == sampling.words
 
 
 def test_the_default_law_is_not_recorded() -> None:
@@ -108,7 +108,7 @@ def test_the_default_law_is_not_recorded() -> None:
     document, pending = random_document("d150", 150), [PendingUnit(HALF_SNAPKV, 0, 8)]
     model = random_model("llama")
     (whole,) = generate_units(model, "s", document, pending, 6, 3)
-    (greedy,) = generate_units(replace(model, law=GREEDY), "s", document, pending, 6, 3)
+    (greedy,) = generate_units(replace(model, sampling=GREEDY), "s", document, pending, 6, 3)
     assert "law" not in json.loads(whole.record["versions"])
     assert greedy.record["kernel_evaluations"] <= 3 * 5 < whole.record["kernel_evaluations"]
 
@@ -120,11 +120,11 @@ def test_several_laws_from_one_prefill_are_those_of_each_alone(monkeypatch: pyte
     monkeypatch.setattr(
         PrefilledPrompt, "__init__", lambda self, *given: (prefilled.append(given[1].doc), prefill(self, *given))[1]
     )
-    laws = [StudyLaw(f"s-t{law.temperature}", law) for law in (SamplingLaw(0.7, 0.9), GREEDY, FULL_SOFTMAX)]
+    laws = [StudySampling(f"s-t{law.temperature}", law) for law in (Sampling(0.7, 0.9), GREEDY, FULL_SOFTMAX)]
     documents = [random_document(name, length) for name, length in (("d140", 140), ("d150", 150))]
     tova = Action("tova", "full", Full(), Retention(40), policy=POLICIES["tova"]())
 
-    def pending(of: StudyLaw | None) -> list[PendingUnit]:
+    def pending(of: StudySampling | None) -> list[PendingUnit]:
         coupled = [PendingUnit(action, 0, 3, of=of) for action in (HALF_SNAPKV, tova, CONTROL)]
         return [*coupled, PendingUnit(HALF_SNAPKV, 1, 2, SWRB, of=of)]
 
@@ -136,7 +136,7 @@ def test_several_laws_from_one_prefill_are_those_of_each_alone(monkeypatch: pyte
     assert len(made) == 2 * 3 * 4
     for of in laws:
         for document in documents:
-            for unit in generate_units(replace(model, law=of.law), of.study, document, pending(None), 6, 3):
+            for unit in generate_units(replace(model, sampling=of.sampling), of.study, document, pending(None), 6, 3):
                 other = made[_named(unit)]
                 assert other.events.equals(unit.events)
                 measured = dict.fromkeys(("prefill_seconds", "decode_seconds"))

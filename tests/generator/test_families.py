@@ -40,7 +40,7 @@ from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.log.units.unit import Unit
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.tables import SWRB
 
 HORIZON, SEED = 16, 3
@@ -110,7 +110,7 @@ def bits(units: list[Unit]) -> list[bytes]:
 @pytest.mark.by_default("falcon-h1")
 def test_greedy_tokens_are_those_of_generate(family: str) -> None:
     """Three prompts, longer than every window; a continuation leaves the prompt's windows."""
-    network, model = load_eager(saved_family(family)), replace(model_of(family), law=SamplingLaw(temperature=0.0))
+    network, model = load_eager(saved_family(family)), replace(model_of(family), sampling=Sampling(temperature=0.0))
     for length in (48, 60, 97):
         document = random_document(f"greedy{length}", length)
         (unit,) = generate_units(model, "s", document, [PendingUnit(CONTROL, 0, 1)], 48, SEED)
@@ -304,7 +304,7 @@ def test_a_language_model_is_taken_out_of_a_multimodal_checkpoint(name: str) -> 
     assert type(model.network).__name__.endswith("ForCausalLM")
     assert not [part for part, _ in model.network.named_modules() if "vision" in part or "visual" in part]
     document = random_document("greedy97", 97)
-    greedy = replace(model, law=SamplingLaw(temperature=0.0))
+    greedy = replace(model, sampling=Sampling(temperature=0.0))
     half, control = generate_units(
         greedy, "s", document, [PendingUnit(action, 0, 1) for action in (HALF_RECENT, CONTROL)], HORIZON, SEED
     )

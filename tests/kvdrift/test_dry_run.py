@@ -34,7 +34,7 @@ from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import DocumentsSection, Study, load_studies
 from kvdrift.schema.tables import PLAIN
 from kvdrift.stats.endpoints import Family
@@ -277,7 +277,7 @@ class PretendModel:
     device: str = "cpu"
     shape: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(vocabulary=256))
     pairs_at_once: int = 0
-    law: SamplingLaw = FULL_SOFTMAX
+    sampling: Sampling = FULL_SOFTMAX
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from oracles.plain_generator import Chooser, _advance, _expanded, _prefill, coupled_pair, inverse_cdf, law_of
 
 from kvdrift.generator.coupling.rollout import uniform_table
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Stream:
         logits: Any,
         entries: int,
         eos: Sequence[int],
-        made_by: SamplingLaw,
+        made_by: Sampling,
     ) -> None:
         self.law, self._made_by = law_of(logits, made_by), made_by
         self._network, self._cache, self._position, self._eos = network, _expanded(prompt, kept, 1), entries, eos
@@ -66,14 +66,14 @@ def plain_branching(
     replicates: Sequence[int],
     horizon: int,
     eos_tokens: Sequence[int],
-    law: SamplingLaw = FULL_SOFTMAX,
+    sampling: Sampling = FULL_SOFTMAX,
 ) -> list[PlainBranch]:
     """Generate every replicate of one action of one document."""
     prompt, logits, kept = _prefill(network, tokens, chooser)
     everything = [np.tile(np.arange(len(tokens)), (len(layer), 1)) for layer in kept]
 
     def stream(choice: list[Any]) -> Stream:
-        return Stream(network, prompt, choice, logits, len(tokens), eos_tokens, law)
+        return Stream(network, prompt, choice, logits, len(tokens), eos_tokens, sampling)
 
     table = uniform_table(seed, document, action, replicates, horizon, 7, estimator="swrb")
     return [_replicate(lambda: stream(everything), lambda: stream(kept), u, horizon) for u in table]

@@ -23,7 +23,7 @@ from oracles.plain_laws import plain_law
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvdrift.generator.coupling.rollout import uniform_table
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 
 # One layer's attention over the prompt [heads, n, n] and the number of KV heads -> kept positions [KV heads, m].
 Chooser = Callable[[NDArray[np.float64], int], NDArray[np.int64]]
@@ -106,7 +106,7 @@ def plain_rollout(
     horizon: int,
     eos_tokens: Sequence[int],
     hold: Callable[[torch.Tensor], torch.Tensor] = lambda part: part,
-    law: SamplingLaw = FULL_SOFTMAX,
+    sampling: Sampling = FULL_SOFTMAX,
     other: Any = None,
 ) -> PlainSteps:
     """Generate one action's coupled rollout of one document; the compressed side holds keys and values by ``hold``.
@@ -120,11 +120,11 @@ def plain_rollout(
 
     def side(network: Any, cache: Any) -> Advance:
         positions = itertools.count(len(tokens))  # the token emitted at t stands at n + t - 1
-        return lambda fed: _advance(network, cache, fed, next(positions), law)
+        return lambda fed: _advance(network, cache, fed, next(positions), sampling)
 
     return coupled_steps(
-        law_of(logits, law),
-        None if other is None else law_of(logits_y, law),
+        law_of(logits, sampling),
+        None if other is None else law_of(logits_y, sampling),
         side(network, _expanded(prompt, everything, count)),
         side(network_y, _expanded(prompt_y, kept, count, hold)),
         side(network_y, _expanded(prompt_y, kept, count, hold)),
@@ -289,17 +289,17 @@ def _expanded(
 
 
 def _advance(
-    network: Any, cache: Any, tokens: NDArray[np.int32], position: int, law: SamplingLaw
+    network: Any, cache: Any, tokens: NDArray[np.int32], position: int, sampling: Sampling
 ) -> NDArray[np.float64]:
     ids = torch.tensor(tokens[:, None].astype(np.int64))
     with torch.no_grad():
         output = network(ids, past_key_values=cache, position_ids=torch.full_like(ids, position))
-    return np.stack([law_of(row, law) for row in output.logits[:, -1]])
+    return np.stack([law_of(row, sampling) for row in output.logits[:, -1]])
 
 
-def law_of(logits: torch.Tensor, law: SamplingLaw) -> NDArray[np.float64]:
+def law_of(logits: torch.Tensor, sampling: Sampling) -> NDArray[np.float64]:
     """Return the law that tokens are drawn by, in float64."""
-    return softmax(logits) if law == FULL_SOFTMAX else plain_law(logits.tolist(), law)
+    return softmax(logits) if sampling == FULL_SOFTMAX else plain_law(logits.tolist(), sampling)
 
 
 def softmax(logits: torch.Tensor) -> NDArray[np.float64]:

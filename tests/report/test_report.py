@@ -52,7 +52,7 @@ from kvdrift.report.sections.gap import GAP_TERMS, term_bars
 from kvdrift.report.sections.plan import endpoints_table, plan_rows
 from kvdrift.report.sections.study import documents_table, study_rows
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.tables import TABLES
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import view_texts
@@ -503,7 +503,7 @@ PAPER = [
 ]
 
 
-def paper_views(windows: Windows = PAPERS_WINDOWS, law: SamplingLaw = FULL_SOFTMAX) -> FakeViews:
+def paper_views(windows: Windows = PAPERS_WINDOWS, sampling: Sampling = FULL_SOFTMAX) -> FakeViews:
     """The study as if it were of the paper's model and windows, beside the paper's numbers."""
     views = make_views(strata=("VT-4K",))
     for rows in views.views.values():
@@ -512,7 +512,7 @@ def paper_views(windows: Windows = PAPERS_WINDOWS, law: SamplingLaw = FULL_SOFTM
                 row["model"] = LLAMA
     views.views["published"] = PAPER
     views.set_windows(windows)
-    views.views["studies"][0].update(asdict(law))
+    views.views["studies"][0].update(asdict(sampling))
     views.views["published_comparison"] = compared_with_paper(views)
     return views
 
@@ -578,11 +578,11 @@ def test_published_numbers_of_other_windows_are_not_compared(undrawn_page: Page,
 
 
 @pytest.mark.parametrize(
-    ("law", "words"), [(SamplingLaw(0.0), "greedy"), (SamplingLaw(0.7, 0.9), "temperature 0.7, top-p 0.9")]
+    ("sampling", "words"), [(Sampling(0.0), "greedy"), (Sampling(0.7, 0.9), "temperature 0.7, top-p 0.9")]
 )
-@pytest.mark.by_default("law0-greedy")
-def test_a_page_says_its_law_and_compares_it_with_no_other(undrawn_page: Page, law: SamplingLaw, words: str) -> None:
-    views = paper_views(law=law)
+@pytest.mark.by_default("sampling0-greedy")
+def test_a_page_says_its_law_and_compares_it_with_no_other(undrawn_page: Page, sampling: Sampling, words: str) -> None:
+    views = paper_views(sampling=sampling)
     assert views.views["published_comparison"] == [] != paper_views().views["published_comparison"]
     content = content_of(views, model=LLAMA)
     assert "temperature 1" in content.published.mismatch
@@ -590,7 +590,7 @@ def test_a_page_says_its_law_and_compares_it_with_no_other(undrawn_page: Page, l
     html = undrawn_page(views, LLAMA)
     assert f"{LLAMA} · {words}</span></h1>" in html
     assert "published</small>" not in html
-    assert ("δ and f are 0 or 1" in html) == law.greedy
+    assert ("δ and f are 0 or 1" in html) == sampling.greedy
 
 
 @pytest.mark.parametrize(

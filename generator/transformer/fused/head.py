@@ -16,7 +16,7 @@ from kvdrift.generator.attention.cpu_products import has_product, product
 from kvdrift.generator.attention.parts import capped
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 
 _ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
 _TOKENS = 8192  # whose weights are made float32 at once
@@ -29,11 +29,11 @@ class Head:
     """
 
     def __init__(
-        self, network: Any, device: str, logits_dtype: str | None = None, law: SamplingLaw = FULL_SOFTMAX
+        self, network: Any, device: str, logits_dtype: str | None = None, sampling: Sampling = FULL_SOFTMAX
     ) -> None:
         self._layer, self._device = network.lm_head, torch.device(device)
         self._vocabulary, self._dtype = self._layer.out_features, next(self._layer.parameters()).dtype
-        self._wide, self._law = logits_dtype == "float32", law
+        self._wide, self._sampling = logits_dtype == "float32", sampling
         self._scaling, self._softcap = _logit_terms(network)
 
     def room(self, rows: int) -> Tensor:
@@ -47,10 +47,10 @@ class Head:
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
         for rows, some in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):
             logits = self._logits(rows).to(self._device)
-            if self._law == FULL_SOFTMAX:
+            if self._sampling == FULL_SOFTMAX:
                 torch.softmax(logits, -1, dtype=room.dtype, out=some)
             else:
-                deployed(logits, self._law, some)
+                deployed(logits, self._sampling, some)
         return room[:, : self._vocabulary]
 
     @property

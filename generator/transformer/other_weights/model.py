@@ -32,7 +32,7 @@ from kvdrift.generator.transformer.prompts.document import PrefilledPrompt, Prep
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
 from kvdrift.schema.progress import SILENT
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.study import Study
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -131,7 +131,7 @@ class ModelWithOthers:
 
     reference: LoadedModel
     others: Mapping[str, LoadedModel]
-    law: SamplingLaw
+    sampling: Sampling
 
     @property
     def models(self) -> list[LoadedModel]:
@@ -229,7 +229,9 @@ class ModelWithOthers:
             own[side].append(action)
             places.append((side, len(own[side])))
         prompts = {
-            side: replace(model, law=self.law).prefill(document, own[side], horizon, None if side else len(actions))
+            side: replace(model, sampling=self.sampling).prefill(
+                document, own[side], horizon, None if side else len(actions)
+            )
             for side, model in enumerate((self.reference, *sides))
             if not side or own[side]
         }
@@ -284,9 +286,9 @@ class PreparedSides:
             parts.append(first.kernels(streams, sharing, others, parked))
         return JointStreams(parts, caches)
 
-    def under(self, law: SamplingLaw) -> PreparedSides:
+    def under(self, sampling: Sampling) -> PreparedSides:
         """Return the same caches, with tokens drawn by another law."""
-        return replace(self, prompts={side: prompt.under(law) for side, prompt in self.prompts.items()})
+        return replace(self, prompts={side: prompt.under(sampling) for side, prompt in self.prompts.items()})
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """Return how many replicates of each action fit into the memory that is left now; at least 1.
@@ -337,4 +339,4 @@ def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> L
                 loaded[location] = load(location)
         others[action.name] = loaded[location]
     check_shared(study, fetch=True)
-    return ModelWithOthers(reference, others, study.law)
+    return ModelWithOthers(reference, others, study.sampling)

@@ -23,7 +23,7 @@ from kvdrift.generator.transformer.prompts.streams import PromptCaches, StreamCa
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, failing_as
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class PreparedPrompt:
         try_steps(self._model, self._prompt, longest, self._horizon, streams, sharing, rules)
         return TransformerStreams(self._model, prompts, streams, self._horizon, sharing, parked)
 
-    def under(self, law: SamplingLaw) -> PreparedPrompt:
+    def under(self, sampling: Sampling) -> PreparedPrompt:
         """Return the same caches, with tokens drawn by another law."""
-        model = replace(self._model, law=law)
+        model = replace(self._model, sampling=sampling)
         return PreparedPrompt(model, self._prompt, self._whole, self._caches, self._seconds, self._horizon)
 
     @property
     def caches(self) -> PromptCaches:
         """The starting point of the prompt's streams."""
         whole = StreamCache(self._whole, self._prompt.states)
-        first = self._prompt.first_law_under(self._model.law)
+        first = self._prompt.first_law_under(self._model.sampling)
         return PromptCaches(self._prompt.entries, first, [whole, *(cache.start for cache in self._caches)])
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:

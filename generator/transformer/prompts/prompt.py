@@ -18,7 +18,7 @@ from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.files.configuration import has_states, rope_switch
 from kvdrift.generator.transformer.fused.head import Head
 from kvdrift.generator.transformer.memory import PREFILL_CHUNK
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 
 
 class Prompt:
@@ -56,22 +56,22 @@ class Prompt:
         self.layers: list[PromptLayer] = recording.layers
         self.evictable = [layer for layer in self.layers if layer.terms.window is None]
         self._recording = recording
-        self._first_laws = {model.law: self._first_law(model.law)}
+        self._first_laws = {model.sampling: self._first_law(model.sampling)}
 
     @property
     def first_law(self) -> Tensor:
         """The law of position 1, [V], by the model's law."""
-        return self.first_law_under(self._model.law)
+        return self.first_law_under(self._model.sampling)
 
-    def first_law_under(self, law: SamplingLaw) -> Tensor:
+    def first_law_under(self, sampling: Sampling) -> Tensor:
         """Return the law of position 1, [V], if tokens are drawn by ``law``."""
-        if law not in self._first_laws:
-            self._first_laws[law] = self._first_law(law)
-        return self._first_laws[law]
+        if sampling not in self._first_laws:
+            self._first_laws[sampling] = self._first_law(sampling)
+        return self._first_laws[sampling]
 
-    def _first_law(self, law: SamplingLaw) -> Tensor:
+    def _first_law(self, sampling: Sampling) -> Tensor:
         with torch.inference_mode():
-            head = Head(self._model.network, self._model.device, self._model.logits_dtype, law)
+            head = Head(self._model.network, self._model.device, self._model.logits_dtype, sampling)
             return head.laws(self._last, head.room(1))[0]
 
     def forget_statistics(self) -> None:

@@ -83,7 +83,7 @@ class TransformerStreams(StreamDecoder):
         starts = [cache.states for cache in caches if cache.states is not None]
         self._states = StreamStates(starts, streams, rows, parked) if starts else None
         self._attend = counted(self.attention, model.network)
-        self._head = Head(model.network, model.device, model.logits_dtype, model.law)
+        self._head = Head(model.network, model.device, model.logits_dtype, model.sampling)
         self._laws = self._head.room(rows)
         devices = self.attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_laws.device})
@@ -283,7 +283,7 @@ def random_step_deviation(
     layers_and_rules = ((whole, None), (copy, None), (half, own))
     starts = [StreamCache(some, prompt.states, rule=its_rule) for some, its_rule in layers_and_rules]
     caches = PromptCaches(prompt.entries, prompt.first_law, starts)
-    model = replace(model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
+    model = replace(model, sampling=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
     kernels = TransformerStreams(model, [caches], streams, horizon, sharing)
     kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
     generator = torch.Generator().manual_seed(1)

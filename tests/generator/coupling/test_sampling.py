@@ -16,28 +16,28 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from kvdrift.generator.coupling import sampling
 from kvdrift.generator.coupling.sampling import deployed, deployed_table
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 
-GREEDY = SamplingLaw(0.0)
+GREEDY = Sampling(0.0)
 LAWS = [
-    SamplingLaw(temperature, top_p, top_k)
+    Sampling(temperature, top_p, top_k)
     for temperature, top_p, top_k in product((0.3, 1.0, 2.5), (None, 0.23, 0.91, 0.999), (None, 1, 5, 5000))
 ]
 
 
-def made(logits: Tensor, law: SamplingLaw, dtype: torch.dtype = torch.float64) -> Tensor:
+def made(logits: Tensor, sampling: Sampling, dtype: torch.dtype = torch.float64) -> Tensor:
     out = torch.full(logits.shape, torch.nan, dtype=dtype)
-    deployed(logits, law, out)
+    deployed(logits, sampling, out)
     return out
 
 
-def by_transformers(logits: Tensor, law: SamplingLaw) -> Tensor:
+def by_transformers(logits: Tensor, sampling: Sampling) -> Tensor:
     """Its warpers in the order of its ``generate``."""
-    ids, scores = torch.empty(0), TemperatureLogitsWarper(law.temperature)(torch.empty(0), logits)
-    if law.top_k is not None:
-        scores = TopKLogitsWarper(law.top_k)(ids, scores)
-    if law.top_p is not None:
-        scores = TopPLogitsWarper(law.top_p)(ids, scores)
+    ids, scores = torch.empty(0), TemperatureLogitsWarper(sampling.temperature)(torch.empty(0), logits)
+    if sampling.top_k is not None:
+        scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
+    if sampling.top_p is not None:
+        scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
     return scores.softmax(-1)
 
 
@@ -54,35 +54,35 @@ def test_laws_are_those_of_transformers(size: int) -> None:
 # Logits, a law and its tokens, from reports of samplers that left too many or too few tokens.
 REPORTED = {
     "vllm-project/tpu-inference#3580: two logits of 16 bits are the largest": (
-        [21.375, 21.375, 20.0, 3.0], SamplingLaw(top_k=1), [0],
+        [21.375, 21.375, 20.0, 3.0], Sampling(top_k=1), [0],
     ),
     "vllm-project/vllm#50979: the k-th largest logit occurs twice": (
-        [5.0, 2.0, 4.0, 2.0, 1.0], SamplingLaw(top_k=3), [0, 1, 2],
+        [5.0, 2.0, 4.0, 2.0, 1.0], Sampling(top_k=3), [0, 1, 2],
     ),
     "flashinfer-ai/flashinfer#3774: two equal probabilities at the border": (
-        np.log([0.4, 0.3, 0.3, 1e-9]).tolist(), SamplingLaw(top_k=2), [0, 1],
+        np.log([0.4, 0.3, 0.3, 1e-9]).tolist(), Sampling(top_k=2), [0, 1],
     ),
     "flashinfer-ai/flashinfer#3774: the same for top-p": (
-        np.log([0.4, 0.3, 0.3, 1e-9]).tolist(), SamplingLaw(top_p=0.6), [0, 1],
+        np.log([0.4, 0.3, 0.3, 1e-9]).tolist(), Sampling(top_p=0.6), [0, 1],
     ),
     "Biohub/esm#360: the token that crosses top-p belongs to the set": (
-        np.log([0.4, 0.3, 0.2, 0.1]).tolist(), SamplingLaw(top_p=0.8), [0, 1, 2],
+        np.log([0.4, 0.3, 0.2, 0.1]).tolist(), Sampling(top_p=0.8), [0, 1, 2],
     ),
     "rasbt/reasoning-from-scratch#164: so does a second one": (
-        np.log([0.5, 0.41, 0.09]).tolist(), SamplingLaw(top_p=0.9), [0, 1],
+        np.log([0.5, 0.41, 0.09]).tolist(), Sampling(top_p=0.9), [0, 1],
     ),
     "ml-explore/mlx-lm#1912: a tiny top-p leaves the most probable token": (
-        [0.5, 3.0, 1.0, 3.0], SamplingLaw(0.8, 1e-8), [1],
+        [0.5, 3.0, 1.0, 3.0], Sampling(0.8, 1e-8), [1],
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("logits", "law", "tokens"), REPORTED.values(), ids=REPORTED)
+@pytest.mark.parametrize(("logits", "sampling", "tokens"), REPORTED.values(), ids=REPORTED)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_reported_logits_leave_the_right_tokens(
-    logits: list[float], law: SamplingLaw, tokens: list[int], dtype: torch.dtype
+    logits: list[float], sampling: Sampling, tokens: list[int], dtype: torch.dtype
 ) -> None:
-    out = made(torch.tensor([logits], dtype=dtype), law, torch.float32)
+    out = made(torch.tensor([logits], dtype=dtype), sampling, torch.float32)
     assert out[0].nonzero().view(-1).tolist() == tokens
 
 
@@ -104,10 +104,10 @@ def test_ties_leave_the_tokens_of_the_definition(
     can_look: bool,
 ) -> None:
     """Any logits with ties, with few tokens tried first, and as on a GPU, where nothing is read on the way."""
-    law = SamplingLaw(temperature, top_p, top_k)
+    law = Sampling(temperature, top_p, top_k)
     if top_p is not None:  # rounding decides only where a sum is top_p but for the last digits
         for row in logits:
-            sums = np.cumsum(np.sort(plain_law(row, SamplingLaw(temperature, None, top_k)))[::-1])
+            sums = np.cumsum(np.sort(plain_law(row, Sampling(temperature, None, top_k)))[::-1])
             assume(np.abs(sums - top_p).min() > 1e-9)
     wanted = np.stack([plain_law(row, law) for row in logits])
     with mock.patch.multiple(sampling, _FEW=few, _can_look=mock.Mock(return_value=can_look)):
@@ -122,7 +122,7 @@ def test_large_vocabularies_leave_the_first_tokens_in_order(dtype: torch.dtype, 
     """Against a stable sort of each row: exactly k tokens, and the fewest whose probabilities reach top-p."""
     logits = (spread * torch.randn(3, 6000, generator=torch.Generator().manual_seed(4))).to(dtype)
     order = logits.float().sort(dim=-1, descending=True, stable=True).indices
-    for law in (SamplingLaw(top_k=50), SamplingLaw(top_k=5999), SamplingLaw(top_p=0.9), SamplingLaw(1.0, 0.99, 3000)):
+    for law in (Sampling(top_k=50), Sampling(top_k=5999), Sampling(top_p=0.9), Sampling(1.0, 0.99, 3000)):
         found = made(logits, law, torch.float32)
         left = (found > 0).sum(-1)
         for row, number in enumerate(left.tolist()):
@@ -151,10 +151,10 @@ def test_a_row_depends_on_no_other_and_on_no_filling(dtype: torch.dtype) -> None
     filled = torch.cat([logits, torch.full((33, 5), -torch.inf, dtype=dtype)], 1)
     for law in [
         GREEDY,
-        SamplingLaw(0.7, 0.9),
-        SamplingLaw(1.0, None, 40),
-        SamplingLaw(1e-45),
-        SamplingLaw(1e30, 0.5, 9000),
+        Sampling(0.7, 0.9),
+        Sampling(1.0, None, 40),
+        Sampling(1e-45),
+        Sampling(1e30, 0.5, 9000),
     ]:
         whole = made(filled, law, torch.float32)
         assert not whole[:, 5003:].any()

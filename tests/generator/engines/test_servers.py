@@ -26,7 +26,7 @@ from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError, OperationError
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 
 Pair = tuple[FakeServer, FakeServer]
 API = {"vllm": f'settings = {{ api = "vllm", {NEEDS} }}', "sglang": f'settings = {{ api = "sglang", {NEEDS} }}'}
@@ -71,7 +71,7 @@ def in_process(folder: Path, units: dict[str, Unit]) -> None:
     engine = FakeEngine()
     reference, side = (engine.side(folder / "weights.fake", {"bits": bits, "rows": 1}, "here") for bits in (12, 4))
     sides = {"bits-4": side, "floor": RepeatedReference(reference)}
-    model = EngineModel("fake", engine, reference, sides, None, SamplingLaw(), TextEnds({EOS: ()}))
+    model = EngineModel("fake", engine, reference, sides, None, Sampling(), TextEnds({EOS: ()}))
     assert_same(units, units_of(model, folder), 1e-5)
 
 

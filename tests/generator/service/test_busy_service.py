@@ -20,7 +20,7 @@ from kvdrift.generator.service import server
 from kvdrift.generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from kvdrift.generator.service.server import GenerationService
 from kvdrift.schema.errors import OperationError
-from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.tables import SCHEMA_VERSION
 
 FILES = ModelIdentity("w", None)
@@ -36,7 +36,7 @@ class Pretended:
     files: ModelIdentity = FILES
     device: str = "cuda:0"
     logits_dtype: str | None = None
-    law: SamplingLaw = FULL_SOFTMAX
+    sampling: Sampling = FULL_SOFTMAX
     eos_tokens: tuple[int, ...] = ()
     network: ClassVar[Any] = SimpleNamespace(config=SimpleNamespace(vocab_size=256))
 
@@ -79,13 +79,13 @@ class Running:
         return flight.FlightClient(f"grpc://127.0.0.1:{self.service.port}")
 
     def asked(
-        self, client: flight.FlightClient, doc: str, logits_dtype: str | None = None, law: SamplingLaw = FULL_SOFTMAX
+        self, client: flight.FlightClient, doc: str, logits_dtype: str | None = None, sampling: Sampling = FULL_SOFTMAX
     ) -> Any:
         """The answer to a request for a document, as it comes."""
         action = {"name": "a", "selector": "recent", "keep": "1/2"}
         request = GenerationRequest.model_validate({
             "study": "s", "model": "m", "weights": "w", "tokenizer": None, "horizon": 4,
-            "logits_dtype": logits_dtype, "eos_tokens": [], "seed": 0, **asdict(law),
+            "logits_dtype": logits_dtype, "eos_tokens": [], "seed": 0, **asdict(sampling),
             "document": {"doc": doc, "stratum": "", "cluster": "", "task": "", "source": "", "tokens": [1]},
             "pending": [{
                 "action": action, "selector_sha256": selector_sha256(Recent()), "first": 0, "count": 1,
@@ -206,16 +206,16 @@ def test_a_service_ends_where_its_device_does() -> None:
 
 
 def test_logits_and_law_are_what_a_request_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str | None, SamplingLaw]] = []
+    seen: list[tuple[str | None, Sampling]] = []
     prefill = Pretended.prefill
 
     def watched(self: Pretended, document: Any, *given: Any) -> None:
-        seen.append((self.logits_dtype, self.law))
+        seen.append((self.logits_dtype, self.sampling))
         prefill(self, document, *given)
 
     monkeypatch.setattr(Pretended, "prefill", watched)
     with running(Long()) as run, run.client() as client:
-        asked = [("float32", FULL_SOFTMAX), (None, SamplingLaw(0.7, 0.9, 20)), (None, SamplingLaw(0.0))]
+        asked = [("float32", FULL_SOFTMAX), (None, Sampling(0.7, 0.9, 20)), (None, Sampling(0.0))]
         for logits_dtype, law in asked:
             with pytest.raises(flight.FlightServerError, match="short "):
                 list(run.asked(client, "short", logits_dtype, law))

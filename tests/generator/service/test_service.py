@@ -34,7 +34,7 @@ from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.material import gather_material
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import StudyRun, pending_development
-from kvdrift.generator.generation import PendingUnit, StudyLaw
+from kvdrift.generator.generation import PendingUnit, StudySampling
 from kvdrift.generator.identity import NUMERICS_VERSION, GpuKinds
 from kvdrift.generator.service import client
 from kvdrift.generator.service.client import (
@@ -50,7 +50,7 @@ from kvdrift.generator.service.protocol import PROTOCOL, GenerationRequest, Iden
 from kvdrift.generator.service.server import requested_work
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError, NobodyLeftError, OperationError
-from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import Sampling
 from kvdrift.schema.study import Study, load_studies
 from kvdrift.schema.tables import EVENTS, SCHEMA_VERSION
 
@@ -514,7 +514,7 @@ class TestProtocol:
                 PendingUnit(action, 3, 2, estimator, of=of)
                 for action in material.actions
                 for estimator in ("plain", "swrb")
-                for of in (None, StudyLaw("small-t0.7", SamplingLaw(0.7, 0.9, 20)))
+                for of in (None, StudySampling("small-t0.7", Sampling(0.7, 0.9, 20)))
             ]
             request = GenerationRequest.of(other, identity, document, pending, None, (2, 7))
             decoded = GenerationRequest.decoded(request.encoded())
@@ -528,7 +528,7 @@ def test_units_that_are_too_many_for_one_request_are_one_for_each_law(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, pending = pending_work_of(study)[0]
-    laws = [StudyLaw(name, SamplingLaw(temperature)) for name, temperature in (("a", 0.0), ("b", 0.5))]
+    laws = [StudySampling(name, Sampling(temperature)) for name, temperature in (("a", 0.0), ("b", 0.5))]
     several = [replace(unit, of=of) for of in laws for unit in pending]
     assert client.requests(several, 12) == [several]
     monkeypatch.setattr(client, "MAX_EVENTS", 2 * 12 * len(several) - 1)
