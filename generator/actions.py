@@ -235,8 +235,12 @@ def build_actions(study: Study) -> list[Action]:
     if study.model.engine is not None:  # an action is a side of the engine; the floor stands for the control
         return [
             replace(
-                control, name=one.name, selector_name=one.selector, settings=one.settings or {}, weights=one.weights
+                control,
+                name=action.name,
+                selector_name=action.selector,
+                settings=action.settings or {},
+                weights=action.weights,
             )
-            for one in study.actions
+            for action in study.actions
         ]
     return [*(build_action(section, study.folder) for section in study.actions), control]

@@ -109,14 +109,14 @@ class GpuKinds:
     @classmethod
     def of_units(cls, versions: Iterable[str | None]) -> Self:
         """Return the GPU models that made the units, read from their column ``versions``."""
-        found = (json.loads(text).get("gpu") for text in set(versions) if text is not None)
-        names = frozenset(name for name in found if name is not None)
+        gpus = (json.loads(text).get("gpu") for text in set(versions) if text is not None)
+        names = frozenset(name for name in gpus if name is not None)
         return cls(names, f"the store's units were made on {' and '.join(sorted(names))}")
 
     @classmethod
     def together(cls, kinds: Iterable[Self]) -> Self:
         """Return the GPU models that made the units of several studies."""
-        names = frozenset(name for one in kinds for name in one.names)
+        names = frozenset(name for kind in kinds for name in kind.names)
         return cls(names, f"the store's units were made on {' and '.join(sorted(names))}")
 
     @classmethod
@@ -143,15 +143,19 @@ def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries
     if not others:
         return of_selector
     kinds: list[Any] = [type(part) for part in others]
-    said = [[kind.__qualname__, source_of(kind), part.parameters] for kind, part in zip(kinds, others, strict=True)]
-    return _sha256([of_selector, *said])
+    described = [
+        [kind.__qualname__, source_of(kind), part.parameters] for kind, part in zip(kinds, others, strict=True)
+    ]
+    return _sha256([of_selector, *described])
 
 
 def selector_sha256(selector: Selector) -> str:
     """Return the SHA-256, in hexadecimal, of a selector's source and parameters."""
     kind = type(selector)
-    own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
-    return _sha256([kind.__qualname__, source_of(kind), selector.identity(), own, selector.window, selector.sinks])
+    parameters = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
+    return _sha256(
+        [kind.__qualname__, source_of(kind), selector.identity(), parameters, selector.window, selector.sinks]
+    )
 
 
 def _sha256(content: list[Any]) -> str:

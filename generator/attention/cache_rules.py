@@ -150,9 +150,9 @@ class RuledStreams:
         The cache of each stream, ascending, is int64 [streams] on the CPU.
         """
         for cache, rule in self._rules.items():
-            own = (stream_cache == cache).nonzero().squeeze(-1)
-            if len(own) and rule.scores:
-                rows = slice(int(own[0]), int(own[-1]) + 1)
+            ruled = (stream_cache == cache).nonzero().squeeze(-1)
+            if len(ruled) and rule.scores:
+                rows = slice(int(ruled[0]), int(ruled[-1]) + 1)
                 for layer, scores in enumerate(self._scores):
                     scores[rows, :, self._prompt - rule.scores : self._prompt] = rule.first_scores(layer)
                     scores[rows, :, self._prompt :] = 0.0
@@ -176,12 +176,12 @@ class RuledStreams:
         """
         for cache in dict.fromkeys(part.cache for part in self._parts):
             parts = [slice(part.first, part.first + part.streams) for part in self._parts if part.cache == cache]
-            own = {device: torch.cat([packed[part] for part in parts]) for device, packed in slots.items()}
+            step_slots = {device: torch.cat([packed[part] for part in parts]) for device, packed in slots.items()}
             rule, prompt = self._rules[cache], self._caches[cache]
-            rule.before_step(prompt, suffixes, [own[key.device] for key, _ in prompt], length)
+            rule.before_step(prompt, suffixes, [step_slots[key.device] for key, _ in prompt], length)
             if rule.scores:
                 for buffer in self.buffers.values():
-                    buffer[:, own[buffer.device], :, self._prompt + length - 1] = 0.0
+                    buffer[:, step_slots[buffer.device], :, self._prompt + length - 1] = 0.0
 
     def replaced(self, cache: int, length: int) -> bool:
         """Tell whether ``attend`` computes the attention of a cache's streams."""
@@ -204,7 +204,7 @@ class RuledStreams:
                 continue
             rows = slots[part.first : part.last]
             prompt_key, prompt_value = self._caches[part.cache][layer]
-            suffix_key, suffix_value = (own[:, :, :length][rows] for own in suffix)
+            suffix_key, suffix_value = (slot_entries[:, :, :length][rows] for slot_entries in suffix)
             grouped = query[rows].view(len(rows), kv_heads, -1, size)
             entries = StreamEntries(
                 layer, grouped, prompt_key, prompt_value, suffix_key, suffix_value, scaling, part.streams,
@@ -212,12 +212,12 @@ class RuledStreams:
             )  # fmt: skip
             columns = slice(self._prompt - rule.scores, self._prompt + length)
             before = self._scores[layer][:, :, columns][rows] if rule.scores else torch.empty(0)
-            found, after = rule.attend(entries, before)
+            output, after = rule.attend(entries, before)
             streams = rows[: part.streams]
             if rule.scores:
                 self._scores[layer][streams, :, columns] = after[: part.streams]
-            if found is not None:
-                result[streams] = found[: part.streams].reshape(part.streams, -1, 1, size)
+            if output is not None:
+                result[streams] = output[: part.streams].reshape(part.streams, -1, 1, size)
 
 
 def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,8 +232,8 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
     query = entries.query * entries.scaling
     packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)
     shared = _products(packed, entries.prompt_key).view(kv_heads, rows, group, prompt).transpose(0, 1)
-    own = query @ entries.suffix_key.transpose(-1, -2)
-    scores = capped(torch.cat([shared, own], -1).float(), entries.terms.softcap).add_(hidden[:, :, None])
+    suffix_scores = query @ entries.suffix_key.transpose(-1, -2)
+    scores = capped(torch.cat([shared, suffix_scores], -1).float(), entries.terms.softcap).add_(hidden[:, :, None])
     if entries.terms.sinks is not None:  # one more key, whose value is 0
         sinks = entries.terms.sinks.float().view(1, kv_heads, group, 1).expand(rows, -1, -1, -1)
         weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
@@ -248,5 +248,5 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
 def _products(rows: Tensor, others: Tensor) -> Tensor:
     """Return rows [heads, R, in] times others [heads, out, in], [heads, R, out]; by oneDNN on a CPU."""
     if fits_onednn(rows):
-        return torch.stack([product(some, other) for some, other in zip(rows, others, strict=True)])
+        return torch.stack([product(row, column) for row, column in zip(rows, others, strict=True)])
     return rows @ others.transpose(-1, -2)

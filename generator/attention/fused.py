@@ -51,12 +51,14 @@ def plain_prompt_attention(
         if not key.shape[1]:  # another layer of this cache has more, or no cache has it
             continue
         stream, member = _elements(element, min(element + queries, streams * group), group)
-        own = query.view(-1, kv_heads, group, size)[packed[first_row + stream], :, member]  # [elements, KV heads, size]
+        rows = query.view(-1, kv_heads, group, size)[
+            packed[first_row + stream], :, member
+        ]  # [elements, KV heads, size]
         tile = query.new_zeros((kv_heads, queries, size))
-        tile[:, : len(own)] = own.transpose(0, 1)
-        found, sums = attend_prompt(tile, key, value, scaling)
-        grouped_output[partial + stream, :, member] = found[:, : len(own)].transpose(0, 1).to(query.dtype)
-        grouped_mass[partial + stream, :, member] = sums[:, : len(own)].t()
+        tile[:, : len(rows)] = rows.transpose(0, 1)
+        part_output, sums = attend_prompt(tile, key, value, scaling)
+        grouped_output[partial + stream, :, member] = part_output[:, : len(rows)].transpose(0, 1).to(query.dtype)
+        grouped_mass[partial + stream, :, member] = sums[:, : len(rows)].t()
     return output, mass
 
 
@@ -150,13 +152,13 @@ def attention_fault(device: torch.device) -> str | None:
     packed, tiles, places = (part.to(device) for part in indices)
 
     def computed(prompt: Callable[..., PartialAttention], suffix: Callable[..., Tensor]) -> list[Tensor]:
-        own = [numbers(3, 2, 40, 16), numbers(3, 2, 40, 16, last=2.0)]
+        suffixes = [numbers(3, 2, 40, 16), numbers(3, 2, 40, 16, last=2.0)]
         results = prompt(query, caches, caches, table, packed, tiles, partials, 0.25)
-        return [suffix(query, key, value, *own, length, *results, places, table, 0.25), *own]
+        return [suffix(query, key, value, *suffixes, length, *results, places, table, 0.25), *suffixes]
 
-    found, *written = computed(_prompt_on_cuda, _suffix_on_cuda)
+    output, *written = computed(_prompt_on_cuda, _suffix_on_cuda)
     wanted, *kept = computed(plain_prompt_attention, plain_suffix_attention)
-    near = torch.allclose(found, wanted, atol=1e-5) and all(map(torch.equal, written, kept))
+    near = torch.allclose(output, wanted, atol=1e-5) and all(map(torch.equal, written, kept))
     return None if near else "the kernels' results are wrong"
 
 

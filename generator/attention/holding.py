@@ -73,8 +73,8 @@ class InDtype:
 
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
         """Return the layer rounded to the dtype and back to the model's."""
-        stored, own = DTYPES[self.dtype], layer.key.dtype
-        return PrefixLayer(layer.key.to(stored).to(own), layer.value.to(stored).to(own))
+        stored, read_dtype = DTYPES[self.dtype], layer.key.dtype
+        return PrefixLayer(layer.key.to(stored).to(read_dtype), layer.value.to(stored).to(read_dtype))
 
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the bytes of the layer's numbers in the dtype."""
@@ -111,7 +111,7 @@ def checksum(*parts: Tensor) -> Tensor:
 
 def in_words(sums: Sequence[Tensor]) -> tuple[str, ...]:
     """Return checksums as table ``units`` has them, 16 hexadecimal digits each."""
-    return tuple(f"{int(one) % 2**64:016x}" for one in sums)
+    return tuple(f"{int(word) % 2**64:016x}" for word in sums)
 
 
 def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequence[PrefixLayer]) -> list[Tensor]:
@@ -122,14 +122,14 @@ def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequen
     of the whole prompt, ``held`` the entries that the first cut kept of each.
     """
     sums = []
-    for layer, own in zip(prompt, held, strict=True):
+    for layer, held_layer in zip(prompt, held, strict=True):
         kv_heads, _, size = layer.key.shape
         before = rule.first_scores(layer.number) if rule.scores else layer.key.new_empty(0)
         if rule.passes(1):
             sums.append(checksum(before >= 0))
             continue
         entries = StreamEntries(
-            layer.number, layer.window_query[:, -1].reshape(1, kv_heads, -1, size), own.key, own.value,
+            layer.number, layer.window_query[:, -1].reshape(1, kv_heads, -1, size), held_layer.key, held_layer.value,
             layer.key[None, :, -1:], layer.value[None, :, -1:], layer.scaling, terms=layer.terms,
         )  # fmt: skip
         joined = torch.nn.functional.pad(before, (0, 1))[None] if rule.scores else before  # the new entry's score is 0

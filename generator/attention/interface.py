@@ -49,10 +49,10 @@ class _Counted:
 
 def counted(attention: LayerAttention, network: Any) -> LayerAttention:
     """Return attention that counts only layers with attention, for a network in which some layers have none."""
-    found = attention_modules(network)
-    if len(found) == len(network.model.layers):
+    modules = attention_modules(network)
+    if len(modules) == len(network.model.layers):
         return attention
-    return _Counted(attention, {number: own for own, number in enumerate(found)})
+    return _Counted(attention, {number: place for place, number in enumerate(modules)})
 
 
 def _attend(

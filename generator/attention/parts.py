@@ -41,8 +41,8 @@ UNKNOWN = LayerTraits()
 def attention_modules(network: Any) -> dict[int, Any]:
     """Return the attention module of each layer that has one, by the layer's number in the network, ascending."""
     layers = getattr(getattr(network, "model", None), "layers", ())
-    found = ((number, getattr(layer, "self_attn", None)) for number, layer in enumerate(layers))
-    return {number: module for number, module in found if module is not None}
+    modules = ((number, getattr(layer, "self_attn", None)) for number, layer in enumerate(layers))
+    return {number: module for number, module in modules if module is not None}
 
 
 _POSITIONS = 128  # of queries of a prompt, whose scores are computed at once
@@ -80,8 +80,8 @@ def attend_capped(query: Tensor, key: Tensor, value: Tensor, scaling: float, sof
     """
     if query.dim() == 3 and fits_onednn(query):
         heads = zip(query, key, value, strict=True)
-        found = [_weigh_scores(_scores(some, keys, scaling, softcap), values) for some, keys, values in heads]
-        output, mass = (torch.stack(part) for part in zip(*found, strict=True))
+        parts = [_weigh_scores(_scores(rows, keys, scaling, softcap), values) for rows, keys, values in heads]
+        output, mass = (torch.stack(part) for part in zip(*parts, strict=True))
         return output, mass
     return _weigh_scores(_scores(query, key, scaling, softcap), value)
 
@@ -119,11 +119,11 @@ def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float
     for first in range(0, length, _POSITIONS):
         last = min(first + _POSITIONS, length)
         since = terms.first_seen(before + first + 1)
-        own = torch.arange(before + first, before + last, device=key.device)[:, None]
+        places = torch.arange(before + first, before + last, device=key.device)[:, None]
         seen = torch.arange(since, before + last, device=key.device)
-        hidden = seen > own
+        hidden = seen > places
         if terms.window is not None:
-            hidden |= seen <= own - terms.window
+            hidden |= seen <= places - terms.window
         for head in range(kv_heads):
             rows = grouped[head, :, first:last].reshape(-1, size)
             keys, values = key[head, since : before + last], value[head, since : before + last]
@@ -231,19 +231,19 @@ def join_parts(
     ``log_of_sum`` is log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows
     differ from step to step. A prompt is computed only once.
     """
-    (output, mass), (other, other_mass) = first, second
+    (output, mass), (other_output, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
     weight, other_weight = (mass - joint).exp_(), (other_mass - joint).exp_()
-    return weight[..., None] * output + other_weight[..., None] * other, joint
+    return weight[..., None] * output + other_weight[..., None] * other_output, joint
 
 
-def seamless_logaddexp(one: Tensor, other: Tensor) -> Tensor:
+def seamless_logaddexp(first: Tensor, second: Tensor) -> Tensor:
     """Return log(exp(a) + exp(b)), elementwise; an element's value does not depend on its place.
 
     A CPU computes the last elements of contiguous tensors one by one, and rounds them differently. If the results are
     not contiguous, all elements are computed one by one.
     """
-    return torch.logaddexp(one, other, out=one.new_empty((*one.shape, 2))[..., 0])
+    return torch.logaddexp(first, second, out=first.new_empty((*first.shape, 2))[..., 0])
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -262,11 +262,11 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
             query, key[None], value[None], is_causal=True, scale=scaling, enable_gqa=True
         )
     own_key, own_value = (part[None, :, before:].repeat_interleave(group, 1) for part in (key, value))
-    own = attend_part(query, own_key, own_value, scaling, causal=True)
+    suffix = attend_part(query, own_key, own_value, scaling, causal=True)
     grouped = query.reshape(kv_heads, group * length, size)
     earlier, mass = attend_prompt(grouped, key[:, :before], value[:, :before], scaling)
-    earlier, mass = earlier.reshape(query.shape), mass.reshape(own[1].shape)
-    output, _ = join_parts(own, (earlier, mass), log_of_sum=torch.logaddexp)
+    earlier, mass = earlier.reshape(query.shape), mass.reshape(suffix[1].shape)
+    output, _ = join_parts(suffix, (earlier, mass), log_of_sum=torch.logaddexp)
     return output.to(query.dtype)
 
 
@@ -297,13 +297,13 @@ def attend_by_onednn(query: Tensor, chunks: Chunks) -> PartialAttention:
     if heads * length <= _QUERIES:
         return _attend_rows(query, *chunks)
     together = max(_QUERIES // length, 1)
-    found = []
+    blocks = []
     for first in range(0, heads, together):
-        some = slice(first, first + together)
-        rows = torch.tensor_split(query[some], -(-length // _QUERIES), 1)
-        parts = [_attend_rows(part, *(entries[some] for entries in chunks)) for part in rows]
-        found.append(parts[0] if len(parts) == 1 else tuple(torch.cat(part, 1) for part in zip(*parts, strict=True)))
-    output, mass = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+        block = slice(first, first + together)
+        rows = torch.tensor_split(query[block], -(-length // _QUERIES), 1)
+        parts = [_attend_rows(part, *(entries[block] for entries in chunks)) for part in rows]
+        blocks.append(parts[0] if len(parts) == 1 else tuple(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+    output, mass = blocks[0] if len(blocks) == 1 else (torch.cat(parts) for parts in zip(*blocks, strict=True))
     return output, mass
 
 
@@ -317,12 +317,12 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
         for first in range(0, length, _ROWS_OF_PROMPT):
             last = min(first + _ROWS_OF_PROMPT, length)
             rows = query[head, :, first:last].reshape(-1, size)
-            own = slice(before + first, before + last)
-            scores = product(rows, head_key[own])
+            places = slice(before + first, before + last)
+            scores = product(rows, head_key[places])
             scores.view(group, last - first, -1).add_(ahead[: last - first, : last - first])
-            part = _weigh(scores[None], [head_value[own].t()])
-            if own.start:
-                earlier = _in_chunks(head_key[None, : own.start], head_value[None, : own.start])
+            part = _weigh(scores[None], [head_value[places].t()])
+            if places.start:
+                earlier = _in_chunks(head_key[None, : places.start], head_value[None, : places.start])
                 before_them = _attend_rows(rows[None], *earlier)
                 part = join_parts(before_them, part, log_of_sum=torch.logaddexp)
             output[head, :, first:last] = part[0].view(group, -1, size)
@@ -334,7 +334,7 @@ def _attend_rows(
 ) -> PartialAttention:  # fmt: skip
     """Attend from scaled queries [heads, rows, size] to ``Chunks`` of the same heads."""
     chunks = zip(zip(*keys, strict=True), zip(*values, strict=True), strict=True)
-    return reduce(join_parts, (_weigh(_products(query, some), weighed) for some, weighed in chunks))
+    return reduce(join_parts, (_weigh(_products(query, chunk), weighed) for chunk, weighed in chunks))
 
 
 def _weigh(scores: Tensor, values: Iterable[Tensor]) -> PartialAttention:
@@ -347,5 +347,5 @@ def _weigh(scores: Tensor, values: Iterable[Tensor]) -> PartialAttention:
 
 def _products(rows: Tensor, others: Iterable[Tensor]) -> Tensor:
     """Multiply each head's rows [heads, R, in] by its others [out, in]: [heads, R, out]; one head is not copied."""
-    found = [product(some, other) for some, other in zip(rows, others, strict=True)]
-    return found[0][None] if len(found) == 1 else torch.stack(found)
+    parts = [product(row, column) for row, column in zip(rows, others, strict=True)]
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)

@@ -54,8 +54,8 @@ def pack_tiles(
     tiles, rows, unpacked = [], [], torch.empty_like(slots)
     caches, counts = torch.unique_consecutive(stream_cache, return_counts=True)
     first = 0
-    for cache, own in zip(caches.tolist(), torch.split(slots, counts.tolist()), strict=True):
-        for part in torch.split(own, at_once[cache]):
+    for cache, cache_slots in zip(caches.tolist(), torch.split(slots, counts.tolist()), strict=True):
+        for part in torch.split(cache_slots, at_once[cache]):
             last = first + rounded(len(part), multiple)
             tiles.append(Tile(cache, first, last, len(part)))
             rows += [part, part[:1].expand(last - first - len(part))]
@@ -101,10 +101,10 @@ def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
     )
 
 
-def same_entries(one: Sequence[PrefixLayer], other: Sequence[PrefixLayer]) -> bool:
+def same_entries(first: Sequence[PrefixLayer], second: Sequence[PrefixLayer]) -> bool:
     """Tell whether two caches have equal keys and values in all layers."""
-    pairs = list(zip(one, other, strict=True))
-    return all(torch.equal(own.key, its.key) and torch.equal(own.value, its.value) for own, its in pairs)
+    pairs = list(zip(first, second, strict=True))
+    return all(torch.equal(layer.key, its.key) and torch.equal(layer.value, its.value) for layer, its in pairs)
 
 
 class PromptReads:
@@ -115,9 +115,9 @@ class PromptReads:
     """
 
     def __init__(
-        self, caches: Sequence[Sequence[PrefixLayer]], at_once: Sequence[int], multiple: int, few: int
+        self, caches: Sequence[Sequence[PrefixLayer]], at_once: Sequence[int], multiple: int, prompt_read_rows: int
     ) -> None:
-        self._caches, self._at_once, self._multiple, self._few = caches, at_once, multiple, few
+        self._caches, self._at_once, self._multiple, self._few = caches, at_once, multiple, prompt_read_rows
         kinds = [
             (tile, *(id(part) for layer in cache for part in (layer.key, layer.value)))
             for tile, cache in zip(at_once, caches, strict=True)
@@ -140,7 +140,7 @@ class PromptReads:
         The cache of each stream, ascending, and its slot are int64 [streams].
         """
         tiles, indices = pack_tiles(*self.alike(stream_cache, slots), self._at_once, self._multiple)
-        self._tiles = [list(some) for _, some in itertools.groupby(tiles, self._size)]
+        self._tiles = [list(tiles_of_size) for _, tiles_of_size in itertools.groupby(tiles, self._size)]
         return indices
 
     def _size(self, tile: Tile) -> tuple[Any, ...]:
@@ -183,8 +183,8 @@ class PromptReads:
                 if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
                     output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
                     continue
-                found, sums = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, prompt.chunks)
-                output[:, queries], mass[:, queries] = found, sums
+                part_output, sums = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, prompt.chunks)
+                output[:, queries], mass[:, queries] = part_output, sums
         unpacked = indices["unpacked"]
         return (
             output.view(kv_heads, -1, group, size).transpose(0, 1)[unpacked],
@@ -201,6 +201,6 @@ class PromptReads:
         shape = (kv_heads, len(tiles), -1)
         queries = packed.view(*shape, size)[:, :, :count].transpose(0, 1) * scaling
         whole = Chunks(*(list(itertools.chain(*heads)) for heads in zip(*chunks, strict=True)))
-        found, sums = attend_by_onednn(queries.flatten(0, 1), whole)
-        output.view(*shape, size)[:, :, :count] = found.view(queries.shape).transpose(0, 1)
+        part_output, sums = attend_by_onednn(queries.flatten(0, 1), whole)
+        output.view(*shape, size)[:, :, :count] = part_output.view(queries.shape).transpose(0, 1)
         mass.view(shape)[:, :, :count] = sums.view(queries.shape[:-1]).transpose(0, 1)

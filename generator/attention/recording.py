@@ -96,8 +96,8 @@ class PromptLayer:
 
     def gathered(self, statistic: Statistic[Gathered]) -> Gathered:
         """Return the value that ``statistic`` gathered over the layer's queries; a selector must have asked for it."""
-        found: Gathered = self.statistics[statistic]
-        return found
+        gathered: Gathered = self.statistics[statistic]
+        return gathered
 
 
 class PromptRecording:
@@ -199,7 +199,7 @@ class PromptRecording:
             none = key.new_empty((kv_heads, 0, size))
             self.layers.append(PromptLayer(none, none, query[0, :, :0], scaling, -1, self.prompt, terms=terms))
             return
-        number = sum(one.terms.window is None for one in self.layers)
+        number = sum(layer.terms.window is None for layer in self.layers)
         self.layers.append(
             PromptLayer(
                 key.new_empty((kv_heads, self.entries, size)), key.new_empty((kv_heads, self.entries, size)),

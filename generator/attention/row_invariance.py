@@ -172,8 +172,8 @@ def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Ite
     whole = attend_prompt(query, key, value, scaling)
     for count in counts:
         for part in (slice(count * group), slice(-count * group, None)):
-            for one, all_rows in zip(attend_prompt(query[:, part], key, value, scaling), whole, strict=True):
-                yield _relative(one, all_rows[:, part])
+            for part_rows, all_rows in zip(attend_prompt(query[:, part], key, value, scaling), whole, strict=True):
+                yield _relative(part_rows, all_rows[:, part])
 
 
 def _relative(part: Tensor, whole: Tensor) -> float:

@@ -123,8 +123,8 @@ def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int)
         shape = (kinds.count(kind), slots, heads, horizon, size)
         buffers.append(torch.empty(shape, dtype=dtype, device=device))
         rooms[kind] = iter(buffers[-1].unbind())
-    own = [next(rooms[kind]) for kind in kinds]
-    return buffers, [own[first : first + 2] for first in range(0, len(own), 2)]
+    parts = [next(rooms[kind]) for kind in kinds]
+    return buffers, [parts[first : first + 2] for first in range(0, len(parts), 2)]
 
 
 def copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
@@ -165,19 +165,19 @@ class SharedPrefix:
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
         group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
-        rules: Sequence[CacheRule | None] = (), few: int = 0, layers: int = 0,
+        rules: Sequence[CacheRule | None] = (), prompt_read_rows: int = 0, layer_rows: int = 0,
     ) -> None:  # fmt: skip
-        self._caches, self._row_multiple, self._layers = caches, row_multiple, layers or row_multiple
+        self._caches, self._row_multiple, self._layers = caches, row_multiple, layer_rows or row_multiple
         usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
         self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
-        self._reads = PromptReads(caches, self._at_once, row_multiple, few or row_multiple)
+        self._reads = PromptReads(caches, self._at_once, row_multiple, prompt_read_rows or row_multiple)
         self._slots = StreamSlots(streams)
         entries = [(layer.key, layer.value) for layer in caches[0]]
         self._buffers, self._suffix = suffix_buffers(entries, streams + parked, horizon)
         self._ruled: RuledStreams | None = None
         # A rule is asked about the layers without a window, which have numbers of their own, from 0.
         whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
-        self._whole = {number: own for own, number in enumerate(whole)}
+        self._whole = {number: place for place, number in enumerate(whole)}
         if any(rule is not None for rule in rules):
             parts = [[(cache[number].key, cache[number].value) for number in self._whole] for cache in caches]
             terms = [caches[0][number].terms for number in self._whole]
@@ -276,15 +276,15 @@ class SharedPrefix:
         """
         self._indices = indices
         for buffer in self._buffers:
-            own = indices[buffer.device]
-            if len(own["source"]):
-                copy_suffixes(buffer[:, :, :, : self._copied_length], own["source"], own["target"])
+            moved = indices[buffer.device]
+            if len(moved["source"]):
+                copy_suffixes(buffer[:, :, :, : self._copied_length], moved["source"], moved["target"])
         self._slots.length += 1
         if self._ruled is not None:
             for scores in self._ruled.buffers.values():
-                own, columns = indices[scores.device], self._ruled.columns(self._copied_length)
-                if len(own["source"]):
-                    copy_suffixes(scores[:, :, :, columns], own["source"], own["target"])
+                moved, columns = indices[scores.device], self._ruled.columns(self._copied_length)
+                if len(moved["source"]):
+                    copy_suffixes(scores[:, :, :, columns], moved["source"], moved["target"])
             slots = {device: indices[device]["ruled"] for device in self.devices}
             self._ruled.before_step(slots, [self._suffix[number] for number in self._whole], self._slots.length)
 
@@ -335,10 +335,10 @@ class SharedPrefix:
             result = self._fused.attend(layer, query, key, value, self._suffix[layer], indices, scaling)
         else:
             result = self._attend_plainly(layer, query, key, value, scaling)
-        own = self._whole.get(layer)
-        if self._ruled is not None and own is not None:
+        place = self._whole.get(layer)
+        if self._ruled is not None and place is not None:
             slots, length = self._indices[query.device]["ruled"], self._slots.length
-            self._ruled.attend(own, query, self._suffix[layer], slots, length, scaling, result)
+            self._ruled.attend(place, query, self._suffix[layer], slots, length, scaling, result)
         return result
 
     def _attend_plainly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -354,14 +354,14 @@ class SharedPrefix:
         grouped = query.reshape(rows, kv_heads, group, size)
         terms = self._caches[0][layer].terms
         seen = slice(terms.first_seen(length), length)
-        own = attend_part(
+        suffix = attend_part(
             grouped[:streams], suffix_key[:streams, :, seen], suffix_value[:streams, :, seen], scaling,
             softcap=terms.softcap,
         )  # fmt: skip
 
         shared = self._reads.attend(layer, grouped, indices, scaling, length, self._replaced)
         result = query.new_zeros((rows, heads, 1, size))
-        output = with_sinks(*join_parts(own, shared), terms.sinks)
+        output = with_sinks(*join_parts(suffix, shared), terms.sinks)
         result[:streams] = output.reshape(streams, heads, 1, size)
         return result
 

@@ -114,9 +114,9 @@ class StreamStates(LayerStates):
         [copies] each.
         """
         for place, buffer in self._buffers.items():
-            own = indices[buffer.device]
-            if len(own["source"]):
-                source, target = (self._beyond_rows(own[name]) for name in ("source", "target"))
+            moved = indices[buffer.device]
+            if len(moved["source"]):
+                source, target = (self._beyond_rows(moved[name]) for name in ("source", "target"))
                 buffer.index_copy_(0, target, buffer[source])
             self.found[place] = buffer[:rows]
 

@@ -75,9 +75,9 @@ def tables(
     )  # fmt: skip
 
     places = torch.full((rows, PLACE_COLUMNS), -1)
-    own = torch.arange(len(caches)).repeat_interleave(counts)
-    place = torch.arange(len(slots)) - first_row[own]
-    places[slots] = torch.stack([stream_cache, first_result[own] + place, counts[own]], 1)
+    cache = torch.arange(len(caches)).repeat_interleave(counts)
+    place = torch.arange(len(slots)) - first_row[cache]
+    places[slots] = torch.stack([stream_cache, first_result[cache] + place, counts[cache]], 1)
     packed = torch.zeros(rows, dtype=torch.int64)
     packed[: len(slots)] = slots
     beyond = torch.zeros(few_rows(len(tiles), _BUCKET) - len(tiles), TILE_COLUMNS, dtype=torch.int64)

@@ -95,8 +95,8 @@ def _shapes(trial: CodecTrial) -> str:
     for where, layer in layers:
         before = PrefixLayer(layer.key.clone(), layer.value.clone())
         held = trial.part.hold(layer)
-        for name, read, own in (("keys", held.key, layer.key), ("values", held.value, layer.value)):
-            require(read.shape == own.shape and read.dtype == own.dtype, f"{where}: {name} of another kind")
+        for name, read, original in (("keys", held.key, layer.key), ("values", held.value, layer.value)):
+            require(read.shape == original.shape and read.dtype == original.dtype, f"{where}: {name} of another kind")
         same = torch.equal(before.key, layer.key) and torch.equal(before.value, layer.value)
         require(same, f"{where}: keys or values were changed in place; clone them first")
     return f"{len(layers)} layers come back as they were stored, in shape and dtype"
@@ -163,11 +163,11 @@ def _generated_entries(trial: CodecTrial) -> str:
     """Check generated entries, with windows and groups so short that both end within a few tokens."""
     short: dict[str, Any] = {"group": 4, "residual": 2}
     try:
-        own = trial.action(**{name: short[name] for name in short if name in trial.options}, generated=True)
+        generated = trial.action(**{name: short[name] for name in short if name in trial.options}, generated=True)
     except InputError as error:
         require("codes prompt entries alone" in str(error), str(error))
         return "prompt entries alone are coded"
-    return same_events(own, _beside(), random_model("qwen2"), random_document("coded", 201))
+    return same_events(generated, _beside(), random_model("qwen2"), random_document("coded", 201))
 
 
 def _embedded_model(trial: CodecTrial) -> str:

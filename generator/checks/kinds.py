@@ -22,7 +22,7 @@ from kvdrift.generator.checks.trial import Trial, decisions_of
 from kvdrift.generator.selectors.parameters import Value
 from kvdrift.schema.errors import InputError, nearest
 
-_TRIALS: dict[str, type[Trial[Any]]] = {one.kind.noun: one for one in (SelectorTrial, CodecTrial, PolicyTrial)}
+_TRIALS: dict[str, type[Trial[Any]]] = {trial.kind.noun: trial for trial in (SelectorTrial, CodecTrial, PolicyTrial)}
 
 
 def trial_of(name: str, parameters: Mapping[str, Value], folder: Path | None, noun: str | None = None) -> Trial[Any]:
@@ -39,7 +39,7 @@ def trial_of(name: str, parameters: Mapping[str, Value], folder: Path | None, no
 
 def _noun_of(name: str, folder: Path | None) -> str:
     """Return the kind that a name belongs to; an unknown name is treated as a selector's, which refuses it."""
-    kinds = {noun: one.kind for noun, one in _TRIALS.items()}
+    kinds = {noun: trial.kind for noun, trial in _TRIALS.items()}
     having = [noun for noun, kind in kinds.items() if name in kind.known or name in kind.entry_points]
     if len(having) > 1:
         ways = " or ".join(f"--kind {noun}" for noun in having)
@@ -58,7 +58,7 @@ def _noun_of(name: str, folder: Path | None) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
     made = (
-        partial(trial_of, one["name"], one["parameters"], one["folder"] and Path(one["folder"]), one["kind"])
-        for one in json.load(sys.stdin)
+        partial(trial_of, entry["name"], entry["parameters"], entry["folder"] and Path(entry["folder"]), entry["kind"])
+        for entry in json.load(sys.stdin)
     )
     Path(sys.argv[1]).write_text(json.dumps([decisions_of(make) for make in made]), "utf-8")

@@ -167,8 +167,11 @@ def _plain_attention(entries: StreamEntries, read: Sequence[Sequence[int]]) -> T
     heads = []
     for head, places in enumerate(read):
         key, value = (
-            torch.cat([shared[head], own[0, head]])[list(places)].double()
-            for shared, own in ((entries.prompt_key, entries.suffix_key), (entries.prompt_value, entries.suffix_value))
+            torch.cat([shared[head], suffix[0, head]])[list(places)].double()
+            for shared, suffix in (
+                (entries.prompt_key, entries.suffix_key),
+                (entries.prompt_value, entries.suffix_value),
+            )
         )
         heads.append((entries.query[0, head].double() @ key.T * entries.scaling).softmax(-1) @ value)
     return torch.stack(heads)
@@ -190,13 +193,13 @@ def _positions_read(
         with model.computing():
             kernels.advance(torch.tensor([token]))
         require(bool(watched.kept), f"step {step}: nothing is ever dropped")
-        own = [*range(document.prompt_tokens, document.prompt_tokens + step)]
+        generated = [*range(document.prompt_tokens, document.prompt_tokens + step)]
         heads = []
         for layer, kept in enumerate(watched.kept):
-            held = [[*index, *own] for index in kept.tolist()]
+            held = [[*index, *generated] for index in kept.tolist()]
             read = watched.read.get(layer, [range(len(positions)) for positions in held])
             heads += [{positions[place] for place in places} for positions, places in zip(held, read, strict=True)]
-        require(all(own[-1] in head for head in heads), f"step {step}: the entry of the token fed is not read")
+        require(all(generated[-1] in head for head in heads), f"step {step}: the entry of the token fed is not read")
         counts = sorted({len(head) for head in heads})
         require(len(counts) == 1, f"step {step}: KV heads and layers read {counts} entries, and bytes count one number")
         steps.append(heads)
@@ -227,8 +230,8 @@ def _entries_read(trial: PolicyTrial) -> str:
 
 def _nothing_dropped(trial: PolicyTrial) -> str:
     more = trial.budgets[-1] - trial.entries  # tokens that are fed before the first entry is dropped
-    own = [trial.action("above", trial.budgets[-1]), trial.action("all", trial.entries + _HORIZON - 1)]
-    units = trial.units([*own, Action("full", "full", Full(), Retention(None))], 4)
+    actions = [trial.action("above", trial.budgets[-1]), trial.action("all", trial.entries + _HORIZON - 1)]
+    units = trial.units([*actions, Action("full", "full", Full(), Retention(None))], 4)
     named = (("m above n", more + 1), ("m = n + H - 1", _HORIZON), ("the control", _HORIZON))
     for unit, (name, last) in zip(units, named, strict=True):
         rows = [row for row in unit.events.to_pylist() if row["t"] <= last]
@@ -261,9 +264,9 @@ def _company(trial: PolicyTrial) -> str:
 def _embedded_model(trial: PolicyTrial) -> str:
     document = embedded_document()
     count = max(document.prompt_tokens * 3 // 4, min(trial.least + 16, document.prompt_tokens))
-    own = trial.action("own", count)
-    beside = replace(own, name="beside", retention=Retention(count + 2))
-    return same_events(own, beside, load_model(EMBEDDED_ID), document)
+    action = trial.action("own", count)
+    beside = replace(action, name="beside", retention=Retention(count + 2))
+    return same_events(action, beside, load_model(EMBEDDED_ID), document)
 
 
 _BUDGETS = "m of half of the prompt, few, and above n"

@@ -75,8 +75,8 @@ class SelectorTrial(Trial[Selector]):
     @property
     def options(self) -> dict[str, Any]:
         """The parameters that a study can set, with their values; of kvpress, the options of its presses."""
-        own = {one.name: getattr(self.part, one.name) for one in fields(self.part)}  # type: ignore[arg-type]  # a dataclass
-        return dict([*own["options"], *own["inner_options"]]) if "options" in own else own
+        settings = {field.name: getattr(self.part, field.name) for field in fields(self.part)}  # type: ignore[arg-type]  # a dataclass
+        return dict([*settings["options"], *settings["inner_options"]]) if "options" in settings else settings
 
     @property
     def whole(self) -> bool:
@@ -226,8 +226,8 @@ def _embedded_model(trial: SelectorTrial) -> str:
     document = embedded_document()
     needed = trial.part.window + trial.part.sinks + 16
     kept = Retention(None if trial.whole else max(document.prompt_tokens // 2, min(needed, document.prompt_tokens)))
-    own, beside = replace(trial.action(), retention=kept), replace(trial.action("beside"), selector=Recent())
-    return same_events(own, beside, load_model(EMBEDDED_ID), document)
+    action, beside = replace(trial.action(), retention=kept), replace(trial.action("beside"), selector=Recent())
+    return same_events(action, beside, load_model(EMBEDDED_ID), document)
 
 
 SelectorTrial.checks = (

@@ -134,9 +134,9 @@ class Trial(ABC, Generic[Part]):
 def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
     """Set ``elsewhere`` of parts, all tried in one second interpreter, one after the other."""
     requested = [
-        {"kind": one.kind.noun, "name": one.name, "parameters": dict(one.parameters),
-         "folder": None if one.folder is None else str(one.folder.absolute())}
-        for one in trials
+        {"kind": trial.kind.noun, "name": trial.name, "parameters": dict(trial.parameters),
+         "folder": None if trial.folder is None else str(trial.folder.absolute())}
+        for trial in trials
     ]  # fmt: skip
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment["PYTHONPATH"] = own_environment()["PYTHONPATH"]
@@ -150,8 +150,8 @@ def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
         )  # fmt: skip
         failed = [last_words(done.stderr, done.returncode)] * len(trials)
         answers = json.loads(results.read_text("utf-8")) if results.is_file() else failed
-    for one, answer in zip(trials, answers, strict=True):
-        one.elsewhere.append(answer)
+    for trial, answer in zip(trials, answers, strict=True):
+        trial.elsewhere.append(answer)
 
 
 def decisions_of(make: Callable[[], Trial[Any]]) -> Decisions | str:
@@ -197,11 +197,13 @@ def _elsewhere(trial: Trial[Any]) -> Decisions:
 
 def in_identity(trial: Trial[Any]) -> str:
     """Check that a part and each of its parameters belong to the identity of its action."""
-    own, twin = trial.action(), trial.action()
-    require(own == twin and hash(own.parts) == hash(twin.parts), f"equal parameters make unequal {trial.kind.plural}")
+    first, twin = trial.action(), trial.action()
+    require(
+        first == twin and hash(first.parts) == hash(twin.parts), f"equal parameters make unequal {trial.kind.plural}"
+    )
     columns = "identity() has other columns than Selector.identity()"
-    require(own.selector.identity().keys() == Full().identity().keys(), columns)
-    rows, hashes, changed, skipped = {_row(own)}, {parts_sha256(own.parts)}, list[str](), list[str]()
+    require(first.selector.identity().keys() == Full().identity().keys(), columns)
+    rows, hashes, changed, skipped = {_row(first)}, {parts_sha256(first.parts)}, list[str](), list[str]()
     for name, value in trial.options.items():
         if (action := _changed(trial, name, value)) is None:
             skipped.append(name)
@@ -209,8 +211,8 @@ def in_identity(trial: Trial[Any]) -> str:
         changed.append(name)
         rows.add(_row(action))
         hashes.add(parts_sha256(action.parts))
-        alike = min(len(rows), len(hashes)) <= len(changed)
-        require(not alike, f"{name} is no part of the identity: two values have one row or one hash")
+        collided = min(len(rows), len(hashes)) <= len(changed)
+        require(not collided, f"{name} is no part of the identity: two values have one row or one hash")
     left = f"; no other value tried of {', '.join(skipped)}" if skipped else ""
     return f"{', '.join(changed) or 'no parameter'}{left}"
 
@@ -240,15 +242,15 @@ def _other_values(value: Any) -> Iterator[Any]:
             yield from (value / 2, value + 0.125)
 
 
-def same_events(own: Action, beside: Action, model: LoadedModel, document: Document) -> str:
+def same_events(action: Action, beside: Action, model: LoadedModel, document: Document) -> str:
     """Check that an action has the same events alone, beside another action, and replicate by replicate."""
 
     def events(*pending: PendingUnit) -> list[dict[str, Any]]:
         units: list[Unit] = generate_units(model, "study", document, list(pending), 8, 7)
-        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == own.name]
+        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == action.name]
 
-    alone = events(PendingUnit(own, 0, 2))
-    parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
+    alone = events(PendingUnit(action, 0, 2))
+    parts = events(PendingUnit(beside, 0, 2), PendingUnit(action, 0, 1)) + events(PendingUnit(action, 1, 1))
     require(alone == parts, "the events are others beside another action, or replicate by replicate")
     differ, most = sum(row["x_token"] != row["y_token"] for row in alone), max(row["delta"] for row in alone)
     return (

@@ -150,8 +150,8 @@ def token_span(
 
     def settled(count: int) -> int:
         """Return how many letters of the text the first ``count`` tokens contain completely."""
-        both = zip(beginning(count), text, strict=False)
-        return sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], both))
+        pairs = zip(beginning(count), text, strict=False)
+        return sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], pairs))
 
     begin, end = characters
     positions = range(1, len(tokens) + 1)
@@ -194,11 +194,11 @@ def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) ->
     def wanted(words: Sequence[str]) -> re.Pattern[str]:
         return re.compile(between.join(map(re.escape, words)))
 
-    found = []
+    records = []
     for number, answer in enumerate(answers):
         for piece, places in enumerate(_pieces(text, folded(answer, scoring).split(), wanted)):
-            found += [Record(number, piece, at(begin), at(end - 1)) for begin, end in places]
-    return found
+            records += [Record(number, piece, at(begin), at(end - 1)) for begin, end in places]
+    return records
 
 
 def _pieces(text: str, words: Sequence[str], wanted: Callable[[Sequence[str]], re.Pattern[str]]) -> list[list[_Place]]:
@@ -222,7 +222,7 @@ def _pieces(text: str, words: Sequence[str], wanted: Callable[[Sequence[str]], r
 def _occurrences(text: str, piece: re.Pattern[str]) -> list[_Place]:
     """Return the first places of a piece, overlapping ones included, and one more than ``MOST_PLACES`` at most."""
     places, begin = list[_Place](), 0
-    while len(places) <= MOST_PLACES and (found := piece.search(text, begin)):
-        places.append(found.span())
-        begin = found.start() + 1
+    while len(places) <= MOST_PLACES and (match := piece.search(text, begin)):
+        places.append(match.span())
+        begin = match.start() + 1
     return places

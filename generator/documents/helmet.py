@@ -92,12 +92,12 @@ class HelmetSource(DocumentSource):
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
         """Yield the rows of the task's file, one row of each question first."""
-        found = []
+        candidates = []
         for number, row in read_rows(_rows_file(section, task)):
             cluster = question_cluster(row.text("question"))
             if task != "popqa" or _unpopular(row):
-                found.append(Candidate(f"{task}-{section.length}-{number:05d}", cluster, task, number))
-        yield from sampling_order(found, "kvdrift/helmet", seed)
+                candidates.append(Candidate(f"{task}-{section.length}-{number:05d}", cluster, task, number))
+        yield from sampling_order(candidates, "kvdrift/helmet", seed)
 
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int

@@ -79,9 +79,9 @@ class JsonlSource(DocumentSource):
         """Return how many rows the file has for the section and, if it has none, the strata of its rows."""
         file = _file(section)
         of_row = [row.text("stratum") if row.has("stratum") else section.stratum_name for _, row in read_rows(file)]
-        own = of_row.count(section.stratum_name)
-        if own or not of_row:
-            return f"; {file} has {own} row(s) for it"
+        rows_of_stratum = of_row.count(section.stratum_name)
+        if rows_of_stratum or not of_row:
+            return f"; {file} has {rows_of_stratum} row(s) for it"
         named = sorted(set(of_row))
         listed = ", ".join(f"'{name}'" for name in named[:_NAMED])
         return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or leave it out of the rows'
@@ -181,8 +181,8 @@ def _answers(row: SourceRow, scoring: str | None) -> tuple[str, ...]:
     answers = row.texts("answers") if row.has("answers") else ()
     for answer in answers:
         if not answer.strip() or (scoring and score_text("", [answer], scoring)):
-            what = "an answer is empty" if not answer.strip() else f"'{answer}' is empty once normalized"
-            raise row.error(f"field 'answers': {what}, which every continuation states; leave it out")
+            problem = "an answer is empty" if not answer.strip() else f"'{answer}' is empty once normalized"
+            raise row.error(f"field 'answers': {problem}, which every continuation states; leave it out")
     return answers
 
 
@@ -216,7 +216,7 @@ def _conversation(row: SourceRow) -> Conversation:
     for name in ("messages", "tools"):
         row.encodable(name, json.dumps(row.fields.get(name), ensure_ascii=False))
     tools = [tool.fields for tool in row.rows("tools")] if row.has("tools") else None
-    stated = [{name: value for name, value in one.fields.items() if value is not None} for one in messages]
+    stated = [{name: value for name, value in message.fields.items() if value is not None} for message in messages]
     return Conversation(stated, tools)
 
 

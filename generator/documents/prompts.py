@@ -118,14 +118,14 @@ def control_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
 def controls_in(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, ...]:
     """Return every occurrence of a control token in some texts, in order."""
     pattern = control_pattern(tokenizer)
-    return tuple(found.group() for text in texts for found in pattern.finditer(text))
+    return tuple(match.group() for text in texts for match in pattern.finditer(text))
 
 
 def prompt_controls(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
     """Return the control tokens in a prompt without a chat template, but for a BOS that only the text can write."""
-    found = controls_in(tokenizer, [text])
-    begins = bool(found) and text.startswith(found[0]) and not _prefix(tokenizer)
-    return found[1:] if begins and control_tokens(tokenizer)[found[0]] == tokenizer.bos_token_id else found
+    controls = controls_in(tokenizer, [text])
+    begins = bool(controls) and text.startswith(controls[0]) and not _prefix(tokenizer)
+    return controls[1:] if begins and control_tokens(tokenizer)[controls[0]] == tokenizer.bos_token_id else controls
 
 
 Message = Mapping[str, Any]
@@ -321,11 +321,11 @@ def _turn_begins(marked: _Marked, tokenizer: Tokenizer, text: str) -> list[tuple
     if places.sub("", opened) != text:
         return []
     spans, end, removed = list[tuple[int, int, str]](), 0, 0  # from the end of the span before to the begin of one
-    for found in places.finditer(opened):
-        at = found.start() - removed
-        removed += len(found.group())
-        if found.group(1):
-            spans.append((end, at, str(marked.messages[int(found.group(1))]["role"])))
+    for match in places.finditer(opened):
+        at = match.start() - removed
+        removed += len(match.group())
+        if match.group(1):
+            spans.append((end, at, str(marked.messages[int(match.group(1))]["role"])))
         end = at
     if not spans:
         return []
@@ -371,8 +371,8 @@ def _next_header(gap: str, closing: str, controls: re.Pattern[str]) -> int:
     closed = gap.find(closing)
     if closed >= 0:
         return _after(gap, closed + len(closing))
-    found = controls.search(gap)
-    return len(gap) if found is None else _after(gap, found.end())
+    control = controls.search(gap)
+    return len(gap) if control is None else _after(gap, control.end())
 
 
 def _after(text: str, at: int) -> int:
@@ -381,7 +381,7 @@ def _after(text: str, at: int) -> int:
 
 def _common(whole: Sequence[int], beginning: Sequence[int]) -> int:
     pairs = enumerate(zip(whole, beginning, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(whole), len(beginning)))
+    return next((at for at, (first, second) in pairs if first != second), min(len(whole), len(beginning)))
 
 
 _CLOSE_ENOUGH = 0.99  # of the bound: the search stops there
@@ -433,8 +433,8 @@ def longest_prompt(
         prompt = compose(parts)
         return prompt, prompt.tokens(tokenizer, chat=chat)
 
-    fits, found = least, measured(least)
-    if (used := len(found[1])) > tokens:
+    fits, longest = least, measured(least)
+    if (used := len(longest[1])) > tokens:
         return None
     too_many = math.inf if most is None else most + 1
     per_part = used / max(least, 1)
@@ -447,5 +447,5 @@ def longest_prompt(
         if len(tried[1]) > tokens:
             too_many = guess
         else:
-            fits, found, used = guess, tried, len(tried[1])
-    return found
+            fits, longest, used = guess, tried, len(tried[1])
+    return longest

@@ -97,7 +97,7 @@ def choose_candidates(
     named = {
         cluster: split
         for name, source in SOURCES.items()
-        for cluster, split in source.named_splits([one for one in sections if one.source == name]).items()
+        for cluster, split in source.named_splits([section for section in sections if section.source == name]).items()
     }
     fixed, strata = held.splits() | named, []
     for section in sections:
@@ -114,7 +114,7 @@ def _chosen(
     excluded = excluded_clusters(section)
     tasks = [_TaskCandidates(section, source, task, seed, excluded, held) for task in section.tasks or [""]]
     _find_held(section, held, tasks)
-    for split, candidate in ((side, one) for task in tasks for side in SPLITS for one in task.held[side]):
+    for split, candidate in ((side, candidate) for task in tasks for side in SPLITS for candidate in task.held[side]):
         if named.get(candidate.cluster, split) != split:
             raise InputError(
                 f"{where(section)}: document '{candidate.doc}' is of the stored study's {split} documents, and a row "
@@ -123,9 +123,9 @@ def _chosen(
             )
         fixed[candidate.cluster] = split
     first = {split: _held_first(split, held.of(section.stratum_name), tasks) for split in SPLITS}
-    asked = {"development": section.development, "evaluation": section.evaluation}
+    requested = {"development": section.development, "evaluation": section.evaluation}
     # No other document takes the place of a removed document.
-    wanted = {split: max(0, asked[split] - held.forgotten.count(split, section.stratum_name)) for split in SPLITS}
+    wanted = {split: max(0, requested[split] - held.forgotten.count(split, section.stratum_name)) for split in SPLITS}
 
     def choose(splits: Mapping[str, str]) -> dict[str, list[Candidate]]:
         return {split: _in_turn(split, wanted[split], first[split], tasks, splits) for split in SPLITS}
@@ -149,7 +149,7 @@ def _in_turn(
     counts = {task: len(task.held[split]) for task in tasks}
     others = {task: task.of(split, splits) for task in tasks}
     while counts and len(taken) < wanted:
-        task = min(counts, key=lambda one: counts[one])  # of equal ones, the first
+        task = min(counts, key=lambda task: counts[task])  # of equal ones, the first
         if (candidate := next(others[task], None)) is None:
             del counts[task]
         else:
@@ -169,14 +169,14 @@ def _too_few(
     clusters = len({item.cluster for split in SPLITS for item in first[split]} | set(sizes))
     part = "" if section.part == "1/1" else f" in part {section.part}"
     part += f" without the {len(excluded)} cluster(s) that 'exclude' names" if excluded else ""
-    asked = " and ".join(f"{split} = {count}" for split, count in wanted.items())
+    requested = " and ".join(f"{split} = {count}" for split, count in wanted.items())
     if there.total() < sum(wanted.values()):
         right = f"; ask for at most {there.total()} in all" if there.total() else ""
     else:
         sides = " and ".join(f"{there[split]} for {split}" for split in SPLITS)
         right = f"; clusters stay whole, and in a split that a row or the store gives them, which leaves {sides}"
     return (
-        f"{where(section)}: {asked}, but the source has {there.total()} document(s) in {clusters} cluster(s)"
+        f"{where(section)}: {requested}, but the source has {there.total()} document(s) in {clusters} cluster(s)"
         f"{part}{right}{SOURCES[section.source].missed(section)}"
     )
 
@@ -184,10 +184,10 @@ def _too_few(
 def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_TaskCandidates]) -> None:
     """Read the tasks until all held documents are found; raise InputError if some are missing."""
     wanted = held.of(section.stratum_name)
-    found = set[str]()
+    present = set[str]()
     for task in tasks:
-        found |= task.find_held({doc for doc, one in wanted.items() if task.name in {"", one.task}})
-    gone = [doc for doc in wanted if doc not in found]
+        present |= task.find_held({doc for doc, document in wanted.items() if task.name in {"", document.task}})
+    gone = [doc for doc in wanted if doc not in present]
     if gone:
         more = f" and {len(gone) - 1} more" if gone[1:] else ""
         place = "its source" if section.path is None else section.path
@@ -204,7 +204,7 @@ def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_T
         for number, task in enumerate(tasks)
         for turn, candidate in enumerate(task.held[split])
     ]
-    return [candidate for *_, candidate in sorted(ranked, key=lambda one: one[:3])]
+    return [candidate for *_, candidate in sorted(ranked, key=lambda row: row[:3])]
 
 
 def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
@@ -236,10 +236,10 @@ def check_source(section: DocumentsSection) -> None:
         raise InputError(f"{where(section)}: unknown source '{section.source}'; {nearest(section.source, SOURCES)}")
     source = SOURCES[section.source]
     for key in _OPTIONAL_KEYS:
-        given = getattr(section, key) is not None
-        if given and key not in source.takes:
+        is_set = getattr(section, key) is not None
+        if is_set and key not in source.takes:
             raise InputError(f"{where(section)}: source '{section.source}' takes no '{key}'")
-        if not given and key in source.needs:
+        if not is_set and key in source.needs:
             raise InputError(f"{where(section)}: source '{section.source}' needs '{key}'; {source.summary}")
     if source.tasks and not section.tasks:
         raise InputError(f"{where(section)}: tasks is missing; source '{section.source}': {', '.join(source.tasks)}")
@@ -278,7 +278,7 @@ class _TaskCandidates:
 
     def find_held(self, names: set[str]) -> set[str]:
         """Read candidates until all names are found; return the names that exist and are not excluded."""
-        found, left, passed = set[str](), set(names), list[Candidate]()
+        present, left, passed = set[str](), set(names), list[Candidate]()
         while left and (candidate := next(self._candidates, None)) is not None:
             if candidate.doc not in left:
                 passed.append(candidate)
@@ -286,13 +286,17 @@ class _TaskCandidates:
             left.remove(candidate.doc)
             if candidate.cluster not in self._excluded:
                 self.held[self._held[candidate.doc].split].append(candidate)
-                found.add(candidate.doc)
+                present.add(candidate.doc)
         self._candidates = chain(passed, self._candidates)
-        return found
+        return present
 
     def of(self, split: str, splits: Mapping[str, str]) -> Iterator[Candidate]:
         """Yield the free candidates of a split: that of their cluster in ``splits``, or by its hash."""
-        return (one for one in self.free() if (splits.get(one.cluster) or split_of(one.cluster)) == split)
+        return (
+            candidate
+            for candidate in self.free()
+            if (splits.get(candidate.cluster) or split_of(candidate.cluster)) == split
+        )
 
     def free(self) -> Iterator[Candidate]:
         """Yield the candidates that may be taken and are not held, reading as many as are asked for."""
@@ -332,13 +336,13 @@ def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[
         return sum(sizes[cluster] for cluster in clusters if splits[cluster] == split)
 
     development, evaluation = SPLITS
-    for short, other, order in ((development, evaluation, free[::-1]), (evaluation, development, free)):
+    for short, other_split, order in ((development, evaluation, free[::-1]), (evaluation, development, free)):
         if not free or documents(short, sizes) >= wanted[short]:
             continue
         # Free clusters give the short side from ``least`` to ``most`` documents. Sums are bits of an integer.
         staying = [cluster for cluster in sizes if cluster in fixed]
         least = wanted[short] - documents(short, staying)
-        most = sum(sizes[cluster] for cluster in free) - (wanted[other] - documents(other, staying))
+        most = sum(sizes[cluster] for cluster in free) - (wanted[other_split] - documents(other_split, staying))
         most = min(most, least + max(sizes[cluster] for cluster in free) - 1)  # of more, a cluster could go
         within = (1 << max(most + 1, 0)) - 1
         sums = [1]  # of the last clusters of the order: none, one, two …
@@ -352,6 +356,6 @@ def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[
             for taking in (here, not here):
                 after = taken + taking * sizes[cluster]
                 if (left << after & within) >> least:
-                    splits[cluster], taken = short if taking else other, after
+                    splits[cluster], taken = short if taking else other_split, after
                     break
     return splits

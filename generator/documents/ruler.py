@@ -138,10 +138,10 @@ def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws
         return name, content, _NEEDLE.format(kind=value, key=name, value=content)
 
     def compose(draws: DocumentDraws, _length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-        query, answer, asked = needle(draws)
+        query, answer, question = needle(draws)
         place = draws.below(parts)
         lines = [_NOISE] * parts if haystack == "noise" else [needle(draws)[2] for _ in range(parts)]
-        lines.insert(place, asked)
+        lines.insert(place, question)
         text = _NEEDLE_PROMPT.format(kind=value, context="\n".join(lines), query=query)
         opening = _NEEDLE_OPENING.format(kind=value, query=query)
         return PromptText(text, opening, opening), (answer,)
@@ -363,8 +363,8 @@ def _answers(row: SourceRow) -> tuple[str, ...]:
 
 def _question(row: SourceRow) -> str:
     """Return the cluster of the row's question; older files have the opening of the answer after the question."""
-    _, found, question = row.text("input").rpartition("Question:")
-    if not found:
+    _, separator, question = row.text("input").rpartition("Question:")
+    if not separator:
         raise row.error("field 'input': expected a text that ends with 'Question: …'")
     question, _, _ = question.partition("Answer:")
     return question_cluster(question)

@@ -175,15 +175,15 @@ class HeldDocuments:
 
     def of(self, stratum: str) -> dict[str, HeldDocument]:
         """Return a stratum's documents by their ids."""
-        return {one.doc: one for one in self.documents if one.stratum == stratum}
+        return {document.doc: document for document in self.documents if document.stratum == stratum}
 
     def elsewhere(self, stratum: str) -> frozenset[str]:
         """Return the ids of the documents of all other strata."""
-        return frozenset(one.doc for one in self.documents if one.stratum != stratum)
+        return frozenset(document.doc for document in self.documents if document.stratum != stratum)
 
     def splits(self) -> dict[str, str]:
         """Return the splits of the documents' clusters, as they are stored."""
-        return {one.cluster: one.split for one in self.documents}
+        return {document.cluster: document.split for document in self.documents}
 
 
 NOTHING_HELD = HeldDocuments()

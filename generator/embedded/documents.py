@@ -159,8 +159,8 @@ def draw_episode(layout: PromptLayout, random: np.random.Generator) -> Episode:
         written = cut
     body += draw_filler(random, spare - written)
 
-    asked = tuple(items[number] for number in draw_distinct(random, layout.items, layout.asked))
+    queried = tuple(items[number] for number in draw_distinct(random, layout.items, layout.asked))
     question = [v.QUESTION]
-    for item in asked:
+    for item in queried:
         question += [item[0], v.MARK]
-    return Episode(prompt=(*body, *question, v.ANSWER), asked=asked)
+    return Episode(prompt=(*body, *question, v.ANSWER), asked=queried)

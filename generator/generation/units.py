@@ -109,12 +109,12 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
     part: list[tuple[Document, Sequence[PendingUnit]]] = []
     pairs = 0
     for document, pending in work:
-        own = _pairs(pending)
-        if part and (pairs >= enough or pairs + own > pairs_at_once):
+        added = _pairs(pending)
+        if part and (pairs >= enough or pairs + added > pairs_at_once):
             yield part
             part, pairs = [], 0
         part.append((document, pending))
-        pairs += own
+        pairs += added
     if part:
         yield part
 
@@ -141,8 +141,8 @@ def generate_together(
         # 2) Evict: cache a = 1, 2, ... keeps what item a's action selects; cache 0 is the whole prompt
         prepared = [_prepare(model, document, pending, horizon, seed) for document, pending in work]
 
-        units: dict[str, list[Unit]] = {one.document.doc: [] for one in prepared}
-        laws = dict.fromkeys(item.of for one in prepared for item in one.items)
+        units: dict[str, list[Unit]] = {prompt.document.doc: [] for prompt in prepared}
+        laws = dict.fromkeys(item.of for prompt in prepared for item in prompt.items)
         for of, estimator in itertools.product(laws, (PLAIN, SWRB)):
             for group in _groups(prepared, of, estimator):
                 # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
@@ -152,17 +152,17 @@ def generate_together(
                 # 4) Record: one unit for each item, with its share of the time
                 computed = max(sum(steps.laws for steps in decoded.values()), 1)
                 for (d, a), steps in decoded.items():
-                    one, item = group[d], group[d].items[a - 1]
+                    prompt, item = group[d], group[d].items[a - 1]
                     record = {
                         **model.identity(item.action).columns,
-                        **_settings(study, model, one.document, item, horizon, seed),
-                        **one.caches.record(a, item.count),
+                        **_settings(study, model, prompt.document, item, horizon, seed),
+                        **prompt.caches.record(a, item.count),
                         "weight_bytes": model.weight_bytes(item.action),
                         "decode_seconds": seconds / computed * steps.laws,
                         "kernel_evaluations": round(steps.laws),
                         "pair_evaluations": steps.pair_evaluations,
                     }
-                    units[one.document.doc].append(Unit(record, event_rows(record, steps), one.caches.kept(a)))
+                    units[prompt.document.doc].append(Unit(record, event_rows(record, steps), prompt.caches.kept(a)))
     return list(units.values())
 
 
@@ -211,12 +211,12 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
 def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: str) -> list[list[_Prepared]]:
     """Group the documents with items of a law and estimator; a group is decoded side by side."""
     having = [
-        one if of is None else replace(one, caches=one.caches.under(of.sampling))
-        for one in prepared
-        if any((item.of, item.estimator) == (of, estimator) for item in one.items)
+        prompt if of is None else replace(prompt, caches=prompt.caches.under(of.sampling))
+        for prompt in prepared
+        if any((item.of, item.estimator) == (of, estimator) for item in prompt.items)
     ]
     if estimator == SWRB:
-        return [[one] for one in having]
+        return [[prompt] for prompt in having]
     return [having] if having else []
 
 
@@ -229,8 +229,8 @@ def _decode(
     """
     items = {
         (d, a): item
-        for d, one in enumerate(group)
-        for a, item in enumerate(one.items, start=1)
+        for d, prompt in enumerate(group)
+        for a, item in enumerate(prompt.items, start=1)
         if (item.of, item.estimator) == (of, estimator)
     }
     # The reference of each document but the first takes no more room than another action does.
@@ -256,7 +256,7 @@ def _decode(
         for place, part in zip(batch, decoded, strict=True):
             parts[place].append(part)  # [replicates of the batch, H]
         numbers = numbers[at_once:]
-    return {place: join_replicates(own) for place, own in parts.items()}, seconds
+    return {place: join_replicates(pieces) for place, pieces in parts.items()}, seconds
 
 
 def _batch(items: Mapping[_Place, PendingUnit], numbers: Sequence[int]) -> dict[_Place, PendingUnit]:
@@ -281,21 +281,23 @@ def _coupling(
     All actions of a document meet the same reference continuation of a replicate.
     """
     documents, cache, streams = [], 0, 0
-    for d, one in enumerate(group):
-        own = {a: item for (place, a), item in items.items() if place == d}
-        if own:
-            reference = sorted({replicate for item in own.values() for replicate in item.replicates})
+    for d, prompt in enumerate(group):
+        of_document = {a: item for (place, a), item in items.items() if place == d}
+        if of_document:
+            reference = sorted({replicate for item in of_document.values() for replicate in item.replicates})
             actions = [
                 ActionReplicates(
-                    cache + a, tuple(item.replicates), one.uniforms(item.action.name, item.replicates, horizon, 2)
+                    cache + a, tuple(item.replicates), prompt.uniforms(item.action.name, item.replicates, horizon, 2)
                 )
-                for a, item in own.items()
+                for a, item in of_document.items()
             ]
-            documents.append(DocumentReplicates(cache, reference, one.uniforms(None, reference, horizon, 1), actions))
-            pairs = sum(item.count for item in own.values())
+            documents.append(
+                DocumentReplicates(cache, reference, prompt.uniforms(None, reference, horizon, 1), actions)
+            )
+            pairs = sum(item.count for item in of_document.values())
             streams += 2 * pairs + (len(reference) if sharing.share_reference else pairs)
-        cache += 1 + len(one.items)
-    kernels = group[0].caches.kernels(streams, sharing, [one.caches for one in group[1:]])
+        cache += 1 + len(prompt.items)
+    kernels = group[0].caches.kernels(streams, sharing, [prompt.caches for prompt in group[1:]])
     return partial(rollout_documents, kernels, documents, horizon, sharing)
 
 
@@ -303,13 +305,13 @@ def _branching(
     group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, sharing: SharingOptions
 ) -> Callable[[], list[ResidualBranches]]:
     """Return a function that branches one document's items; their uniforms differ from those of coupled rollouts."""
-    (one,) = group
+    (prompt,) = group
     actions = []
     for (_, a), item in items.items():
-        table = one.uniforms(item.action.name, item.replicates, horizon, PURPOSES, SWRB)
+        table = prompt.uniforms(item.action.name, item.replicates, horizon, PURPOSES, SWRB)
         actions.append(ActionReplicates(a, tuple(item.replicates), table))
     pairs = sum(item.count for item in items.values())
-    kernels = one.caches.kernels(3 * pairs, sharing, parked=2 * pairs)
+    kernels = prompt.caches.kernels(3 * pairs, sharing, parked=2 * pairs)
     return partial(branch_replicates, kernels, actions, horizon, sharing)
 
 
@@ -351,11 +353,11 @@ def _in_threads(
         idle.put(twin)
 
     def generate(part: Work) -> list[list[Unit]]:
-        own = idle.get_nowait()
+        twin = idle.get_nowait()
         try:
-            return generate_together(own, study, part, horizon, seed)
+            return generate_together(twin, study, part, horizon, seed)
         finally:
-            idle.put(own)
+            idle.put(twin)
 
     with model.computing(), ThreadPoolExecutor(threads, "generation") as pool:
         try:

@@ -84,7 +84,7 @@ class Weights:
         calls, architecture = self.library.calls, self.metadata("general.architecture") or "unknown"
 
         def numbers(name: str) -> list[int]:  # a number, or one for each layer
-            return [int(one) for one in re.findall(r"\d+", self.metadata(f"{architecture}.{name}") or "")]
+            return [int(digits) for digits in re.findall(r"\d+", self.metadata(f"{architecture}.{name}") or "")]
 
         def number(name: str) -> int | None:
             return next(iter(numbers(name)), None)
@@ -96,8 +96,8 @@ class Weights:
         has_tokenizer = calls.llama_vocab_type(self.vocabulary) != _NO_VOCABULARY
         if has_tokenizer:
             ends = (token for token in range(tokens) if calls.llama_vocab_is_eog(self.vocabulary, token))
-            own = calls.llama_vocab_eos(self.vocabulary)
-            eos = tuple(sorted(ends, key=lambda token: (token != own, token)))
+            eos_token = calls.llama_vocab_eos(self.vocabulary)
+            eos = tuple(sorted(ends, key=lambda token: (token != eos_token, token)))
         else:
             stated = self.metadata("tokenizer.ggml.eos_token_id")
             eos = (int(stated),) if stated is not None and stated.isdigit() and int(stated) < tokens else ()
@@ -142,11 +142,11 @@ def check_is_gguf(file: Path) -> None:
         raise InputError(f"{file}: is no GGUF file; llama.cpp's convert_hf_to_gguf.py makes one of a model's folder")
 
 
-def check_decoded(result: int, what: str, said: Library) -> None:
+def check_decoded(result: int, call: str, library: Library) -> None:
     """Raise an error if ``llama_decode`` returned one."""
     if result:
-        why = "its cache has no room" if result == 1 else said.last_words()
-        raise OperationError(f"llama.cpp: {what} failed ({result}): {why}")
+        why = "its cache has no room" if result == 1 else library.last_words()
+        raise OperationError(f"llama.cpp: {call} failed ({result}): {why}")
 
 
 _CONTROL, _USER_DEFINED = 1 << 3, 1 << 4  # of llama.cpp's kinds of tokens
@@ -258,5 +258,5 @@ def gguf_tokenizer_sha256(file: Path) -> str:
     tokenizer = load_gguf_tokenizer(file)
     if tokenizer is None:
         raise InputError(f"{file}: has no tokenizer")
-    said = [[name.hex() for name in tokenizer.names()], tokenizer.chat_template]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    content = [[name.hex() for name in tokenizer.names()], tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

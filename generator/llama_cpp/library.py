@@ -93,7 +93,7 @@ def written_defaults(function: Any) -> dict[int, int]:
         room = (ctypes.c_ubyte * _ROOM)(*[fill] * _ROOM)
         function(ctypes.addressof(room))
         written.append(bytes(room))
-    return {place: one for place, (one, other) in enumerate(zip(*written, strict=True)) if one == other}
+    return {place: first for place, (first, second) in enumerate(zip(*written, strict=True)) if first == second}
 
 
 def expected_defaults(kind: type[Structure], defaults: dict[str, Any]) -> dict[int, int]:
@@ -195,16 +195,16 @@ class Library:
 @functools.cache
 def library() -> Library:
     """Load the library, once in a process."""
-    found = importlib.util.find_spec(PACKAGE)
+    spec = importlib.util.find_spec(PACKAGE)
     try:
         installed = version(PACKAGE)
     except PackageNotFoundError:
-        found, installed = None, ""
-    if found is None or found.origin is None:
+        spec, installed = None, ""
+    if spec is None or spec.origin is None:
         raise InputError(f'engine = "llama.cpp": needs the package {PACKAGE}: {INSTALL}')
-    files = sorted(Path(found.origin).parent.glob(f"{PACKAGE}*.so"))
+    files = sorted(Path(spec.origin).parent.glob(f"{PACKAGE}*.so"))
     if len(files) != 1:
-        raise OperationError(f"{Path(found.origin).parent}: has no library {PACKAGE}*.so: {INSTALL}")
+        raise OperationError(f"{Path(spec.origin).parent}: has no library {PACKAGE}*.so: {INSTALL}")
     return load(files[0], installed)
 
 
@@ -226,19 +226,19 @@ def load(file: Path, installed: str) -> Library:
         ("llama_context_default_params", ContextParameters, CONTEXT_DEFAULTS),
     ):
         check_layout(name, expected_defaults(kind, defaults), written_defaults(getattr(calls, name)))
-    said: deque[tuple[int, str]] = deque(maxlen=_LINES)
+    lines: deque[tuple[int, str]] = deque(maxlen=_LINES)
 
     def note(level: int, text: bytes, _: Any) -> None:
         if _INFO <= level <= _ERROR and (line := text.decode(errors="replace").strip()):
-            said.append((level, line))
+            lines.append((level, line))
 
     callback = _LOG(note)
-    found = Library(file, installed, "", calls, said, callback)
-    found.listen()
+    loaded = Library(file, installed, "", calls, lines, callback)
+    loaded.listen()
     atexit.register(calls.llama_log_set, None, None)  # what ends after Python does cannot call it
     calls.llama_backend_init()
     system = " ".join(calls.llama_print_system_info().decode().split())
-    return replace(found, system=system)
+    return replace(loaded, system=system)
 
 
 def check_layout(name: str, expected: dict[int, int], written: dict[int, int]) -> None:

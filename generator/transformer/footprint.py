@@ -88,20 +88,22 @@ def plan_memory(
     ``packed`` says whether keys are packed besides, as on a CPU.
     """
     sides = [(shape, kept, replicates), *others]
-    whole = [one.fixed_bytes(entries) + one.evictable_bytes * entries for one, *_ in sides]
-    prompt = sum(whole) + sum(one.evictable_bytes * sum(own) for one, own, _ in sides)
+    whole = [side.fixed_bytes(entries) + side.evictable_bytes * entries for side, *_ in sides]
+    prompt = sum(whole) + sum(side.evictable_bytes * sum(budgets) for side, budgets, _ in sides)
     prompt += prompt // 2 * packed
-    replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own, _ in sides)
+    replicate = sum(
+        side.replicate_bytes(len(budgets), entries, horizon, estimator, scored) for side, budgets, _ in sides
+    )
     most = max(max(counts, default=1) for *_, counts in sides)
     at_once = min(most, replicates_within(available_bytes - prompt, replicate))
     return MemoryPlan(
         replicates=most,
         replicates_at_once=at_once,
         prompt_bytes=prompt,
-        prefill_bytes=min(entries, PREFILL_CHUNK) * max(one.activation_bytes for one, *_ in sides) + apart * whole[0],
+        prefill_bytes=min(entries, PREFILL_CHUNK) * max(side.activation_bytes for side, *_ in sides) + apart * whole[0],
         replicate_bytes=replicate,
         decoding_bytes=sum(
-            one.decoding_bytes(
+            side.decoding_bytes(
                 [min(count, at_once) for count in counts],
                 entries,
                 horizon,
@@ -110,7 +112,7 @@ def plan_memory(
                 reference=not number,
                 tried=True,
             )
-            for number, (one, _, counts) in enumerate(sides)
+            for number, (side, _, counts) in enumerate(sides)
         ),
         available_bytes=available_bytes,
     )

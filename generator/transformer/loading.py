@@ -184,12 +184,12 @@ def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any) -> Any:
     loader: Any = library().AutoModelForCausalLM
-    given: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     if is_multimodal(model_id, revision):  # the rest of the checkpoint is left where it is
-        loader, given = getattr(library(), causal_class(config) or ""), {"config": config, "key_mapping": _OF_TOWERS}
+        loader, keywords = getattr(library(), causal_class(config) or ""), {"config": config, "key_mapping": _OF_TOWERS}
     quantized = getattr(config, "quantization_config", None) or {}
     if quantized.get("quant_method") == "compressed-tensors":  # its layers would have no weights to multiply with
-        given["quantization_config"] = library().CompressedTensorsConfig(dequantize=True)
+        keywords["quantization_config"] = library().CompressedTensorsConfig(dequantize=True)
     with reading(f"model.id = '{model_id}': cannot load its weights", Exception), quiet():
         network, loaded = loader.from_pretrained(
             model_source(model_id),
@@ -200,7 +200,7 @@ def _network(model_id: str, revision: str | None, dtype: str, device_map: str | 
             device_map=device_map,
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
-            **given,
+            **keywords,
         )
     # Transformers fills what the files lack with random numbers and only warns.
     check_complete(model_id, [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])

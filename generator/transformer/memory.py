@@ -116,7 +116,7 @@ class ModelShape:
         """
         law, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
         logits = [columns * item for item in (self.item_bytes, 4)]
-        return law + max(own if own == law else own + law for own in logits)
+        return law + max(size if size == law else size + law for size in logits)
 
     def partial_bytes(self, entries: int) -> int:
         """Return the bytes of one stream's attention to each chunk of a prompt in one layer; the sums are float32."""
@@ -162,8 +162,8 @@ class ModelShape:
 
 def tried_streams(streams: int, horizon: int, entry_bytes: int) -> int:
     """Return the number of streams of a trial step before ``streams`` are decoded; later documents may have more."""
-    more = 1 << (streams - 1).bit_length()
-    return more if more * horizon * entry_bytes <= _LITTLE else streams
+    rounded_up = 1 << (streams - 1).bit_length()
+    return rounded_up if rounded_up * horizon * entry_bytes <= _LITTLE else streams
 
 
 def tried_entries(entries: int) -> int:

@@ -126,11 +126,14 @@ def check_layers(action: Action, traits: LayerTraits) -> None:
 
 def _missing(selector: Selector, traits: LayerTraits) -> str | None:
     statistics = selector.statistics
-    if any(isinstance(one, AttentionInputs) for one in statistics) and traits.kind not in (None, *_OF_KVPRESS):
+    if any(isinstance(statistic, AttentionInputs) for statistic in statistics) and traits.kind not in (
+        None,
+        *_OF_KVPRESS,
+    ):
         return f"kvpress takes models of type {', '.join(_OF_KVPRESS)}, and this model is '{traits.kind}'"
     if (selector.window or statistics) and traits.softcap is not None and not selector.applies_softcap:
         return f"computes attention itself, without the soft cap of {traits.softcap:g} that this model has"
-    if any(isinstance(one, QueryMoments) for one in statistics) and traits.turned_by_halves is False:
+    if any(isinstance(statistic, QueryMoments) for statistic in statistics) and traits.turned_by_halves is False:
         return "needs layers that rotate whole heads by halves, and those of this model do not"
     return None
 
@@ -153,9 +156,9 @@ class Proof:
 
 def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | None:
     """Return the kept result about a model; None if it was not tried."""
-    found = read_remembered(_proofs_path()).get(_proof_key(weights_sha256, dtype, device)) if weights_sha256 else None
+    proof = read_remembered(_proofs_path()).get(_proof_key(weights_sha256, dtype, device)) if weights_sha256 else None
     try:
-        refusal, softcap, halves = (found[name] for name in ("refusal", "softcap", "turned_by_halves"))  # type: ignore[index]
+        refusal, softcap, halves = (proof[name] for name in ("refusal", "softcap", "turned_by_halves"))  # type: ignore[index]
     except (TypeError, KeyError):
         return None
     known = isinstance(refusal, str | None) and isinstance(softcap, float | None) and isinstance(halves, bool)
@@ -174,8 +177,8 @@ def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str,
 def results() -> dict[str, str | None]:
     """Return the models that these versions tried on this machine, each with the reason of its refusal, or None."""
     made = read_remembered(_proofs_path()).items()
-    entries = [one for key, one in made if key.endswith(f" {_versions()}") and isinstance(one, dict)]
-    return {str(one.get("model")): one.get("refusal") for one in entries}
+    entries = [entry for key, entry in made if key.endswith(f" {_versions()}") and isinstance(entry, dict)]
+    return {str(entry.get("model")): entry.get("refusal") for entry in entries}
 
 
 def _proof_key(weights_sha256: str | None, dtype: str, device: str) -> str:
@@ -243,9 +246,9 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
 
 def visible_gpus() -> list[str]:
     """Return the names of usable GPUs in CUDA_VISIBLE_DEVICES, in CUDA's order; uses none of them."""
-    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
-    return given[:count] or [str(number) for number in range(count)]
+    return named[:count] or [str(number) for number in range(count)]
 
 
 def checked_configuration(

@@ -157,21 +157,25 @@ def short_lengths(network: Any) -> Iterator[None]:
     A model's code treats lengths of any size in the same way.
     """
     holders = [network.config, *network.modules()]
-    named = [(one, vars(one)["sliding_window"]) for one in holders if type(vars(one).get("sliding_window")) is int]
-    for one, _ in named:
-        one.sliding_window = WINDOW
+    named = [
+        (holder, vars(holder)["sliding_window"])
+        for holder in holders
+        if type(vars(holder).get("sliding_window")) is int
+    ]
+    for holder, _ in named:
+        holder.sliding_window = WINDOW
     switch = rope_switch(network.config)
     stated = [] if switch is None else [network.config.rope_parameters, vars(network.config)]  # the second wins
-    before = [(one, one[_SWITCH]) for one in stated if _SWITCH in one]
-    for one, _ in before:
-        one[_SWITCH] = WINDOW
+    before = [(content, content[_SWITCH]) for content in stated if _SWITCH in content]
+    for content, _ in before:
+        content[_SWITCH] = WINDOW
     try:
         yield
     finally:
-        for one, length in before:
-            one[_SWITCH] = length
-        for one, window in named:
-            one.sliding_window = window
+        for content, length in before:
+            content[_SWITCH] = length
+        for holder, window in named:
+            holder.sliding_window = window
 
 
 @dataclass(frozen=True)
@@ -329,46 +333,46 @@ class _Comparison:
 
     def visit(self, point: Point, values: Tensor) -> Tensor:
         """Compare the values at a point, and return the reference's, as ``points.Visit``."""
-        found = self._reference.values.get(point)
-        if found is None or found.shape[1:] != values.shape[1:]:
+        reference = self._reference.values.get(point)
+        if reference is None or reference.shape[1:] != values.shape[1:]:
             return values  # the point lacks rows, which ``refusal`` finds
         rows = self._rows[:1].repeat(len(values))  # of rows without a stream, which compute what the first one does
         rows[self._places] = self._rows
-        wanted = found[rows].to(values.device)
-        errors = difference(values[self._places], wanted[self._places], self._added(point, found))
+        wanted = reference[rows].to(values.device)
+        errors = difference(values[self._places], wanted[self._places], self._added(point, reference))
         self._errors.setdefault(point, []).append(errors)
         return wanted
 
-    def see_distributions(self, found: Tensor) -> None:
+    def see_distributions(self, distributions: Tensor) -> None:
         """Compare the next-token distributions of the expected rows, [n, V], by their logits up to a constant."""
-        wanted = self._reference.logits[self._rows - (ENTRIES - 1)].to(found.device).double().log_softmax(-1)
-        values, wanted = (part.clamp(min=_LEAST_LOGIT) for part in (found.double().log(), wanted))
+        wanted = self._reference.logits[self._rows - (ENTRIES - 1)].to(distributions.device).double().log_softmax(-1)
+        values, wanted = (part.clamp(min=_LEAST_LOGIT) for part in (distributions.double().log(), wanted))
         values, wanted = (part - part.mean(-1, keepdim=True) for part in (values, wanted))
         self._of_logits.append(difference(values, wanted))
 
     def refusal(self) -> str | None:
         """Return a line about the first point that differs by more than is allowed; None if there is none."""
-        for point, found in self._reference.values.items():
+        for point, values in self._reference.values.items():
             errors = self._errors.get(point, [])
-            if sum(map(len, errors)) != len(found):
+            if sum(map(len, errors)) != len(values):
                 return f"{point.name} is not computed as often as by transformers' own forward pass, or in other shapes"
             if (problem := self._problem(torch.cat(errors), attention=point.kind == ATTENTION)) is not None:
                 return f"{point.name} differs from transformers' own forward pass {problem}"
         problem = self._problem(torch.cat(self._of_logits))
         return None if problem is None else f"its logits differ from transformers' own forward pass {problem}"
 
-    def _added(self, point: Point, found: Tensor) -> Tensor | None:
+    def _added(self, point: Point, reference: Tensor) -> Tensor | None:
         """Return the norms of what a layer adds to its input, by which errors of its output are divided.
 
         None if the point is no layer's output. Where hidden states are much larger than what a layer adds, rounding
         them is no error of the layer; it makes up ``_SUMS`` roundings.
         """
         before = self._reference.values.get(Point(point.layer - (point.kind == INPUT), INPUT))
-        if point.kind not in (INPUT, OUTPUT) or before is None or before.shape != found.shape:
+        if point.kind not in (INPUT, OUTPUT) or before is None or before.shape != reference.shape:
             return None
-        wanted, given = (part[self._rows].flatten(1).double() for part in (found, before))
+        wanted, computed = (part[self._rows].flatten(1).double() for part in (reference, before))
         rounding = _SUMS * _ROUNDING[self._dtype] / TOLERANCES[self._dtype]
-        added: Tensor = (wanted - given).norm(dim=-1) + rounding * wanted.norm(dim=-1)
+        added: Tensor = (wanted - computed).norm(dim=-1) + rounding * wanted.norm(dim=-1)
         return added
 
     def _problem(self, errors: Tensor, *, attention: bool = False) -> str | None:
@@ -394,8 +398,10 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
         compared.see_distributions(prompt.first_law[None])
         whole = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in prompt.layers]
         evicted = [
-            own if layer.terms.window is not None else _kept(own, kept_positions(layer.number, own.key.shape[0]))
-            for layer, own in zip(prompt.layers, whole, strict=True)
+            layer_entries
+            if layer.terms.window is not None
+            else _kept(layer_entries, kept_positions(layer.number, layer_entries.key.shape[0]))
+            for layer, layer_entries in zip(prompt.layers, whole, strict=True)
         ]
         caches = PromptCaches(
             ENTRIES, prompt.first_law, [StreamCache(layers, prompt.states) for layers in (whole, evicted)]
@@ -446,13 +452,13 @@ def _are_turned_by_halves(model: Decoder, tokens: list[int]) -> bool:
     Attention with RoPE depends only on distances, so queries before rotation are equal. Rotating the rotated queries
     back by halves gives these queries only if they were rotated by halves.
     """
-    found = []
+    gathered = []
     try:
         for first in _FIRST:
             statistic = _PlainQueries(first)
             prompt = Prompt(model, tokens, window=0, statistics=[statistic], first=first)
-            found.append([layer.gathered(statistic) for layer in prompt.evictable])
+            gathered.append([layer.gathered(statistic) for layer in prompt.evictable])
     except Exception:  # noqa: BLE001 - the embedding gives no angles for whole heads, or none in the usual way
         return False
-    off = max(float(difference(one, other).max()) for one, other in zip(*found, strict=True))
+    off = max(float(difference(first, second).max()) for first, second in zip(*gathered, strict=True))
     return off <= TOLERANCES[model.dtype]

@@ -106,8 +106,8 @@ def _unsupported(config: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return f"encoder-decoder architecture {', '.join(names) or 'unknown'} is not supported"
     if causal_class(config) not in names or not names:
-        what = f"architecture {', '.join(names) or 'unknown'} as '{kind}'"
-        return f"{what} is not supported: it is not the causal language model that transformers has of this type"
+        named = f"architecture {', '.join(names) or 'unknown'} as '{kind}'"
+        return f"{named} is not supported: it is not the causal language model that transformers has of this type"
     if getattr(config, "kv_lora_rank", None):
         return "multi-head latent attention (MLA) is not supported: its cache holds no keys and values of heads"
     if shared := getattr(config, "num_kv_shared_layers", None):
@@ -120,8 +120,10 @@ def _unsupported_layers(config: Any) -> str | None:
     if other := types - {"full_attention", "sliding_attention"} - _STATES:
         return f"attention of type '{min(other)}' is not supported"
     if types and not types & {"full_attention", "hybrid"}:
-        what = "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
-        return f"{what} is not supported: no entry could be evicted"
+        problem = (
+            "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
+        )
+        return f"{problem} is not supported: no entry could be evicted"
     ropes = (getattr(config, "rope_parameters", None) or {}).values()
     if any(isinstance(part, dict) and part.get("rope_type") == _LONG_ROPE for part in ropes):
         return f"RoPE of type '{_LONG_ROPE}' of some types of layers is not supported: each would change by itself"

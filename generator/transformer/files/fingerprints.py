@@ -52,9 +52,9 @@ def file_sha256(file: Path) -> str:
 
 def digests_path() -> Path | None:
     """Return the file of kept digests, in XDG_CACHE_HOME or ~/.cache; None if there is no home folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
+    setting = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        folder = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+        folder = Path(setting) if Path(setting).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         return None
     return folder / "kvdrift" / "digests.json"
@@ -70,11 +70,11 @@ def _file_digests(files: Sequence[Path]) -> list[str]:
     """Return the SHA-256 of each file, and write those that were not remembered, of files that still exist."""
     known = _remembered()
     digests = dict(known)
-    found = [_digest(file, digests) for file in files]
+    file_digests = [_digest(file, digests) for file in files]
     if digests != known and (path := digests_path()) is not None:
         content = {key: entry for key, entry in (_remembered() | digests).items() if Path(key).exists()}
         write_remembered(path, content)
-    return found
+    return file_digests
 
 
 def _digest(file: Path, remembered: Digests) -> str:
@@ -116,9 +116,9 @@ def write_remembered(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _remembered() -> Digests:
-    found: Digests = {}
+    digests: Digests = {}
     for key, entry in read_remembered(digests_path()).items():
         match entry:
             case [int(size), int(modified), str(digest)] if re.fullmatch(r"[0-9a-f]{64}", digest):
-                found[key] = (size, modified, digest)
-    return found
+                digests[key] = (size, modified, digest)
+    return digests

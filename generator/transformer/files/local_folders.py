@@ -215,13 +215,13 @@ def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
 
 def cached_models() -> dict[str, str]:
     """Return the ids of the causal language models in the Hugging Face cache, each with its architecture."""
-    found = {}
+    models = {}
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):
         model_id = folder.name.removeprefix(_CACHED).replace("--", "/")
         for name in (local_configuration(model_id) or {}).get("architectures") or []:
             if isinstance(name, str) and name.endswith("ForCausalLM"):
-                found[model_id] = name
-    return found
+                models[model_id] = name
+    return models
 
 
 def _json(model_id: str, name: str, revision: str | None) -> dict[str, Any] | None:

@@ -106,7 +106,7 @@ def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken], toke
     """
     location, revision = tokenizer, study.model.revision
     if study.study.eos is not None:
-        chosen = [_chosen(one, location, revision, vocabulary) for one in study.study.eos]
+        chosen = [_chosen(entry, location, revision, vocabulary) for entry in study.study.eos]
         return TextEnds.of([(token, _STUDY) for token in chosen], vocabulary)
     end = None
     if any(applies_template(section) for section in study.documents):
@@ -138,14 +138,14 @@ def configured_ends(location: str, revision: str | None = None) -> list[NamedTok
     return [(token, file) for file, content in contents for token in _tokens(location, content.get("eos_token_id"))]
 
 
-def check_ends(study: Study, action: str, ends: TextEnds, own: Iterable[int]) -> None:
+def check_ends(study: Study, action: str, ends: TextEnds, action_tokens: Iterable[int]) -> None:
     """Raise an error if an action's side names tokens of its ``own`` that end no text, unless the study file chose."""
-    others = [token for token in dict.fromkeys(own) if token not in ends.tokens]
+    others = [token for token in dict.fromkeys(action_tokens) if token not in ends.tokens]
     if others and study.study.eos is None:
-        both = ", ".join(map(str, (*ends.tokens, *others)))
+        joined = ", ".join(map(str, (*ends.tokens, *others)))
         raise InputError(
             f"action '{action}': its weights end a text at tokens {others}, those of the reference at "
-            f"{[*ends.tokens]}: sides are compared with one set; write eos = [{both}] under [study] for both"
+            f"{[*ends.tokens]}: sides are compared with one set; write eos = [{joined}] under [study] for both"
         )
 
 
@@ -195,19 +195,19 @@ def _of_tokenizer(location: str, revision: str | None, digest: str | None) -> tu
     return getattr(tokenizer, "eos_token_id", None), template_end(tokenizer)
 
 
-def _chosen(one: int | str, location: str, revision: str | None, vocabulary: int) -> int:
+def _chosen(entry: int | str, location: str, revision: str | None, vocabulary: int) -> int:
     """Return the token that ``[study] eos`` names by its id or its text."""
-    if isinstance(one, int):
-        if not 0 <= one < vocabulary:
-            raise InputError(f"study.eos: token {one} is none of the vocabulary, which has {vocabulary:,} tokens")
-        return one
+    if isinstance(entry, int):
+        if not 0 <= entry < vocabulary:
+            raise InputError(f"study.eos: token {entry} is none of the vocabulary, which has {vocabulary:,} tokens")
+        return entry
     tokenizer = known_tokenizer(location, revision)
     if tokenizer is None:
-        raise InputError(f"study.eos = '{one}': needs a tokenizer, which '{location}' lacks; write the token's id")
-    named: int | None = tokenizer.get_vocab().get(one)
-    tokens = [named] if named is not None else tokenizer(one, add_special_tokens=False)["input_ids"]
+        raise InputError(f"study.eos = '{entry}': needs a tokenizer, which '{location}' lacks; write the token's id")
+    named: int | None = tokenizer.get_vocab().get(entry)
+    tokens = [named] if named is not None else tokenizer(entry, add_special_tokens=False)["input_ids"]
     if len(tokens) != 1 or not tokens[0] < vocabulary:
-        near = alike(one, [str(name) for name in tokenizer.added_tokens_decoder.values()])
+        near = alike(entry, [str(name) for name in tokenizer.added_tokens_decoder.values()])
         hint = f"; did you mean '{near}'?" if near else ""
-        raise InputError(f"study.eos = '{one}': is {len(tokens)} tokens of the model, and should be one{hint}")
+        raise InputError(f"study.eos = '{entry}': is {len(tokens)} tokens of the model, and should be one{hint}")
     return int(tokens[0])

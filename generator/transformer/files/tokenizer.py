@@ -27,10 +27,10 @@ from kvdrift.schema.errors import InputError
 def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
     """Load the tokenizer for prompts of text."""
     if model_id.endswith(GGUF):
-        found = load_gguf_tokenizer(Path(model_id))
-        if found is None:
+        gguf_tokenizer = load_gguf_tokenizer(Path(model_id))
+        if gguf_tokenizer is None:
             raise InputError(f"{model_id}: has no tokenizer; name one by model.tokenizer, a folder or Hugging Face id")
-        return found
+        return gguf_tokenizer
     if model_id == EMBEDDED_ID:
         raise InputError(f"model.id = '{model_id}': takes documents of the embedded source only, not text")
     read_configuration(model_id, revision)  # refuses an id that names no model
@@ -83,11 +83,11 @@ def tokens_sha256(model_id: str, *, revision: str | None = None) -> str | None:
     tokenizer = known_tokenizer(model_id, revision)
     if tokenizer is None:
         return None
-    said: list[Any] = [sorted(tokenizer.get_vocab().items())]
+    content: list[Any] = [sorted(tokenizer.get_vocab().items())]
     if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
         parts = json.loads(fast.to_str())
-        said += [parts.get(name) for name in ("normalizer", "pre_tokenizer", "model")]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        content += [parts.get(name) for name in ("normalizer", "pre_tokenizer", "model")]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def known_tokenizer(model_id: str, revision: str | None) -> Any:

@@ -45,12 +45,12 @@ class Head:
         """Compute the laws of some rows, [rows, V], from last hidden states [rows, width], in an array of ``room``."""
         # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
-        for rows, some in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):
+        for rows, probabilities in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):
             logits = self._logits(rows).to(self._device)
             if self._sampling == FULL_SOFTMAX:
-                torch.softmax(logits, -1, dtype=room.dtype, out=some)
+                torch.softmax(logits, -1, dtype=room.dtype, out=probabilities)
             else:
-                deployed(logits, self._sampling, some)
+                deployed(logits, self._sampling, probabilities)
         return room[:, : self._vocabulary]
 
     @property
@@ -61,8 +61,8 @@ class Head:
         """Return logits [rows, columns], on the head's device."""
         wide = self._wide and self._dtype != torch.float32
         if self._device.type == "cpu" and not wide:
-            own: Tensor = self._layer(hidden)
-            return self._on_logits(own)
+            layer_logits: Tensor = self._layer(hidden)
+            return self._on_logits(layer_logits)
         weight = self._layer.weight
         hidden = hidden.to(weight.device)
         logits = hidden.new_empty((len(hidden), self._columns), dtype=torch.float32 if wide else self._dtype)
@@ -90,7 +90,7 @@ def _logit_terms(network: Any) -> tuple[float, float | None]:
     """Return the factor of a network's logits, and their soft cap; 1 and None for most networks."""
     config = network.config
     times, divisor = (
-        float(next((own for name in names if (own := getattr(config, name, None))), 1.0))
+        float(next((factor for name in names if (factor := getattr(config, name, None))), 1.0))
         for names in (("logit_scale", "lm_head_multiplier"), ("logits_scaling",))
     )
     return times / divisor, getattr(config, "final_logit_softcapping", None)

@@ -34,7 +34,10 @@ def operations_fault(device: torch.device) -> str | None:
 
     Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
-    near = all(torch.allclose(one.cpu(), own, atol=1e-5) for one, own in zip(_tried(device), _tried(), strict=True))
+    near = all(
+        torch.allclose(result.cpu(), expected, atol=1e-5)
+        for result, expected in zip(_tried(device), _tried(), strict=True)
+    )
     return None if near else "the kernels' values are wrong"
 
 
@@ -192,7 +195,7 @@ def layers_fault(network: Any) -> str | None:
 def layout_fault(network: Any) -> str | None:
     """Return why the layers of a network cannot be fused; None if they are as transformers makes them."""
     kind = network.config.model_type
-    own = f"transformers.models.{kind}.modeling_{kind}"
+    module_name = f"transformers.models.{kind}.modeling_{kind}"
     if kind not in ARCHITECTURES.values():
         return f"its type is {kind}"
     if len({parameter.device for parameter in network.parameters()}) > 1:
@@ -202,7 +205,7 @@ def layout_fault(network: Any) -> str | None:
     known = {nn.Linear, OneDNNLinear, PackedLinear, nn.Embedding, nn.ModuleList, nn.SiLU, SeamlessSiLU}
     known.add(library().activations.SiLUActivation)
     for name, module in network.model.named_modules():
-        if type(module) not in known and type(module).__module__ != own:
+        if type(module) not in known and type(module).__module__ != module_name:
             return f"{name} is of class {type(module).__name__}"
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):  # noqa: SLF001
             return f"{name or 'the model'} has hooks"
@@ -227,9 +230,9 @@ def _joint(parts: list[Any]) -> nn.Linear:
         whole = None
         if getattr(parts[0], name) is not None:
             whole = nn.Parameter(torch.cat([getattr(part, name) for part in parts]), requires_grad=False)
-            for part, own in zip(parts, torch.split(whole, [part.out_features for part in parts]), strict=True):
+            for part, rows in zip(parts, torch.split(whole, [part.out_features for part in parts]), strict=True):
                 if not isinstance(part, PackedLinear):  # on a CPU, where tests alone fuse layers
-                    setattr(part, name, nn.Parameter(own, requires_grad=False))
+                    setattr(part, name, nn.Parameter(rows, requires_grad=False))
         setattr(joint, name, whole)
     return joint
 
@@ -243,5 +246,5 @@ def slower(network: Any, device: str) -> str | None:
         "attention is computed cache by cache": attention_fault(torch.device(device)),
         "layers are computed as transformers computes them": layers_fault(network),
     }
-    said = [f"{what} ({why})" for what, why in reasons.items() if why is not None]
-    return f"decoding on {device} takes longer than it could: {'; '.join(said)}" if said else None
+    listed = [f"{what} ({why})" for what, why in reasons.items() if why is not None]
+    return f"decoding on {device} takes longer than it could: {'; '.join(listed)}" if listed else None

@@ -70,18 +70,18 @@ class JointStreams(StreamDecoder):
         """Replace the open streams by ``rows``."""
         streams = len(self._owner)
         within = torch.empty_like(self._owner)  # each stream's row in its own part
-        for own in self._rows:
-            within[own] = torch.arange(len(own))
+        for part_rows in self._rows:
+            within[part_rows] = torch.arange(len(part_rows))
         parked = rows >= streams
         open_rows, places = rows[~parked], rows[parked] - streams
         owner, row = torch.empty_like(rows), torch.empty_like(rows)
         owner[~parked], row[~parked] = self._owner[open_rows], within[open_rows]
-        counts = torch.tensor([len(own) for own in self._rows])
+        counts = torch.tensor([len(part_rows) for part_rows in self._rows])
         owner[parked] = self._parked[places]
         row[parked] = counts[owner[parked]] + places
         self._assign(owner)
-        for part, own in zip(self._parts, self._rows, strict=True):
-            part.select(row[own])
+        for part, part_rows in zip(self._parts, self._rows, strict=True):
+            part.select(row[part_rows])
 
     @property
     def cuts_back(self) -> bool:
@@ -93,10 +93,10 @@ class JointStreams(StreamDecoder):
         more = int(places.max()) + 1 - len(self._parked)
         self._parked = torch.cat([self._parked, torch.zeros(max(more, 0), dtype=torch.int64)])
         self._parked[places] = self._owner[rows]
-        for number, (part, own) in enumerate(zip(self._parts, self._rows, strict=True)):
+        for number, (part, part_rows) in enumerate(zip(self._parts, self._rows, strict=True)):
             mine = self._owner[rows] == number
             if mine.any():
-                part.park(torch.searchsorted(own, rows[mine]), places[mine])
+                part.park(torch.searchsorted(part_rows, rows[mine]), places[mine])
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""
@@ -111,14 +111,16 @@ class JointStreams(StreamDecoder):
 
     def _laws(self, of_part: Callable[[StreamDecoder, Tensor], Tensor]) -> Tensor:
         """Return the laws of the open streams, [streams, V], from those of each part that has some."""
-        found = [(rows, of_part(part, rows)) for part, rows in zip(self._parts, self._rows, strict=True) if len(rows)]
-        if len(found) == 1:
-            return found[0][1]
-        if not found:
+        part_results = [
+            (rows, of_part(part, rows)) for part, rows in zip(self._parts, self._rows, strict=True) if len(rows)
+        ]
+        if len(part_results) == 1:
+            return part_results[0][1]
+        if not part_results:
             return torch.empty((0, 0), dtype=torch.float64, device=self.device)
-        laws = found[0][1].new_empty((len(self._owner), found[0][1].shape[1]))
-        for rows, own in found:
-            laws[rows.to(laws.device)] = own
+        laws = part_results[0][1].new_empty((len(self._owner), part_results[0][1].shape[1]))
+        for rows, part_result in part_results:
+            laws[rows.to(laws.device)] = part_result
         return laws
 
 
@@ -202,10 +204,10 @@ class ModelWithOthers:
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action's units: the reference's weights, its own weights, and its parts."""
-        own = self.reference.identity(action)
+        identity = self.reference.identity(action)
         if action.name not in self.others:
-            return own
-        return with_weights(own, self.others[action.name].files.weights_sha256)
+            return identity
+        return with_weights(identity, self.others[action.name].files.weights_sha256)
 
     def weight_bytes(self, action: Action) -> int | None:
         """Return the bytes of the weight files of an action's side."""
@@ -222,18 +224,20 @@ class ModelWithOthers:
         """Process the document's prompt by the reference's model, and by every model of ``actions``."""
         sides = list({id(model): model for model in self.others.values()}.values())
         places: list[tuple[int, int]] = []
-        own: list[list[Action]] = [[] for _ in range(1 + len(sides))]
+        side_actions: list[list[Action]] = [[] for _ in range(1 + len(sides))]
         for action in actions:
             model = self.others.get(action.name)
-            side = 0 if model is None else 1 + next(place for place, one in enumerate(sides) if one is model)
-            own[side].append(action)
-            places.append((side, len(own[side])))
+            side = (
+                0 if model is None else 1 + next(place for place, side_model in enumerate(sides) if side_model is model)
+            )
+            side_actions[side].append(action)
+            places.append((side, len(side_actions[side])))
         prompts = {
             side: replace(model, sampling=self.sampling).prefill(
-                document, own[side], horizon, None if side else len(actions)
+                document, side_actions[side], horizon, None if side else len(actions)
             )
             for side, model in enumerate((self.reference, *sides))
-            if not side or own[side]
+            if not side or side_actions[side]
         }
         return PrefilledSides(self.reference, prompts, places)
 
@@ -273,16 +277,16 @@ class PreparedSides:
     ) -> StreamDecoder:
         """Return kernels of all sides; each has room for ``streams`` streams."""
         documents = (self, *beside)
-        sides = sorted({side for one in documents for side in one.prompts})
+        sides = sorted({side for document in documents for side in document.prompts})
         caches: list[tuple[int, int]] = []
         counted = dict.fromkeys(sides, 0)  # caches of each side up to the present document
-        for one in documents:
-            caches += [(sides.index(side), counted[side] + number) for side, number in ((0, 0), *one.places)]
-            for side in one.prompts:
-                counted[side] += 1 + sum(own == side for own, _ in one.places)
+        for document in documents:
+            caches += [(sides.index(side), counted[side] + number) for side, number in ((0, 0), *document.places)]
+            for side in document.prompts:
+                counted[side] += 1 + sum(action_side == side for action_side, _ in document.places)
         parts = []
         for side in sides:
-            first, *others = [one.prompts[side] for one in documents if side in one.prompts]
+            first, *others = [document.prompts[side] for document in documents if side in document.prompts]
             parts.append(first.kernels(streams, sharing, others, parked))
         return JointStreams(parts, caches)
 
@@ -297,23 +301,23 @@ class PreparedSides:
         """
         needed = 0
         for side, prompt in self.prompts.items():
-            own = sum(place == side for place, _ in self.places)
-            needed += prompt.replicate_bytes(-(-actions * own // len(self.places)), estimator)
+            actions_of_side = sum(place == side for place, _ in self.places)
+            needed += prompt.replicate_bytes(-(-actions * actions_of_side // len(self.places)), estimator)
         available = available_bytes(self.reference.device)
         return replicates_within(int(self.reference.memory_share * available), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """Return the columns of ``units`` about cache ``number``, from 1."""
-        side, own = self.places[number - 1]
-        said = self.prompts[side].record(own, streams)
+        side, place = self.places[number - 1]
+        record = self.prompts[side].record(place, streams)
         if side:
-            said["prefill_seconds"] += self.seconds / len(self.places)
-        return said
+            record["prefill_seconds"] += self.seconds / len(self.places)
+        return record
 
     def kept(self, number: int) -> tuple[KeptEntries, ...]:
         """Return the prompt entries that cache ``number`` has."""
-        side, own = self.places[number - 1]
-        return self.prompts[side].kept(own)
+        side, place = self.places[number - 1]
+        return self.prompts[side].kept(place)
 
 
 def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> LoadedModel | ModelWithOthers:
@@ -327,12 +331,12 @@ def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> L
         logits_dtype=section.logits_dtype, say=say,
     )  # fmt: skip
     reference = load(model_location(section), name=section.id, revision=section.revision)
-    own = with_own_weights(study)
-    if not own:
+    custom = with_own_weights(study)
+    if not custom:
         return reference
     loaded: dict[str, LoadedModel] = {} if section.revision else {model_location(section): reference}
     others: dict[str, LoadedModel] = {}
-    for action in own:
+    for action in custom:
         location = weights_location(study, action)
         if location not in loaded:
             with told_of(action, location):

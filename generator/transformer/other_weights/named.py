@@ -41,8 +41,8 @@ def told_of(action: ActionSection, location: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = str(error).replace(f"model.id = '{location}'", f"weights = '{action.weights}'")
-        raise type(error)(f"action '{action.name}': {said}") from error.__cause__
+        line = str(error).replace(f"model.id = '{location}'", f"weights = '{action.weights}'")
+        raise type(error)(f"action '{action.name}': {line}") from error.__cause__
 
 
 def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionIdentity]:
@@ -57,8 +57,8 @@ def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionI
             others[action.name] = model_identity(location).weights_sha256
 
     def identity(action: Action) -> ActionIdentity:
-        own = files.of(action.parts)
-        return with_weights(own, others[action.name]) if action.name in others else own
+        identity_of_model = files.of(action.parts)
+        return with_weights(identity_of_model, others[action.name]) if action.name in others else identity_of_model
 
     return identity
 
@@ -67,8 +67,8 @@ def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> Action
     """Return an action's identity with other weights; their SHA-256 is None if they are not known here."""
     if weights_sha256 is None:
         return replace(identity, selector_sha256=None)
-    said = json.dumps([identity.selector_sha256, weights_sha256])
-    return replace(identity, selector_sha256=hashlib.sha256(said.encode()).hexdigest())
+    content = json.dumps([identity.selector_sha256, weights_sha256])
+    return replace(identity, selector_sha256=hashlib.sha256(content.encode()).hexdigest())
 
 
 def check_shared(study: Study, *, fetch: bool) -> None:
@@ -84,13 +84,13 @@ def check_shared(study: Study, *, fetch: bool) -> None:
             continue
         with told_of(action, theirs):
             size = vocabulary_size(theirs)
-            own = TextEnds.of(model_ends(theirs), size)
+            weights_ends = TextEnds.of(model_ends(theirs), size)
             pairs = [
                 ("a vocabulary of", vocabulary_size(ours, revision=revision), size),
                 ("the tokenizer", *_tokenizers(ours, theirs, revision, fetch=fetch)),
             ]
         check_equal_tokens(action.name, pairs)
-        check_ends(study, action.name, text_ends(study), own.tokens)
+        check_ends(study, action.name, text_ends(study), weights_ends.tokens)
 
 
 def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]]) -> None:
@@ -98,10 +98,11 @@ def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]])
 
     ``pairs`` are what is compared, the reference's value, and the action's.
     """
-    for what, one, other in pairs:
-        if one != other:
+    for quality, reference_value, action_value in pairs:
+        if reference_value != action_value:
             raise InputError(
-                f"action '{action}': its weights have {what} {_short(other)}, those of the reference {_short(one)}: "
+                f"action '{action}': its weights have {quality} {_short(action_value)}, those of the reference "
+                f"{_short(reference_value)}: "
                 "sides are compared token by token, and must share the vocabulary and the tokenizer"
             )
 
@@ -113,8 +114,8 @@ def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) ->
     known = all(digest is not None or late for digest, late in zip(files, fetched, strict=True))
     if not known or files[0] == files[1] is not None:
         return None, None
-    found = tokens_sha256(ours, revision=revision), tokens_sha256(theirs)
-    return (None, None) if None in found else found
+    hashes = tokens_sha256(ours, revision=revision), tokens_sha256(theirs)
+    return (None, None) if None in hashes else hashes
 
 
 def _short(value: object) -> str:

@@ -122,15 +122,15 @@ class PreparedPrompt:
         kept, rule = [cache.compact.kept_by_position(entries)], cache.start.rule
         if isinstance(rule, WatchedRule):
             left = sorted(rule.left_after.items())
-            kept += [cache.compact.kept_by_position(entries, own, step) for step, own in left]
+            kept += [cache.compact.kept_by_position(entries, cache_entries, step) for step, cache_entries in left]
         return tuple(kept)
 
 
 def beside_windows(prompt: Sequence[PromptLayer], kept: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
     """Return the kept entries of layers without a window and the entries of layers with a window, in order."""
-    own = iter(kept)
+    kept_layers = iter(kept)
     return tuple(
-        replace(next(own), terms=layer.terms)
+        replace(next(kept_layers), terms=layer.terms)
         if layer.terms.window is None
         else PrefixLayer(layer.key, layer.value, layer.terms)
         for layer in prompt
@@ -209,9 +209,9 @@ class PrefilledPrompt:
         if action.generated is not None:
             rule = action.generated.rule(prompt.evictable, compact.indices, compact.layers, self._horizon)
         elif action.policy is not None and budget is not None:
-            own = rule_of(action.policy, prompt.evictable, compact.indices, budget)
-            rule = WatchedRule(own, watched_steps(self._horizon))
-            decided = in_words(first_decisions(own, prompt.evictable, compact.layers))
+            rule_of_action = rule_of(action.policy, prompt.evictable, compact.indices, budget)
+            rule = WatchedRule(rule_of_action, watched_steps(self._horizon))
+            decided = in_words(first_decisions(rule_of_action, prompt.evictable, compact.layers))
             # Steps remove entries, if prefill did not.
             compact = replace(compact, indexed=True, read_checksums=decided)
         layers = beside_windows(prompt.layers, compact.layers)

@@ -83,17 +83,19 @@ class SharedScores:
         self.spared_seconds = 0.0
         # Another ``keep`` than the base class's might change the scores.
         ranking = [
-            one for one in selectors if isinstance(one, ScoringSelector) and type(one).keep is ScoringSelector.keep
+            selector
+            for selector in selectors
+            if isinstance(selector, ScoringSelector) and type(selector).keep is ScoringSelector.keep
         ]
         self._twins = [
-            (one, self._twin(one))
-            for place, one in enumerate(ranking)
-            if ranking.index(one) == place and ranking.count(one) > 1
+            (selector, self._twin(selector))
+            for place, selector in enumerate(ranking)
+            if ranking.index(selector) == place and ranking.count(selector) > 1
         ]
 
     def of(self, selector: Selector) -> Selector:
         """Return the selector, or an equivalent one that uses scores already computed."""
-        return next((twin for one, twin in self._twins if one == selector), selector)
+        return next((twin for shared, twin in self._twins if shared == selector), selector)
 
     def forget(self) -> None:
         """Drop the scores."""
@@ -136,9 +138,9 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
             index = chooser.keep(layer, budget)
         _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
-        own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)
-        stored.append(bytes_as_stored(own, holding))
-        layers.append(_held(own, holding))
+        kept_entries = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)
+        stored.append(bytes_as_stored(kept_entries, holding))
+        layers.append(_held(kept_entries, holding))
         if not isinstance(holding, AsComputed):
             sums.append(checksum(layers[-1].key, layers[-1].value))
         indices.append(index.to(torch.int32).contiguous())
@@ -154,12 +156,12 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:
     """Ask a selector for the budget m of each layer, and check the budgets: whole numbers, range, count and sum."""
     with failing_as("selector", selector):
-        given = list(selector.budgets(kept, entries, layers))
+        returned = list(selector.budgets(kept, entries, layers))
     named, least = f"selector {type(selector).__name__}: returned", max(selector.window + selector.sinks, 1)
     try:
-        budgets = [operator.index(budget) for budget in given]
+        budgets = [operator.index(budget) for budget in returned]
     except TypeError:
-        raise OperationError(f"{named} budgets {given}; they must be whole numbers of entries") from None
+        raise OperationError(f"{named} budgets {returned}; they must be whole numbers of entries") from None
     if len(budgets) != layers or sum(budgets) != kept * layers:
         raise OperationError(
             f"{named} {len(budgets)} budgets with the sum {sum(budgets)}; {layers} layers that keep {kept} entries on "
@@ -182,10 +184,10 @@ def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, num
     """Check a selector's kept positions, int64 [KV heads, m]: count, order, range, window and sinks."""
     heads, entries, _ = layer.key.shape
     if not isinstance(index, Tensor) or index.dtype not in _INTEGERS or index.device != layer.key.device:
-        given = f"{index.dtype} on {index.device}" if isinstance(index, Tensor) else f"a {type(index).__name__}"
+        returned = f"{index.dtype} on {index.device}" if isinstance(index, Tensor) else f"a {type(index).__name__}"
         raise OperationError(
-            f"selector {type(selector).__name__}: returned {given} in layer {number}; it must return int64 positions "
-            f"on {layer.key.device}"
+            f"selector {type(selector).__name__}: returned {returned} in layer {number}; it must return int64 "
+            f"positions on {layer.key.device}"
         )
     window = torch.arange(entries - selector.window, entries, device=index.device)
     sinks = torch.arange(selector.sinks, device=index.device)

@@ -76,8 +76,8 @@ class TransformerStreams(StreamDecoder):
         self.attention = SharedPrefix(
             [cache.layers for cache in caches], streams, parked, horizon, model.rows.multiple,
             model.shape.heads // model.shape.kv_heads, share_reads=sharing.share_prompt_reads, fused=sharing.fused,
-            tiles=[cache.tile for cache in caches], rules=[cache.rule for cache in caches], few=model.rows.few,
-            layers=model.rows.layers,
+            tiles=[cache.tile for cache in caches], rules=[cache.rule for cache in caches],
+            prompt_read_rows=model.rows.few, layer_rows=model.rows.layers,
         )  # fmt: skip
         rows = self.attention.rows_of(streams)
         starts = [cache.states for cache in caches if cache.states is not None]
@@ -97,11 +97,11 @@ class TransformerStreams(StreamDecoder):
         if self._states is not None:
             self._states.open(caches)
         device = self._first_laws.device
-        own = self._indices.send({"prompts": self._prompt_of[list(caches)], "sent": self._to_send})[device]
-        self.sent = own["sent"]
+        sent = self._indices.send({"prompts": self._prompt_of[list(caches)], "sent": self._to_send})[device]
+        self.sent = sent["sent"]
         if len(self._first_laws) == 1:
             return self._first_laws.expand(len(caches), -1)
-        return self._first_laws[own["prompts"]]
+        return self._first_laws[sent["prompts"]]
 
     def send(self, indices: Tensor) -> None:
         """Keep the integers until the next step is sent."""
@@ -245,28 +245,28 @@ def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -
     If steps have other laws with more threads than one, only one thread computes from then on.
     """
     steps, most = model.steps, model.most_threads
-    found = deviation((1, most) if most > 1 else (None,))
-    if found and most > 1:
+    largest = deviation((1, most) if most > 1 else (None,))
+    if largest and most > 1:
         steps.alone = True
         stay_alone()
         steps.say(
-            f"with {most} threads rows of a step depend on each other or on the number of threads, by {found:.2g} of "
+            f"with {most} threads rows of a step depend on each other or on the number of threads, by {largest:.2g} of "
             "the largest probability: one thread computes"
         )
-        found = deviation((None,))
-    if found > model.batch_deviation:
+        largest = deviation((None,))
+    if largest > model.batch_deviation:
         steps.say(
-            f"a row of a step depends on the rows beside it, by {found:.2g} of the largest probability, also with one "
-            "thread: the control may move; another device or dtype may compute alike"
+            f"a row of a step depends on the rows beside it, by {largest:.2g} of the largest probability, also with "
+            "one thread: the control may diverge; another device or dtype may compute rows independently"
         )
-    return found
+    return largest
 
 
 def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
     """Return the rules to try: of the rules that ever attend, one of a policy and one of a codec."""
     attending = [rule for rule in rules if rule and not rule.passes(horizon - 1)]
     kinds = [[rule for rule in attending if isinstance(rule, CodedStreams) is coded] for coded in (False, True)]
-    return [max(some, key=lambda one: one.scores) for some in kinds if some]
+    return [max(starts, key=lambda start: start.scores) for starts in kinds if starts]
 
 
 def random_step_deviation(
@@ -279,9 +279,9 @@ def random_step_deviation(
     """
     layers = prompt.layers
     whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
-    own = rule and rule.over(-(-entries // 2), prompt.evictable[0].key.shape[0])
-    layers_and_rules = ((whole, None), (copy, None), (half, own))
-    starts = [StreamCache(some, prompt.states, rule=its_rule) for some, its_rule in layers_and_rules]
+    half_rule = rule and rule.over(-(-entries // 2), prompt.evictable[0].key.shape[0])
+    layers_and_rules = ((whole, None), (copy, None), (half, half_rule))
+    starts = [StreamCache(cache_layers, prompt.states, rule=its_rule) for cache_layers, its_rule in layers_and_rules]
     caches = PromptCaches(prompt.entries, prompt.first_law, starts)
     model = replace(model, sampling=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
     kernels = TransformerStreams(model, [caches], streams, horizon, sharing)
@@ -320,8 +320,8 @@ def step_deviation(
             if number not in known:
                 known.add(number)
                 wanted[number] = laws[row]
-        for own, some in zip(torch.split(laws, _LAWS), torch.split(same.to(laws.device), _LAWS), strict=True):
-            deviation = max(deviation, float((own - wanted[some]).abs().max() / own.max()))
+        for part, wanted_rows in zip(torch.split(laws, _LAWS), torch.split(same.to(laws.device), _LAWS), strict=True):
+            deviation = max(deviation, float((part - wanted[wanted_rows]).abs().max() / part.max()))
     return deviation
 
 
@@ -332,7 +332,7 @@ def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> li
     entries. Layers of one shape share their entries.
     """
     made: dict[tuple[Any, ...], PrefixLayer] = {}
-    found = []
+    layers_made = []
     for layer in layers:
         kv_heads, _, size = layer.key.shape
         held = layer.terms.held(entries)
@@ -343,5 +343,5 @@ def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> li
             part = drawn if layer.terms.window is not None else drawn[:, :, ::step].contiguous()
             key, value = part.to(layer.key.device, copy=True)
             (made[kind],) = with_packed_keys([PrefixLayer(key, value, layer.terms)])
-        found.append(replace(made[kind], terms=layer.terms))
-    return found
+        layers_made.append(replace(made[kind], terms=layer.terms))
+    return layers_made
