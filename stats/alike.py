@@ -25,29 +25,29 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
     unit, from the middle document of its stratum; 0 stands for 1e-12 of the range.
     """
     sides = pooling.sides(quantity)
-    found = _Values(pooling, quantity, sides).alike(within)
+    direct = _Values(pooling, quantity, sides).alike(within)
     base = None if quantity.difference_of is None else quantity_named(quantity.difference_of)
     if base is None or base.per is None:
-        return found
-    one, other = (_Values(pooling, base, (side,)).alike(within) for side in sides)
-    return _either(found, one, other)
+        return direct
+    first, second = (_Values(pooling, base, (side,)).alike(within) for side in sides)
+    return _either(direct, first, second)
 
 
-def _either(direct: Alike, one: Alike, other: Alike) -> Alike:
+def _either(direct: Alike, first: Alike, second: Alike) -> Alike:
     """Return the likeness of a difference of ratios, from documents' differences or, failing that, from both ratios."""
-    use = (direct.unlike > MOST_UNLIKE) & (one.unlike + other.unlike <= MOST_UNLIKE)
+    use = (direct.unlike > MOST_UNLIKE) & (first.unlike + second.unlike <= MOST_UNLIKE)
 
     def chosen(both: Float, apart: Float) -> Float:
         value: Float = np.where(use, apart, both)
         return value
 
     return Alike(
-        chosen(direct.value, other.value - one.value),
-        chosen(direct.spread, np.hypot(one.spread, other.spread)),
-        chosen(direct.unlike, one.unlike + other.unlike),
-        chosen(direct.clusters, np.minimum(one.clusters, other.clusters)),
-        chosen(direct.farthest, np.maximum(one.farthest, other.farthest)),
-        one.unbounded | other.unbounded,
+        chosen(direct.value, second.value - first.value),
+        chosen(direct.spread, np.hypot(first.spread, second.spread)),
+        chosen(direct.unlike, first.unlike + second.unlike),
+        chosen(direct.clusters, np.minimum(first.clusters, second.clusters)),
+        chosen(direct.farthest, np.maximum(first.farthest, second.farthest)),
+        first.unbounded | second.unbounded,
     )
 
 
@@ -108,12 +108,12 @@ class _Values:
         sums = _over_clusters(weights, cluster_of)
         differing = (_over_clusters(unlike.astype(np.float64), cluster_of) > 0).sum(axis=0)
         known = (sums > 0).sum(axis=0)
-        own = np.where(unlike, 0.0, weights)
-        total = ordered_sum(own)
+        alike_weights = np.where(unlike, 0.0, weights)
+        total = ordered_sum(alike_weights)
         values = np.nan_to_num(middle[documents] if exact else self.values[documents])
         with np.errstate(invalid="ignore", divide="ignore"):
-            value = ordered_sum(own * values) / total
-            spread = np.sqrt(ordered_sum(own**2 * (values - value) ** 2)) / total
+            value = ordered_sum(alike_weights * values) / total
+            spread = np.sqrt(ordered_sum(alike_weights**2 * (values - value) ** 2)) / total
         present = (_over_clusters(np.where(self._has[documents], 1.0, 0.0), cluster_of) > 0).sum(axis=0)
         unbounded = self._ratio & (known <= MOST_UNLIKE) & (known < present)
         says = (2 * differing < known) & (known > 0) & (total > 0)
@@ -131,8 +131,8 @@ def _middle(values: Float) -> Float:
     """Return the median of the defined values over the first axis; of two middle values the lower."""
     ordered = np.sort(values, axis=0)  # NaN is sorted last
     place = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0) // 2
-    found: Float = np.take_along_axis(ordered, place[None], axis=0)[0]
-    return found
+    middle: Float = np.take_along_axis(ordered, place[None], axis=0)[0]
+    return middle
 
 
 def _over_clusters(values: Float, cluster_of: NDArray[np.intp]) -> Float:

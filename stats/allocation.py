@@ -133,7 +133,7 @@ def allocate(
         documents: The least and the largest N.
         alpha: 1 - alpha is the level of all m intervals together.
         family_size: m; 0 for the number of endpoints.
-        constant: In a sequential study, the last look's critical constant, in place of the normal quantile z.
+        constant: In a sequential study, the last interim look's critical constant, in place of the normal quantile z.
         answers: Moments of the documents with answers, for endpoints over these documents alone.
         reduced: Reduced moments of the development documents, for endpoints that have reduced estimates.
         alike_within: Documents that differ by no more than this are alike; the margin, if a study resolves equivalence.
@@ -201,12 +201,12 @@ def _alike(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple
     row = pooling.rows.index(endpoint.stratum)
     subject = pooling.subjects(quantity).index((endpoint.baseline, endpoint.action))
     place = quantity.x(moments.windows).index(endpoint.x)
-    found = alike_documents(pooling, quantity, within).of((slice(row, row + 1), subject, place))
+    likeness = alike_documents(pooling, quantity, within).of((slice(row, row + 1), subject, place))
     strata = len(pooling.rows) - 1 if row == 0 else 1
     count = float(pooling.counts_of(quantity)[row, subject]) / strata
     between = quantity.range.between(moments.windows.horizon)
-    says = between.bounded and count > 0 and found.unlike[0] <= MOST_UNLIKE
-    return found if says else None, max(count, 1.0), between
+    says = between.bounded and count > 0 and likeness.unlike[0] <= MOST_UNLIKE
+    return likeness if says else None, max(count, 1.0), between
 
 
 def influences(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float, float]:
@@ -292,6 +292,6 @@ def _reason(linearized: Sequence[Linearized], target: float, chosen: Candidate) 
         return f"all targets met at {size}; widest against its target: {endpoint.endpoint}, {width:.3g} of {target:.3g}"
     return (
         f"targets out of reach: at the upper bounds, {size}, the half-width of {endpoint.endpoint} is expected to be "
-        f"{width:.3g} instead of {target:.3g}; intervals hold all the same, and are wider than the study file asks: "
-        "more evaluation documents would make them narrower, and a larger plan.target_half_width would ask for less"
+        f"{width:.3g} instead of {target:.3g}; intervals hold all the same, and are wider than requested: "
+        "more evaluation documents would make them narrower, and a larger plan.target_half_width needs fewer"
     )

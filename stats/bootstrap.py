@@ -4,7 +4,7 @@ Documents are drawn by ``kvdrift.stats.clusters``, one draw for all actions, str
 of (seed, i) and of the set of documents alone, not of their order, nor of the number of draws. On one machine and build
 of BLAS, more draws leave the bits of the first ones, because products are taken over the same blocks of draws.
 
-Intervals are at pointwise or family-adjusted levels; ``kvdrift.stats.ends`` computes their ends. If a plan asks for the
+Intervals are at pointwise or family-adjusted levels; ``kvdrift.stats.ends`` computes their ends. If a plan chooses the
 paper's method, they are percentiles of the draws.
 """
 
@@ -48,7 +48,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Request:
-    """The intervals that an analysis asks for.
+    """The intervals that an analysis requests.
 
     Members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get the
     pointwise ``level`` and are ``exploratory``.
@@ -81,12 +81,15 @@ class Request:
         """Restrict the request to some actions and contrasts (baseline, action); families keep their levels."""
         families = []
         for family in self.families:
-            own = tuple(
-                one for one in family.endpoints
-                if (one.action in actions if one.baseline is None else (one.baseline, one.action) in contrasts)
+            members = tuple(
+                endpoint for endpoint in family.endpoints
+                if (
+                    endpoint.action in actions if endpoint.baseline is None
+                    else (endpoint.baseline, endpoint.action) in contrasts
+                )
             )  # fmt: skip
-            if own:
-                families.append(replace(family, endpoints=own, size=family.size or len(family.endpoints)))
+            if members:
+                families.append(replace(family, endpoints=members, size=family.size or len(family.endpoints)))
         return replace(self, families=tuple(families))
 
     def check(self, moments: DocumentMoments, contrasts: Collection[tuple[str, str]]) -> None:
@@ -96,7 +99,7 @@ class Request:
                 endpoint.check(moments.actions, moments.stratum_names, moments.windows)
                 if endpoint.baseline is not None and (endpoint.baseline, endpoint.action) not in contrasts:
                     where = f"endpoint {endpoint} is in family '{family.name}'"
-                    raise InputError(f"{where} but its contrast is not asked for")
+                    raise InputError(f"{where} but its contrast is not requested")
 
     def is_prespecified(self, action: str | None) -> bool:
         """Tell whether an action was fixed before the first evaluation event; None, no action, always was."""
@@ -130,9 +133,9 @@ class Estimates:
     def with_reduced(self, reduced: Estimates) -> Estimates:
         """Add reduced estimates to the estimates of the same numbers; undefined estimates get none."""
         numbers = zip(*(reduced.columns[name] for name in ("estimate", "low", "high")), strict=True)
-        found, none = dict(zip(reduced._keys(), numbers, strict=True)), (None, None, None)
-        own = zip(self._keys(), self.columns["estimate"], strict=True)
-        beside = [none if estimate is None else found.get(key, none) for key, estimate in own]
+        reduced_of, none = dict(zip(reduced._keys(), numbers, strict=True)), (None, None, None)
+        estimates = zip(self._keys(), self.columns["estimate"], strict=True)
+        beside = [none if estimate is None else reduced_of.get(key, none) for key, estimate in estimates]
         columns = {name: [row[place] for row in beside] for place, name in enumerate(REDUCED_COLUMNS)}
         return Estimates({**self.columns, **columns})
 
@@ -165,7 +168,7 @@ def summarize(
     families = {endpoint: family for family in request.families for endpoint in family.endpoints}
     blocks = ClusterBlocks(pooling)
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for name, own in resampled.items():
+    for name, sample in resampled.items():
         quantity = quantity_named(name)
         documents, (clusters, sets) = pooling.counts_of(quantity), blocks.counts_of(quantity)
         cells, keys = [], []
@@ -179,13 +182,13 @@ def summarize(
             continue
         where = tuple(np.array(cells).T)
         levels = np.array([families[key].level if key in families else request.level for key in keys])
-        estimate = own.estimates[where]
+        estimate = sample.estimates[where]
         between = quantity.range.between(moments.windows.horizon)
         counted = clusters[where[:2]]
-        alike = None
-        if own.errors.size or request.alike_within is not None:
-            alike = alike_documents(pooling, quantity, request.alike_within or 0.0).of(where)
-        low, high, methods = _intervals(own.of(where), levels, counted, sets[where[:2]], between, alike)
+        likeness = None
+        if sample.errors.size or request.alike_within is not None:
+            likeness = alike_documents(pooling, quantity, request.alike_within or 0.0).of(where)
+        low, high, methods = _intervals(sample.of(where), levels, counted, sets[where[:2]], between, likeness)
         # An undefined estimate has no interval.
         low, high = np.where(np.isnan(estimate), np.nan, low), np.where(np.isnan(estimate), np.nan, high)
         columns["stratum"] += [key.stratum for key in keys]
@@ -197,7 +200,7 @@ def summarize(
         columns["low"] += nullable(low)
         columns["high"] += nullable(high)
         columns["level"] += levels.tolist()
-        columns["draws"] += [len(own.draws)] * len(keys)
+        columns["draws"] += [len(sample.draws)] * len(keys)
         columns["documents"] += documents[where[:2]].tolist()
         columns["family"] += [families[key].name if key in families else None for key in keys]
         columns["status"] += [
@@ -211,16 +214,21 @@ def summarize(
 
 
 def _intervals(
-    own: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, alike: Alike | None
+    sample: Studentized,
+    levels: Float,
+    clusters: Float,
+    strata: NDArray[np.int64],
+    between: Between,
+    likeness: Alike | None,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Return the ends of many numbers, and the method of each; the arguments are those of ``document_intervals``."""
-    if own.errors.size and alike is not None:
-        return document_intervals(own, levels, clusters, strata, between, alike)
-    low, high = percentile_intervals(own.draws, levels)
+    if sample.errors.size and likeness is not None:
+        return document_intervals(sample, levels, clusters, strata, between, likeness)
+    low, high = percentile_intervals(sample.draws, levels)
     methods = np.full(len(levels), PERCENTILE)
-    if alike is None:
+    if likeness is None:
         return low, high, methods
-    return at_least(low, high, methods, own.estimates, levels, clusters, strata, between, alike)
+    return at_least(low, high, methods, sample.estimates, levels, clusters, strata, between, likeness)
 
 
 def whole_clusters(effective: Float) -> NDArray[np.int64]:
@@ -244,7 +252,7 @@ class BootstrapDraws:
     ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
     sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
     leaves the quantity undefined. ``distances`` are the draws' distances from the estimate in their own standard
-    errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes if they were asked for; NaN also
+    errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes if they were requested; NaN also
     if SE* vanishes.
     """
 
@@ -293,7 +301,7 @@ class _Studentizing:
 
     def __init__(self, pooling: Pooling, quantities: Sequence[Quantity]) -> None:
         blocks = ClusterBlocks(pooling)
-        self._errors = {one.name: StandardErrors(blocks, one) for one in quantities if one.smooth}
+        self._errors = {quantity.name: StandardErrors(blocks, quantity) for quantity in quantities if quantity.smooth}
         self._estimates = pooling.evaluate(quantities, np.ones((1, len(pooling.moments.documents))))
         self._horizon = pooling.moments.windows.horizon
 
@@ -363,10 +371,10 @@ def observed_errors(
     pooling, counts = Pooling.of(moments, pairs), np.ones((1, len(moments.documents)))
     pooled, blocks = pooling.pool(chosen, counts), ClusterBlocks(pooling)
     return {
-        one.name: StandardErrors(blocks, one)(pooled[one.name], counts)[0]
-        if one.smooth
-        else np.zeros(evaluate(one, pooled[one.name]).shape[1:])
-        for one in chosen
+        quantity.name: StandardErrors(blocks, quantity)(pooled[quantity.name], counts)[0]
+        if quantity.smooth
+        else np.zeros(evaluate(quantity, pooled[quantity.name]).shape[1:])
+        for quantity in chosen
     }
 
 
@@ -405,6 +413,6 @@ def estimate(
     parts = []
     studentized = request.interval == STUDENTIZED
     for names in groups(moments, draws, quantities, pairs, studentized=studentized):
-        own = resampled(moments, names, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
-        parts.append(summarize(moments, own, request, pairs))
+        samples = resampled(moments, names, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
+        parts.append(summarize(moments, samples, request, pairs))
     return Estimates.join(parts)

@@ -308,14 +308,14 @@ def _error_intervals(
     )  # fmt: skip
     studentized, levels = interval == STUDENTIZED, np.full(len(errors), level)
     name, pooled = "mismatch", (0, slice(None), 0)
-    given = resampled(as_moments, [name], seed=seed, draws=draws, pairs=[], studentized=studentized)[name].of(pooled)
+    sample = resampled(as_moments, [name], seed=seed, draws=draws, pairs=[], studentized=studentized)[name].of(pooled)
     if studentized:
         pooling, quantity = Pooling.of(as_moments, []), quantity_named(name)
         clusters, sets = ClusterBlocks(pooling).counts_of(quantity)
         between = Range.SECOND_DIFFERENCE.between(evaluation.windows.horizon)
-        alike = alike_documents(pooling, quantity).of(pooled)
-        low, high, methods = document_intervals(given, levels, clusters[0], sets[0], between, alike)
+        likeness = alike_documents(pooling, quantity).of(pooled)
+        low, high, methods = document_intervals(sample, levels, clusters[0], sets[0], between, likeness)
     else:
-        low, high = percentile_intervals(given.draws, levels)
+        low, high = percentile_intervals(sample.draws, levels)
         methods = np.full(len(errors), PERCENTILE)
     return zip(low.tolist(), high.tolist(), methods.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Clusters of documents: their draws, those behind each row of a pooling, and how many count ("Bootstrap").
+"""Clusters of documents: their draws, those behind each row of a pooling, and how many of them count ("Bootstrap").
 
 Strata that share a cluster (one question at two prompt lengths) are resampled as one set of clusters, so that the
 versions of a document move together and the pooled interval keeps their dependence; their sizes then vary from draw to
@@ -125,21 +125,21 @@ class ClusterBlocks:
         set_of = linked_strata(moments.strata, cluster_of)
         sets = [set_of[documents[0]] for documents in pooling.members]
         blocks = []
-        for one in dict.fromkeys(sets):
-            strata = tuple(number for number, other in enumerate(sets) if other == one)
+        for set_number in dict.fromkeys(sets):
+            strata = tuple(stratum for stratum, other in enumerate(sets) if other == set_number)
             if len(strata) == 1:
                 blocks.append(self._block((0, strata[0] + 1), strata, cluster_of))
             else:
                 blocks.append(self._block((0,), strata, cluster_of))
-                blocks += [self._block((number + 1,), (number,), cluster_of) for number in strata]
+                blocks += [self._block((stratum + 1,), (stratum,), cluster_of) for stratum in strata]
         self.blocks = tuple(blocks)
 
     def _block(self, rows: tuple[int, ...], strata: tuple[int, ...], cluster_of: NDArray[np.intp]) -> Block:
         members = [self.pooling.members[number] for number in strata]
         documents = np.concatenate(members)
-        _, first, own = np.unique(cluster_of[documents], return_index=True, return_inverse=True)
-        ends = np.cumsum([len(one) for one in members])[:-1]
-        return Block(rows, strata, documents[first], tuple(np.split(own, ends)))
+        _, first, cluster_numbers = np.unique(cluster_of[documents], return_index=True, return_inverse=True)
+        ends = np.cumsum([len(in_stratum) for in_stratum in members])[:-1]
+        return Block(rows, strata, documents[first], tuple(np.split(cluster_numbers, ends)))
 
     def sizes(self, block: Block, supports: Sequence[int]) -> Float:
         """Count the documents of each support in each cluster, float64 [C, subjects]."""
@@ -169,5 +169,5 @@ class ClusterBlocks:
 def effective(sizes: Float) -> Float:
     """Return (sum m)^2 / sum m^2 over the first axis; 0 if all m are 0."""
     squares = ordered_sum(sizes**2)
-    found: Float = np.divide(ordered_sum(sizes) ** 2, squares, out=np.zeros(squares.shape), where=squares > 0)
-    return found
+    count: Float = np.divide(ordered_sum(sizes) ** 2, squares, out=np.zeros(squares.shape), where=squares > 0)
+    return count

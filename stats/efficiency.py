@@ -53,8 +53,8 @@ class BranchingMoments(MeasuredDocuments):
     def __post_init__(self) -> None:
         super().__post_init__()
         shape = (len(self.documents), len(self.actions))
-        for field, given in (("plain", self.plain), ("swrb", self.swrb)):
-            values = standardize(field, given, MEASURED, shape)
+        for field, measured in (("plain", self.plain), ("swrb", self.swrb)):
+            values = standardize(field, measured, MEASURED, shape)
             object.__setattr__(self, field, values)
             absent = np.isnan(values["risk"])
             for name in MEASURED:
@@ -69,7 +69,9 @@ class BranchingMoments(MeasuredDocuments):
     def of_actions(self, names: Collection[str]) -> BranchingMoments:
         """Return the moments of some of the actions over all documents, which alone decide the draws."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]
-        plain, swrb = ({name: value[:, chosen] for name, value in own.items()} for own in (self.plain, self.swrb))
+        plain, swrb = (
+            {name: value[:, chosen] for name, value in measured.items()} for measured in (self.plain, self.swrb)
+        )
         actions = tuple(self.actions[place] for place in chosen)
         return BranchingMoments(self.documents, self.strata, self.clusters, actions, plain, swrb)
 
@@ -148,4 +150,6 @@ def _counts(moments: BranchingMoments, support: Support, keys: Text) -> NDArray[
     """Count the documents, or clusters, behind a row, by their keys [D]: int64 [rows, A], ``pooled`` first."""
     mask = moments.supports[support]
     rows = [np.ones(len(keys), dtype=np.bool_), *(moments.strata == name for name in moments.stratum_names)]
-    return np.array([[len(set(keys[row & own].tolist())) for own in mask.T] for row in rows], dtype=np.int64)
+    return np.array(
+        [[len(set(keys[row & support_mask].tolist())) for support_mask in mask.T] for row in rows], dtype=np.int64
+    )

@@ -99,10 +99,10 @@ def decidable_quantities() -> dict[str, Quantity]:
 
     Such a contrast is a single number, of which more is worse or better. A quantity of actions names its difference.
     """
-    contrasts = {name: one for name, one in PAIR_QUANTITIES.items() if one.kind == "contrast"}
+    contrasts = {name: quantity for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "contrast"}
     return {
-        name: one for name, one in {**DIFFERENCES, **contrasts}.items()
-        if one.axis is None and not one.profile and one.higher is not Higher.NEITHER
+        name: quantity for name, quantity in {**DIFFERENCES, **contrasts}.items()
+        if quantity.axis is None and not quantity.profile and quantity.higher is not Higher.NEITHER
     }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ _FARTHEST = 1.5  # times Student's quantile: over a few clusters a draw may have
 class Studentized:
     """Estimates [...], their standard errors [...], and the value and t* of every draw, [draws, ...].
 
-    Errors and t* are empty if only percentiles of the draws are asked for.
+    Errors and t* are empty if only percentiles of the draws are requested.
     """
 
     estimates: Float
@@ -49,14 +49,14 @@ class Studentized:
         estimates, all_of_them = self.estimates[where], isinstance(where[0], np.ndarray)
         all_of_them &= estimates.size == self.estimates.size  # in their order: no copy of the draws is needed
         draws, distances = (
-            one if not one.size else one.reshape(len(one), -1) if all_of_them else one[:, *where]
-            for one in (self.draws, self.distances)
+            values if not values.size else values.reshape(len(values), -1) if all_of_them else values[:, *where]
+            for values in (self.draws, self.distances)
         )
         return Studentized(estimates, self.errors[where] if self.errors.size else self.errors, draws, distances)
 
 
 def document_intervals(
-    given: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, alike: Alike
+    sample: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, likeness: Alike
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Make the intervals of many numbers: studentized, or expanded percentiles if a standard error is unusable.
 
@@ -72,18 +72,18 @@ def document_intervals(
     documents leave open. Ends are cut to the range.
 
     Args:
-        given: the numbers and their draws.
+        sample: the numbers and their draws.
         levels: the level of each interval, [N].
         clusters: how many effective clusters are behind each number, [N].
         strata: in how many strata the clusters are drawn, [N]; strata that share clusters count once.
         between: the range of the numbers.
-        alike: how alike the documents behind each number are, [N].
+        likeness: how alike the documents behind each number are, [N].
 
     Returns:
         The lower and the upper ends, [N], NaN without an interval; and the method.
     """
-    low, high, methods = _resampled(given, levels, clusters, strata, between)
-    return at_least(low, high, methods, given.estimates, levels, clusters, strata, between, alike)
+    low, high, methods = _resampled(sample, levels, clusters, strata, between)
+    return at_least(low, high, methods, sample.estimates, levels, clusters, strata, between, likeness)
 
 
 def at_least(
@@ -95,10 +95,10 @@ def at_least(
     clusters: Float,
     strata: NDArray[np.int64],
     between: Between,
-    alike: Alike,
+    likeness: Alike,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Widen intervals to what alike documents leave open; the other arguments are those of ``document_intervals``."""
-    least, most = alike.ends(levels, between)
+    least, most = likeness.ends(levels, between)
     some = clusters > strata
     wider = some & ~np.isnan(least) & ~((low <= least) & (high >= most))
     low, high = np.where(wider, np.fmin(low, least), low), np.where(wider, np.fmax(high, most), high)
@@ -109,54 +109,56 @@ def at_least(
 
 
 def _resampled(
-    given: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between
+    sample: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Return the intervals that draws give, and the method of each."""
     student = -stdtrit(np.maximum(clusters - strata, 1), (1 - levels) / 2)
-    low, high, defined = distance_quantiles(given, levels, clusters, between)
+    low, high, defined = distance_quantiles(sample, levels, clusters, between)
     farthest = _FARTHEST * student
     with np.errstate(invalid="ignore"):
         skewed = (high > farthest) | (-low > farthest)
-        below, above = (np.clip(one, student, farthest) for one in (high, -low))
-        low, high = at_distances(given, below, above, between)
+        below, above = (np.clip(distance, student, farthest) for distance in (high, -low))
+        low, high = at_distances(sample, below, above, between)
     expanded = ~defined
     if expanded.any():
-        own = given.draws if expanded.all() else given.draws[:, expanded]
-        low[expanded], high[expanded] = expanded_intervals(own, levels[expanded], clusters[expanded], strata[expanded])
+        draws = sample.draws if expanded.all() else sample.draws[:, expanded]
+        low[expanded], high[expanded] = expanded_intervals(
+            draws, levels[expanded], clusters[expanded], strata[expanded]
+        )
     methods = np.where(expanded, EXPANDED, np.where(skewed, SKEWED, STUDENTIZED))
     return np.clip(low, between.low, between.high), np.clip(high, between.low, between.high), methods
 
 
 def distance_quantiles(
-    given: Studentized, levels: Float, clusters: Float, between: Between
+    sample: Studentized, levels: Float, clusters: Float, between: Between
 ) -> tuple[Float, Float, NDArray[np.bool_]]:
     """Return the (1 - level) / 2 and (1 + level) / 2 quantiles of t*, [N], and whether the quantiles are usable.
 
     The arguments are those of ``document_intervals``, which says when the quantiles are not usable.
     """
-    low, high = percentile_intervals(given.distances, levels)
-    vanishing = np.isnan(given.distances).sum(axis=0) - np.isnan(given.draws).sum(axis=0)
+    low, high = percentile_intervals(sample.distances, levels)
+    vanishing = np.isnan(sample.distances).sum(axis=0) - np.isnan(sample.draws).sum(axis=0)
     defined = (
-        (given.errors > between.resolution)
+        (sample.errors > between.resolution)
         & between.bounded
-        & (vanishing <= _VANISHING * len(given.draws))
+        & (vanishing <= _VANISHING * len(sample.draws))
         & (clusters >= _FEWEST_CLUSTERS)
         & ~np.isnan(low)
     )
     return low, high, defined
 
 
-def at_distances(given: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
+def at_distances(sample: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
     """Return the ends at some standard errors below and above; for fractions inside their range on the logit scale.
 
     There eta = logit theta has the standard error SE / (theta (1 - theta)).
     """
-    low, high = given.estimates - below * given.errors, given.estimates + above * given.errors
+    low, high = sample.estimates - below * sample.errors, sample.estimates + above * sample.errors
     if not between.is_fraction:
         return low, high
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = given.estimates / between.high
-        error = given.errors / (between.high * share * (1 - share))
+        share = sample.estimates / between.high
+        error = sample.errors / (between.high * share * (1 - share))
         ends = expit(logit(share) - below * error), expit(logit(share) + above * error)
     inside = (share > 0) & (share < 1)
     return np.where(inside, between.high * ends[0], low), np.where(inside, between.high * ends[1], high)
@@ -174,9 +176,9 @@ def _unseen(estimates: Float, levels: Float, clusters: Float, between: Between) 
 
 
 def expanded_intervals(sample: Float, levels: Float, clusters: Float, strata: NDArray[np.int64]) -> tuple[Float, Float]:
-    """Percentile intervals of many numbers, at wider percentiles for few clusters (Hesterberg 2015).
+    """Compute percentile intervals of many numbers, at wider percentiles for few clusters (Hesterberg 2015).
 
-    From draws [draws, N], with n clusters in S strata and t the (1 - level) / 2 quantile of Student's law with n - S
+    From draws [draws, N], with n clusters in S strata and t the (1 - level) / 2 quantile of Student's t with n - S
     degrees of freedom, the lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a degree of
     freedom.
     """
@@ -239,7 +241,7 @@ def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
 
 
 MOST_UNLIKE = 4
-"""Clusters that may differ from all others; where more do, resamples show how much documents vary."""
+"""Clusters that may differ from all others; if more differ, resamples show how much documents vary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,17 +279,17 @@ class Alike:
         return low, high
 
 
-def _ends(alike: Alike, levels: Float, between: Between) -> tuple[Float, Float]:
+def _ends(likeness: Alike, levels: Float, between: Between) -> tuple[Float, Float]:
     """Return the interval for any number of unlike clusters."""
-    share = most_unlike(alike.unlike, alike.clusters, levels)
-    seen = alike.unlike > 0
-    lowest = np.where(seen, np.maximum(alike.value - alike.farthest, between.low), between.low)
-    highest = np.where(seen, np.minimum(alike.value + alike.farthest, between.high), between.high)
+    share = most_unlike(likeness.unlike, likeness.clusters, levels)
+    seen = likeness.unlike > 0
+    lowest = np.where(seen, np.maximum(likeness.value - likeness.farthest, between.low), between.low)
+    highest = np.where(seen, np.minimum(likeness.value + likeness.farthest, between.high), between.high)
     with np.errstate(invalid="ignore"):
-        student = -stdtrit(np.maximum(alike.clusters - 1, 1), (1 - levels) / 2)
-        noise = np.where(alike.spread > 0, student * alike.spread, 0.0)
-        low = alike.value - share * (alike.value - lowest) - noise
-        high = alike.value + share * (highest - alike.value) + noise
+        student = -stdtrit(np.maximum(likeness.clusters - 1, 1), (1 - levels) / 2)
+        noise = np.where(likeness.spread > 0, student * likeness.spread, 0.0)
+        low = likeness.value - share * (likeness.value - lowest) - noise
+        high = likeness.value + share * (highest - likeness.value) + noise
     return np.maximum(low, between.low), np.minimum(high, between.high)
 
 
@@ -296,30 +298,30 @@ def most_unlike(unlike: Float, clusters: Float, levels: Float) -> Float:
     rest = clusters - unlike
     with np.errstate(invalid="ignore"):
         share = betaincinv(unlike + 1.0, np.where(rest > 0, rest, np.nan), (1 + levels) / 2)
-    found: Float = np.where(rest > 0, share, 1.0)
-    return found
+    bound: Float = np.where(rest > 0, share, 1.0)
+    return bound
 
 
-def _grown(alike: Alike, factor: float) -> Alike:
-    return replace(alike, unlike=alike.unlike * factor, clusters=alike.clusters * factor)
+def _grown(likeness: Alike, factor: float) -> Alike:
+    return replace(likeness, unlike=likeness.unlike * factor, clusters=likeness.clusters * factor)
 
 
-def reach_of(alike: Alike, level: float, between: Between, factor: float) -> float:
+def reach_of(likeness: Alike, level: float, between: Between, factor: float) -> float:
     """Return the distance to an interval's farther end with ``factor`` times as many documents of the same likeness."""
-    low, high = _ends(_grown(alike, factor), np.array([level]), between)
-    return float(max(high[0] - alike.value[0], alike.value[0] - low[0]))
+    low, high = _ends(_grown(likeness, factor), np.array([level]), between)
+    return float(max(high[0] - likeness.value[0], likeness.value[0] - low[0]))
 
 
-def settling_factor(alike: Alike, level: float, between: Between, allowed: float) -> float | None:
+def settling_factor(likeness: Alike, level: float, between: Between, allowed: float) -> float | None:
     """Return how many times as many documents would settle an open question, with the same share unlike.
 
     It is settled if the upper end of the number's interval is below ``allowed``; None if even a thousand times as many
-    would not do. The arrays of ``alike`` have one element.
+    would not do. The arrays of ``likeness`` have one element.
     """
     levels = np.array([level])
 
     def settles(factor: float) -> bool:
-        return bool(_ends(_grown(alike, factor), levels, between)[1][0] < allowed)
+        return bool(_ends(_grown(likeness, factor), levels, between)[1][0] < allowed)
 
     low, high = 1.0, 1000.0
     if not settles(high):

@@ -88,8 +88,8 @@ class DocumentMoments(MeasuredDocuments):
             ("positions", POSITION_MOMENTS, (self.windows.horizon,)),
             ("lags", LAG_MOMENTS, (self.windows.cohort_bound,)),
         ):
-            given: Mapping[str, Any] = getattr(self, field)
-            values = standardize(field, given, declared, (*shape, *tail), optional=bool(tail))
+            arrays: Mapping[str, Any] = getattr(self, field)
+            values = standardize(field, arrays, declared, (*shape, *tail), optional=bool(tail))
             object.__setattr__(self, field, values)
         for name, value in (*self.scalars.items(), *self.positions.items(), *self.lags.items()):
             _check_missing(name, value, self)
@@ -116,13 +116,13 @@ class DocumentMoments(MeasuredDocuments):
     def _taken(self, documents: Any, actions: list[int] | None = None) -> DocumentMoments:
         """Return the moments at indices of documents and, if given, of actions."""
         chosen: Any = slice(None) if actions is None else actions
-        own = self.actions if actions is None else tuple(self.actions[place] for place in actions)
+        action_names = self.actions if actions is None else tuple(self.actions[place] for place in actions)
         moments = (
             {name: value[documents][:, chosen] for name, value in part.items()}
             for part in (self.scalars, self.positions, self.lags)
         )
         names, strata, clusters = (part[documents] for part in (self.documents, self.strata, self.clusters))
-        return DocumentMoments(names, strata, clusters, own, self.windows, *moments)
+        return DocumentMoments(names, strata, clusters, action_names, self.windows, *moments)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,28 +168,28 @@ def _first_repeated(names: Sequence[str]) -> str | None:
     return None
 
 
-def declared_scalars(given: Mapping[str, Any]) -> Collection[str]:
+def declared_scalars(moments: Mapping[str, Any]) -> Collection[str]:
     """Return the scalar moments that must be given; if any moment of answers is given, all of those too."""
-    return (*SCALAR_MOMENTS, *(ANSWER_MOMENTS if ANSWER_MOMENTS.keys() & given.keys() else ()))
+    return (*SCALAR_MOMENTS, *(ANSWER_MOMENTS if ANSWER_MOMENTS.keys() & moments.keys() else ()))
 
 
 def standardize(
-    field: str, given: Mapping[str, Any], declared: Collection[str], shape: tuple[int, ...], *, optional: bool = False
+    field: str, arrays: Mapping[str, Any], declared: Collection[str], shape: tuple[int, ...], *, optional: bool = False
 ) -> dict[str, Float]:
     """Return the array of every declared name as float64 of one shape; if ``optional``, all may be missing.
 
     Messages name the ``field`` that the arrays belong to.
     """
-    for name in given:
+    for name in arrays:
         if name not in declared:
             raise InputError(f"{field}: no moment is named '{name}'; {nearest(name, declared)}")
-    if optional and not given:
+    if optional and not arrays:
         return {}
     values = {}
     for name in declared:
-        if name not in given:
+        if name not in arrays:
             raise InputError(f"{field}: the moment '{name}' is missing")
-        value = np.asarray(given[name], dtype=np.float64)
+        value = np.asarray(arrays[name], dtype=np.float64)
         if value.shape != shape:
             raise InputError(f"{field}: '{name}' has shape {value.shape}, not {shape}")
         if np.isinf(value).any():

@@ -1,4 +1,4 @@
-"""A quick pooled mean with a plain interval, for a study that still grows and is not resampled yet."""
+"""A quick pooled mean with a plain interval, for a study that is still running and not resampled yet."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def preliminary_mean(
 
     M = sum of w_d x_d with w_d = 1 / (S n_stratum(d)) and V = sum over strata of n_s / (n_s - 1) times the squared
     deviations of the clusters' u_c = sum of w_d (x_d - M_s) (definitions, "Pooling" and "Intervals"). Ends are on the
-    logit scale, and at least what documents that are alike leave open. The strata are taken as independent, and the
-    interval is that of a study that ends now: it is not corrected for looks.
+    logit scale, and at least as far out as alike documents leave open. The strata are taken as independent, and the
+    interval is that of a study that ends now: it is not corrected for interim looks.
 
     Returns:
         M and the ends of its 95% interval; None if a stratum has one cluster.
@@ -35,28 +35,31 @@ def preliminary_mean(
     mean = float(weights @ x)
     variance, count, middle, everything = 0.0, 0.0, np.zeros(len(x)), []
     for s in range(len(names)):
-        own = np.flatnonzero(stratum == s)
-        _, cluster = np.unique(np.asarray(clusters, dtype=object).astype(str)[own], return_inverse=True)
-        residual = weights[own] * (x[own] - x[own].mean())
+        members = np.flatnonzero(stratum == s)
+        _, cluster = np.unique(np.asarray(clusters, dtype=object).astype(str)[members], return_inverse=True)
+        residual = weights[members] * (x[members] - x[members].mean())
         u = np.bincount(cluster, weights=residual)
         if len(u) < 2:
             return mean, None, None
         variance += len(u) / (len(u) - 1) * float(np.sum((u - u.mean()) ** 2))
         count += float(effective(np.bincount(cluster).astype(np.float64)))
-        middle[own] = np.sort(x[own])[(len(own) - 1) // 2]
-        everything += [(s, one) for one in cluster.tolist()]
+        middle[members] = np.sort(x[members])[(len(members) - 1) // 2]
+        everything += [(s, number) for number in cluster.tolist()]
     distance = np.abs(x - middle)
     order = np.argsort(stratum, kind="stable")
-    unlike = len({one for one, away in zip(everything, distance[order], strict=True) if away > _FRACTION.resolution})
+    unlike = len(
+        {cluster for cluster, away in zip(everything, distance[order], strict=True) if away > _FRACTION.resolution}
+    )
     says = 2 * unlike < count
     value, spread, differing, effective_clusters, farthest = (
-        np.array([float(one)]) for one in (weights @ middle, 0.0, unlike if says else np.inf, count, distance.max())
+        np.array([float(number)])
+        for number in (weights @ middle, 0.0, unlike if says else np.inf, count, distance.max())
     )
-    alike = Alike(value, spread, differing, effective_clusters, farthest, np.array([False]))
+    likeness = Alike(value, spread, differing, effective_clusters, farthest, np.array([False]))
     estimate, errors = np.array([mean]), np.array([math.sqrt(variance)])
     reach = -stdtrit(np.array([count - len(names)]), (1 - LEVEL) / 2)
     ends = at_distances(Studentized(estimate, errors, np.empty((0, 1)), np.empty((0, 1))), reach, reach, _FRACTION)
-    low, high = (np.clip(one, 0.0, 1.0) for one in ends)
+    low, high = (np.clip(end, 0.0, 1.0) for end in ends)
     traits = (np.array([LEVEL]), np.array([count]), np.array([len(names)]), _FRACTION)
-    low, high, _ = at_least(low, high, np.array([STUDENTIZED]), estimate, *traits, alike)
+    low, high, _ = at_least(low, high, np.array([STUDENTIZED]), estimate, *traits, likeness)
     return (mean, None, None) if np.isnan(low[0]) else (mean, float(low[0]), float(high[0]))

@@ -32,7 +32,7 @@ from kvdrift.stats.registry import (
 )
 
 WORSE, BETTER = Higher.WORSE, Higher.BETTER
-HALF_ROUNDING = 1e-9  # a CDF that is half but for rounding has reached half
+HALF_ROUNDING = 1e-9  # a CDF that is half up to rounding has reached half
 _PARTS, _BRANCH, _CLOCK = "decomposition", "branch_windows", "generation_clock"  # views
 
 
@@ -58,14 +58,14 @@ def median_entry(m: Pooled) -> Array:
     cdf, share = m.until("first_mismatch"), m.profile("first_mismatch")
     reached = cdf >= 0.5 - HALF_ROUNDING
     first = reached.argmax(axis=-1)[..., None]
-    above, own = (np.take_along_axis(values, first, axis=-1)[..., 0] for values in (cdf, share))
+    above, at_first = (np.take_along_axis(values, first, axis=-1)[..., 0] for values in (cdf, share))
     with np.errstate(divide="ignore", invalid="ignore"):
-        median = np.minimum(first[..., 0] + 1.5 - (above - 0.5) / own, m.windows.horizon)
+        median = np.minimum(first[..., 0] + 1.5 - (above - 0.5) / at_first, m.windows.horizon)
     return np.where(reached.any(axis=-1), median, np.nan)
 
 
 def _at_positions(name: str, label: str, meaning: str, column: str) -> Quantity:
-    """A profile moment over positions, as it is."""
+    """A profile moment over positions, unchanged."""
     return action_quantity(name, lambda m: m.profile(column), label, meaning, _CLOCK, column=column, axis="t",
                            profile=(column,))  # fmt: skip
 
@@ -188,7 +188,7 @@ _ALL = (
              "pre_eos_fraction"),
 )  # fmt: skip
 
-ACTION_QUANTITIES: Mapping[str, Quantity] = {one.name: one for one in _ALL}
+ACTION_QUANTITIES: Mapping[str, Quantity] = {quantity.name: quantity for quantity in _ALL}
 
 
 _TERMS, _EOS = "contrasts", "eos_contrasts"  # views
@@ -213,20 +213,23 @@ def _eos_related(a: Pooled, b: Pooled) -> Array:
 
 
 def _difference(name: str, of: str, label: str, meaning: str, view: str | None = None) -> Quantity:
-    """The difference of a quantity of actions, under a name of its own."""
+    """The difference of a quantity of actions, under another name."""
     return replace(
         difference_of(ACTION_QUANTITIES[of]), name=name, label=label, meaning=meaning, view=view, column=name
     )
 
 
-def _less(name: str, one: Quantity, other: Quantity, label: str, meaning: str, view: str | None = None) -> Quantity:
-    """A contrast less another."""
-    return contrast_quantity(name, lambda a, b: one.function(a, b) - other.function(a, b), label, meaning, view,
-                             values=_SECOND)  # fmt: skip
+def _less(
+    name: str, minuend: Quantity, subtrahend: Quantity, label: str, meaning: str, view: str | None = None
+) -> Quantity:
+    """Return the quantity that is a contrast less another contrast."""
+    return contrast_quantity(
+        name, lambda a, b: minuend.function(a, b) - subtrahend.function(a, b), label, meaning, view, values=_SECOND
+    )
 
 
 def _share(part: Quantity, whole: Quantity, name: str, label: str, meaning: str, view: str) -> Quantity:
-    """A contrast divided by another."""
+    """Return the quantity that is a contrast divided by another contrast."""
     return contrast_quantity(name, lambda a, b: ratio(part.function(a, b), whole.function(a, b)), label, meaning, view,
                              scale=Scale.PERCENT, values=Range.UNBOUNDED)  # fmt: skip
 
@@ -268,8 +271,8 @@ def _change(a: Pooled, b: Pooled) -> Array:
 
 
 CONTRAST_QUANTITIES: Mapping[str, Quantity] = {
-    one.name: one
-    for one in (
+    quantity.name: quantity
+    for quantity in (
         _gap, *_terms, *_shares, _tv, _fixed, _flat,
         # As in the paper's table trajectory-uncalibrated
         _less("full_minus_fixed_history", _tv, _fixed, "ΔR (TV) − ΔF", "what fixed history misses"),
@@ -306,11 +309,11 @@ _OF_ACTIONS = (
     ratio_quantity("lost_share", "lost", "reference_right", "lost share", "lost, of the pairs of which X is right",
                    _VIEW, WORSE),
     ratio_quantity("lost_before", "lost_from_before", "right_before", "lost, τ before",
-                   "of right answers whose pair parts before the first token of the answer", _VIEW, WORSE),
+                   "of right answers whose pair diverges before the first token of the answer", _VIEW, WORSE),
     ratio_quantity("lost_inside", "lost_from_inside", "right_inside", "lost, τ inside",
-                   "of right answers whose pair parts within the answer", _VIEW, WORSE),
+                   "of right answers whose pair diverges within the answer", _VIEW, WORSE),
     ratio_quantity("lost_after", "lost_from_after", "right_after", "lost, τ after",
-                   "of right answers whose pair parts after the last token of the answer", _VIEW, WORSE),
+                   "of right answers whose pair diverges after the last token of the answer", _VIEW, WORSE),
 )  # fmt: skip
 
 ANSWER_QUANTITIES: Mapping[str, Quantity] = {
@@ -390,10 +393,10 @@ QUANTITIES: Mapping[str, Quantity] = {**ACTION_QUANTITIES, **CONTRAST_QUANTITIES
 PAIR_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **ANSWER_QUANTITIES}  # of coupled pairs
 
 # By the quantity of an action whose difference they are: the registered contrasts, and contrasts that are estimated
-# only if they are asked for by name.
+# only if they are requested by name.
 DIFFERENCES: Mapping[str, Quantity] = {
-    **{name: difference_of(one) for name, one in PAIR_QUANTITIES.items() if one.kind == "action"},
-    **{one.difference_of: one for one in PAIR_QUANTITIES.values() if one.difference_of},
+    **{name: difference_of(quantity) for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "action"},
+    **{quantity.difference_of: quantity for quantity in PAIR_QUANTITIES.values() if quantity.difference_of},
 }
 
 SIMULTANEOUS_GAP = "gap_simultaneous"
@@ -418,7 +421,7 @@ ALL_QUANTITIES: Mapping[str, Quantity] = {
     },
 }  # fmt: skip
 
-_BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **PAIR_QUANTITIES}
+_BY_NAME = {**{quantity.name: quantity for quantity in DIFFERENCES.values()}, **PAIR_QUANTITIES}
 
 
 def quantity_named(name: str) -> Quantity:

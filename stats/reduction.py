@@ -54,14 +54,14 @@ def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
     Of moments float64 [...] they are float64 [..., 5] in the order of ``CONTROLS``. NaN without a replicate; 0 for a
     block without positions.
     """
-    found = []
+    controls = []
     for block, (first, last) in enumerate(windows.blocks, start=1):
         share = max(last - first + 1, 0) / windows.horizon
         difference = scalars[f"block_{block}_mismatch"] - scalars[f"block_{block}_delta"]
-        found.append(difference * share if share else np.zeros_like(difference))
-    found.append(scalars["occupation"] - scalars["occupation_compensator"])
-    found.append(scalars["exposure"] - scalars["exposure_compensator"])
-    return np.stack(found, axis=-1)
+        controls.append(difference * share if share else np.zeros_like(difference))
+    controls.append(scalars["occupation"] - scalars["occupation_compensator"])
+    controls.append(scalars["exposure"] - scalars["exposure_compensator"])
+    return np.stack(controls, axis=-1)
 
 
 def reduced_scalars(scalars: Mapping[str, Float], controls: Float, coefficients: Float) -> dict[str, Float]:
@@ -78,10 +78,10 @@ def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float
     actions = [action for action in moments.actions if action in coefficients]
     if not actions:
         return None
-    own = replace(moments, positions={}, lags={}).of_actions(actions)
-    beta = np.stack([coefficients[action] for action in own.actions])
-    scalars = reduced_scalars(own.scalars, control_variates(own.scalars, own.windows), beta)
-    return replace(own, scalars=scalars)
+    kept = replace(moments, positions={}, lags={}).of_actions(actions)
+    beta = np.stack([coefficients[action] for action in kept.actions])
+    scalars = reduced_scalars(kept.scalars, control_variates(kept.scalars, kept.windows), beta)
+    return replace(kept, scalars=scalars)
 
 
 def is_reduced(quantity: Quantity, moments: DocumentMoments) -> bool:
@@ -106,11 +106,11 @@ def fit_coefficients(development: ReplicateMoments) -> dict[str, Float]:
 
     By action it returns beta: float64 [5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
     """
-    found = {}
+    coefficients = {}
     for action, products in _products(development).items():
         penalty = products.best_penalty()
-        found[action] = _ridge(products.controls.sum(axis=0), products.moments.sum(axis=0), penalty)
-    return found
+        coefficients[action] = _ridge(products.controls.sum(axis=0), products.moments.sum(axis=0), penalty)
+    return coefficients
 
 
 def reduced_replicates(development: ReplicateMoments) -> ReplicateMoments:
@@ -157,20 +157,20 @@ def _products(development: ReplicateMoments) -> dict[str, _Products]:
     controls = control_variates(development.scalars, development.windows)
     moments = np.stack([development.scalars[name] for name in REDUCED], axis=-1)
     _, cluster_of = np.unique(development.clusters, return_inverse=True)
-    clusters, found = int(cluster_of.max()) + 1, {}
+    clusters, products = int(cluster_of.max()) + 1, {}
     for place, action in enumerate(development.actions):
         present = development.present[:, place]
         count = present.sum(axis=1)
         informative = len(np.unique(cluster_of[count > 1]))
         if informative < FEWEST_CLUSTERS or int(np.maximum(count - 1, 0).sum()) < FEWEST_FREE:
             continue
-        own = controls[:, place][present]
-        if (np.abs(own.sum(axis=0)) > FARTHEST_MEAN * np.sqrt((own**2).sum(axis=0))).any():
+        controls_present = controls[:, place][present]
+        if (np.abs(controls_present.sum(axis=0)) > FARTHEST_MEAN * np.sqrt((controls_present**2).sum(axis=0))).any():
             continue
         d, g = (_deviations(value[:, place], present) for value in (controls, moments))
         sums = [np.einsum("dkc,dkm->dcm", d, d), np.einsum("dkc,dkm->dcm", d, g), (g**2).sum(axis=1)]
-        found[action] = _Products(cluster_of, *(over_clusters(value, cluster_of, clusters) for value in sums))
-    return found
+        products[action] = _Products(cluster_of, *(over_clusters(value, cluster_of, clusters) for value in sums))
+    return products
 
 
 def _deviations(values: Float, present: NDArray[np.bool_]) -> Float:

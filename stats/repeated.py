@@ -1,10 +1,10 @@
-"""Repeated confidence intervals: intervals of a look that hold together with those of all looks ("Sequential studies").
+"""Repeated confidence intervals: those of all interim looks hold together ("Sequential studies").
 
-The tail of the look's critical constant takes the place of alpha / 2. An end is Student's, over the clusters. If enough
-draws lie beyond to locate the tail, the end is the studentized bootstrap's, if that is farther out. If documents are
-skewed, Student's end is too near on one side; over a few clusters the bootstrap's end is too near on the other side. Of
-20,000 studies of 24 documents with skewness 2, 5.4% exclude the truth at a look; with Student's ends alone 9.7% do,
-with the bootstrap's alone 6.5%.
+The tail of the interim look's critical constant takes the place of alpha / 2. An end is Student's, over the clusters.
+If enough draws lie beyond to locate the tail, the end is the studentized bootstrap's, if that is farther out. If
+documents are skewed, Student's end is too near on one side; over a few clusters the bootstrap's end is too near on the
+other side. Of 20,000 studies of 24 documents with skewness 2, 5.4% exclude the truth at an interim look; with
+Student's ends alone 9.7% do, with the bootstrap's alone 6.5%.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_DRAWS = 40_000  # most draws that are made to locate it
 
 @dataclass(frozen=True)
 class RepeatedInterval:
-    """The estimate and interval of one endpoint at a look."""
+    """The estimate and interval of one endpoint at an interim look."""
 
     endpoint: Endpoint
     estimate: float  # NaN if undefined
@@ -65,32 +65,34 @@ def repeated_intervals(
     last: bool,
     alike_within: float = 0.0,
 ) -> list[RepeatedInterval]:
-    """Estimate endpoints at a look, with their repeated confidence intervals.
+    """Estimate endpoints at an interim look, with their repeated confidence intervals.
 
-    An interval is at least as wide as alike documents leave open, at every look. Unbounded numbers have no interval at
-    a look, unless draws resolve the tail; see ``kvdrift.stats.ends.document_intervals``. At the last look such
-    endpoints have expanded percentiles, as they have without looks.
+    An interval is at least as wide as alike documents leave open, at every interim look. Unbounded numbers have no
+    interval at an interim look, unless draws resolve the tail; see ``kvdrift.stats.ends.document_intervals``. At the
+    last interim look such endpoints have expanded percentiles, as in a study without interim looks.
 
     Args:
-        moments: the moments of the look's documents.
+        moments: the moments of the interim look's documents.
         endpoints: the endpoints to estimate.
-        constant: the look's critical constant, in standard errors.
-        draws: the least number of bootstrap draws of a look whose tail ``MOST_DRAWS`` draws resolve.
+        constant: the interim look's critical constant, in standard errors.
+        draws: the least number of bootstrap draws of an interim look whose tail ``MOST_DRAWS`` draws resolve.
         seed: the seed of the draws.
-        last: whether this is the last look of the plan.
+        last: whether this is the last interim look of the plan.
         alike_within: the largest distance of documents that count as alike; the margin of a study that resolves
-            equivalence, since documents that differ by less tell nothing of documents that fail.
+            equivalence, since documents that differ by less say nothing about documents that fail.
     """
     moments = moments.in_canonical_order()
-    names = list(dict.fromkeys(one.quantity for one in endpoints))
-    pairs = list(dict.fromkeys((one.baseline, one.action) for one in endpoints if one.baseline is not None))
+    names = list(dict.fromkeys(endpoint.quantity for endpoint in endpoints))
+    pairs = list(
+        dict.fromkeys((endpoint.baseline, endpoint.action) for endpoint in endpoints if endpoint.baseline is not None)
+    )
     tail = float(ndtr(-constant))
     made = draws_of(tail, draws, last=last)
     sample = resampled(moments, names, seed=seed, draws=made, pairs=pairs) if made else {}
     estimates, errors = observed(moments, names, pairs), observed_errors(moments, names, pairs)
     pooling = Pooling.of(moments, pairs)
     blocks = ClusterBlocks(pooling)
-    found = []
+    intervals = []
     for endpoint in endpoints:
         quantity = quantity_named(endpoint.quantity)
         row = pooling.rows.index(endpoint.stratum)
@@ -102,15 +104,15 @@ def repeated_intervals(
             int(sets[row, subject]), quantity.range.between(moments.windows.horizon),
             alike_documents(pooling, quantity, alike_within).of(tuple(np.array([place]) for place in cell)),
         )  # fmt: skip
-        given = sample.get(quantity.name)
-        low, high, method = _ends(number, given and given.of((*cell, None)), tail, last=last)
-        found.append(
+        quantity_sample = sample.get(quantity.name)
+        low, high, method = _ends(number, quantity_sample and quantity_sample.of((*cell, None)), tail, last=last)
+        intervals.append(
             RepeatedInterval(
                 endpoint, number.estimate, low, high, method, made, int(documents),
                 int(whole_clusters(np.array(number.clusters))),
             )
         )  # fmt: skip
-    return found
+    return intervals
 
 
 @dataclass(frozen=True)
@@ -145,34 +147,34 @@ def _resolves(tail: float, draws: int) -> bool:
     return tail * draws >= LEAST_BEYOND
 
 
-def _ends(number: _Number, given: Studentized | None, tail: float, *, last: bool) -> tuple[float, float, str | None]:
+def _ends(number: _Number, sample: Studentized | None, tail: float, *, last: bool) -> tuple[float, float, str | None]:
     """Return the interval of one number with ``tail`` on either side, and its method."""
     nothing = (np.nan, np.nan, None)
     if np.isnan(number.estimate) or number.free <= 0:
         return nothing
     levels, clusters, between = np.array([1 - 2 * tail]), np.array([number.clusters]), number.between
-    ends, found = [], ""
+    ends, method_name = [], ""
     if number.has_error:
-        reach, found = -float(stdtrit(number.free, tail)) * number.error, STUDENT
+        reach, method_name = -float(stdtrit(number.free, tail)) * number.error, STUDENT
         ends.append((number.estimate - reach, number.estimate + reach))
-    if given is not None and _resolves(tail, len(given.draws)):
-        low, high, defined = distance_quantiles(given, levels, clusters, between)
+    if sample is not None and _resolves(tail, len(sample.draws)):
+        low, high, defined = distance_quantiles(sample, levels, clusters, between)
         if defined[0]:
-            above, below = (float(one[0]) * number.error for one in (low, high))
+            above, below = (float(quantile[0]) * number.error for quantile in (low, high))
             ends.append((number.estimate - below, number.estimate - above))
-            found = STUDENTIZED
-    if not ends and given is not None:
+            method_name = STUDENTIZED
+    if not ends and sample is not None:
         percentile = float(expanded_tails(levels, clusters, np.array([number.sets]))[0])
-        if last or (not between.bounded and _resolves(percentile, len(given.draws))):
+        if last or (not between.bounded and _resolves(percentile, len(sample.draws))):
             low, high, method = document_intervals(
-                given, levels, clusters, np.array([number.sets]), between, number.alike
+                sample, levels, clusters, np.array([number.sets]), between, number.alike
             )
             return nothing if np.isnan(low[0]) else (float(low[0]), float(high[0]), str(method[0]))
-    least, most = (float(one[0]) for one in number.alike.ends(levels, between))
+    least, most = (float(end[0]) for end in number.alike.ends(levels, between))
     if not math.isnan(least) and not any(below <= least and above >= most for below, above in ends):
         ends.append((least, most))
-        found = ALIKE
+        method_name = ALIKE
     if not ends:
         return nothing
     lowest, highest = min(below for below, _ in ends), max(above for _, above in ends)
-    return max(lowest, between.low), min(highest, between.high), found
+    return max(lowest, between.low), min(highest, between.high), method_name

@@ -1,17 +1,17 @@
-"""Constants of looks, the rule that settles an endpoint, and the estimate after an early stop ("Sequential studies").
+"""Critical constants of interim looks, the rule that settles an endpoint, and estimates after an early stop.
 
-Estimates at growing shares t_1 < ... < t_K of the information move like a Brownian motion S at these times, and
-Z_k = S(t_k) / sqrt(t_k) is the estimate's distance from the truth in its standard errors. By look k the probability of
-having been outside |Z_j| <= c_j at any j <= k may be alpha*(t_k), which decides c_k from those before (Lan-DeMets
-spending). It is an integral over S at all looks, taken one look at a time (Armitage, McPherson and Rowe 1969; Jennison
-and Turnbull 2000, ch. 19).
+The definitions are under "Sequential studies". Estimates at growing shares t_1 < ... < t_K of the information move like
+a Brownian motion S at these times, and Z_k = S(t_k) / sqrt(t_k) is the estimate's distance from the truth in its
+standard errors. By interim look k the probability of having been outside |Z_j| <= c_j at any j <= k may be alpha*(t_k),
+which decides c_k from those before (Lan-DeMets spending). It is an integral over S at all interim looks, taken step by
+step (Armitage, McPherson and Rowe 1969; Jennison and Turnbull 2000, ch. 19).
 
 An estimate that ends a study because it was large is too large on average. Outcomes of a sequential study are ordered:
-an outcome that stops above at a look is higher than all outcomes that go on, an outcome that stops below is lower, and
-at the same look the larger estimate is higher (Jennison and Turnbull 2000, ch. 8). The median-unbiased estimate is the
-truth under which outcomes at least as high as the observed outcome have the probability 1/2. Studies that stop inside a
-margin are ordered among later studies by their estimates. Estimates at growing shares of the information are taken for
-normal, with the standard error of the last look.
+an outcome that stops above at an interim look is higher than all outcomes that go on, an outcome that stops below is
+lower, and at the same interim look the larger estimate is higher (Jennison and Turnbull 2000, ch. 8). The
+median-unbiased estimate is the truth under which outcomes at least as high as the observed outcome have the probability
+1/2. Studies that stop inside a margin are ordered among later studies by their estimates. Estimates at growing shares
+of the information are taken for normal, with the standard error of the last interim look.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LARGEST = 38.0  # standard errors beyond which the normal tail is 0 in double p
 _TINY = 1e-320
 _INSIDE = 9.0  # standard errors beyond which the mass of S, 2e-19, is neglected in an integral
 _POINTS = 16  # of an integral, for each two standard deviations of the next step
-_PARTS = 200  # most parts; looks closer than 1/2,000 of the documents get a constant with fewer digits
+_PARTS = 200  # most parts; interim looks closer than 1/2,000 of the documents have constants of fewer digits
 
 
 def spent(shares: Float, alpha: float) -> Float:
@@ -71,19 +71,21 @@ def spent(shares: Float, alpha: float) -> Float:
 
 
 def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ...]:
-    """Compute the constants c_k of looks at shares of the information, two-sided and together at the level 1 - alpha.
+    """Compute the constants c_k of interim looks, two-sided and together at the level 1 - alpha.
 
-    The shares rise to 1. The constants are in standard errors, and alpha is the probability that the truth is outside
-    the interval of any look.
+    The shares of the information rise to 1. The constants are in standard errors, and alpha is the probability that the
+    truth is outside the interval of any interim look.
     """
     times = np.asarray(shares, dtype=np.float64)
     if not len(times) or times[-1] != 1 or not (np.diff(times, prepend=0.0) > 0).all():
-        raise InputError(f"looks at {', '.join(f'{one:g}' for one in times)} of the documents: they must grow to 1")
+        raise InputError(
+            f"interim looks at {', '.join(f'{share:g}' for share in times)} of the documents: they must grow to 1"
+        )
     if not 0 < alpha < 1:
         raise InputError(f"alpha {alpha} is not between 0 and 1")
     spending = np.diff(spent(times, alpha), prepend=0.0)
-    steps = np.sqrt(np.diff(times, prepend=0.0))  # standard deviations of S between looks
-    # Points of S at the look before, with its density if no look was outside, times the weights of the integral.
+    steps = np.sqrt(np.diff(times, prepend=0.0))  # standard deviations of S between interim looks
+    # Points of S at the interim look before, with its density if none was outside, times the weights of the integral.
     points, mass = np.zeros(1), np.ones(1)
     constants = []
     for k, time in enumerate(times):
@@ -97,7 +99,7 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
 
 
 def _leaving(points: Float, mass: Float, step: float, root: float) -> Callable[[float], float]:
-    """Return, as a function of c_k, the probability that S is outside at this look and inside at all looks before."""
+    """Return, as a function of c_k, the probability that S is outside at this interim look and inside before."""
 
     def probability(constant: float) -> float:
         reach = constant * root
@@ -107,7 +109,7 @@ def _leaving(points: Float, mass: Float, step: float, root: float) -> Callable[[
 
 
 def _constant(spending: float, probability: Callable[[float], float]) -> float:
-    """Find the c_k whose probability equals the look's share of alpha."""
+    """Find the c_k whose probability equals the interim look's share of alpha."""
     if spending <= probability(_LARGEST) or spending <= _TINY:
         return _LARGEST
 
@@ -138,10 +140,10 @@ _Spans = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class LookSaid:
-    """The result of a look for one endpoint."""
+class InterimLook:
+    """The result of an interim look for one endpoint."""
 
-    share: float  # the look's share of the information
+    share: float  # the interim look's share of the information
     constant: float  # its critical constant, in standard errors
     estimate: float  # the endpoint's estimate
     low: float  # the lower end of its repeated interval
@@ -149,18 +151,18 @@ class LookSaid:
     alone: bool = True  # whether this endpoint alone decided if the study stops: all others were resolved
 
 
-def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
-    """Return the median-unbiased estimate of an endpoint at the last of some looks, where the study stopped.
+def median_unbiased(interim_looks: Sequence[InterimLook], resolution: Resolution) -> float:
+    """Return the median-unbiased estimate of an endpoint at the last interim look, where the study stopped.
 
-    If another endpoint was unresolved at a look, the study went on whatever this endpoint's estimate was. If that holds
-    for every earlier look, or if the width of intervals stops a study, the result is the plain estimate.
+    If another endpoint was unresolved at an interim look, the study went on whatever this endpoint's estimate was. If
+    that holds for every earlier one, or if the width of intervals stops a study, the plain estimate is returned.
     """
-    *before, last = looks
-    passed = [look for look in before if look.alone]
+    *before, last = interim_looks
+    passed = [interim_look for interim_look in before if interim_look.alone]
     unit = (last.high - last.low) / (2 * last.constant)
     if resolution.rule == HALF_WIDTH or not passed or not unit > 0:
         return last.estimate
-    stages = [_Stage.of(look, last, unit, resolution) for look in passed]
+    stages = [_Stage.of(interim_look, last, unit, resolution) for interim_look in passed]
 
     def excess(distance: float) -> float:
         return _as_high(stages, last.estimate / unit, last.estimate / unit + distance) - 0.5
@@ -170,16 +172,16 @@ def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
 
 @dataclass(frozen=True)
 class _Stage:
-    """An earlier look, in terms of the Brownian motion S of the estimate: S(t) is t times the estimate in errors."""
+    """An earlier interim look, in terms of the Brownian motion S: S(t) is t times the estimate in errors."""
 
-    time: float  # t, the look's share of the information of the last look
-    above: _Spans  # the values of S that stop the study with a higher outcome than the last look's
+    time: float  # t, the share of the last interim look's information
+    above: _Spans  # the values of S that stop the study with a higher outcome than the last interim look's
     between: _Spans  # the values of S with which the study goes on
 
     @classmethod
-    def of(cls, look: LookSaid, last: LookSaid, unit: float, resolution: Resolution) -> _Stage:
-        time = look.share / last.share
-        below, over = look.estimate - look.low, look.high - look.estimate
+    def of(cls, interim_look: InterimLook, last: InterimLook, unit: float, resolution: Resolution) -> _Stage:
+        time = interim_look.share / last.share
+        below, over = interim_look.estimate - interim_look.low, interim_look.high - interim_look.estimate
         margin = resolution.bound if resolution.rule == EQUIVALENCE else 0.0
         lowest, highest = -margin - over, margin + below
         above, between = [(highest, math.inf)], [(lowest, highest)]
@@ -188,20 +190,20 @@ class _Stage:
             between = [(lowest, inner[0]), (inner[1], highest)]
             above.append((min(max(inner[0], last.estimate), inner[1]), inner[1]))
         scale = time / unit
-        return cls(time, [(one * scale, two * scale) for one, two in above], [
-            (one * scale, two * scale) for one, two in between
+        return cls(time, [(low * scale, high * scale) for low, high in above], [
+            (low * scale, high * scale) for low, high in between
         ])  # fmt: skip
 
 
 def _as_high(stages: Sequence[_Stage], seen: float, truth: float) -> float:
-    """Return the probability of outcomes as high as ``seen`` at the last look, in that look's standard errors."""
-    points, mass, time, found = np.zeros(1), np.ones(1), 0.0, 0.0
+    """Return the probability of outcomes as high as ``seen`` at the last interim look, in its standard errors."""
+    points, mass, time, probability = np.zeros(1), np.ones(1), 0.0, 0.0
     for stage in stages:
         step, shift = math.sqrt(stage.time - time), truth * (stage.time - time)
         for low, high in stage.above:
-            found += float(mass @ (ndtr((high - shift - points) / step) - ndtr((low - shift - points) / step)))
+            probability += float(mass @ (ndtr((high - shift - points) / step) - ndtr((low - shift - points) / step)))
         following = [integration_points(low, high, step) for low, high in stage.between]
         at, weights = (np.concatenate(parts) for parts in zip(*following, strict=True))
         points, mass, time = at, weights * density_after(at, points + shift, mass, step), stage.time
     step, shift = math.sqrt(1.0 - time), truth * (1.0 - time)
-    return found + float(mass @ ndtr((points + shift - seen) / step))
+    return probability + float(mass @ ndtr((points + shift - seen) / step))

@@ -41,10 +41,10 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
     pairs = [(a, b) for a, b in combinations(moments.actions, 2) if (has[a] & has[b]).any()]
     if not pairs:
         return Estimates()
-    found = _together(moments, "gap", pairs, len(pairs), draws, seed, level)
+    together = _together(moments, "gap", pairs, len(pairs), draws, seed, level)
     rows = []
     for place, (a, b) in enumerate(pairs):
-        row = found.row(place)
+        row = together.row(place)
         turned = [None if row[name] is None else -row[name] for name in ("estimate", "high", "low")]
         names = {"quantity": SIMULTANEOUS_GAP, "level": level, "draws": draws}
         rows.append(row | names | {"baseline": a, "action": b})
@@ -61,10 +61,12 @@ def simultaneous_members(
     itself, with m actions in all. The quantity has a row in ``SIMULTANEOUS_OF``. The rows of ``results`` are all
     exploratory.
     """
-    own = moments.of_actions(members).in_canonical_order()
-    found = _together(own, name, [], len(own.actions), draws, seed, level)
+    chosen = moments.of_actions(members).in_canonical_order()
+    together = _together(chosen, name, [], len(chosen.actions), draws, seed, level)
     names = {"quantity": SIMULTANEOUS_OF[name], "level": level, "draws": draws}
-    return _as_estimates([found.row(place) | names | {"action": one} for place, one in enumerate(own.actions)])
+    return _as_estimates(
+        [together.row(place) | names | {"action": action} for place, action in enumerate(chosen.actions)]
+    )
 
 
 _ENDS = ("estimate", "low", "high")
@@ -83,7 +85,7 @@ class _Together:
 
     def row(self, place: int) -> dict[str, Any]:
         """Return the columns of ``results`` for one pair or action."""
-        numbers = (nullable(one)[place] for one in (self.estimates, self.low, self.high))
+        numbers = (nullable(column)[place] for column in (self.estimates, self.low, self.high))
         return dict.fromkeys(COLUMNS) | dict(zip(_ENDS, numbers, strict=True)) | {
             "stratum": POOLED, "documents": int(self.documents[place]), "status": EXPLORATORY,
             "clusters": whole_clusters(self.clusters).tolist()[place], "interval": str(self.methods[place]),
@@ -97,22 +99,22 @@ def _together(
     """Estimate a quantity of ``count`` pairs or actions, whose moments are in canonical order."""
     quantity, pooling = quantity_named(name), Pooling.of(moments, pairs)
     at = (0, slice(None), 0)
-    given = resampled(moments, [name], seed=seed, draws=draws, pairs=pairs)[name].of(at)
+    sample = resampled(moments, [name], seed=seed, draws=draws, pairs=pairs)[name].of(at)
     (clusters, sets), documents = ClusterBlocks(pooling).counts_of(quantity), pooling.counts_of(quantity)[0]
     traits = clusters[0], sets[0], quantity.range.between(moments.windows.horizon)
-    alike = alike_documents(pooling, quantity).of(at)
+    likeness = alike_documents(pooling, quantity).of(at)
     levels = np.full(count, 1 - (1 - level) / count)
-    low, high, methods = document_intervals(given, levels, *traits, alike)
-    *_, together = distance_quantiles(given, np.full(count, level), clusters[0], traits[-1])
+    low, high, methods = document_intervals(sample, levels, *traits, likeness)
+    *_, together = distance_quantiles(sample, np.full(count, level), clusters[0], traits[-1])
     if together.any():
         student = stdtrit(np.maximum(clusters[0] - sets[0], 1), np.stack([np.full(count, level), levels]) / 2 + 0.5)
-        largest = np.nanmax(np.abs(given.distances[:, together]), axis=1, initial=0.0)
-        reach = np.clip(np.quantile(largest, level), student[0], _FARTHEST * student[1]) * given.errors
-        own = [np.clip(given.estimates + sign * reach, traits[-1].low, traits[-1].high) for sign in (-1, 1)]
-        low, high = np.where(together, own[0], low), np.where(together, own[1], high)
+        largest = np.nanmax(np.abs(sample.distances[:, together]), axis=1, initial=0.0)
+        reach = np.clip(np.quantile(largest, level), student[0], _FARTHEST * student[1]) * sample.errors
+        ends = [np.clip(sample.estimates + sign * reach, traits[-1].low, traits[-1].high) for sign in (-1, 1)]
+        low, high = np.where(together, ends[0], low), np.where(together, ends[1], high)
         methods = np.where(together, SIMULTANEOUS, methods)
-        low, high, methods = at_least(low, high, methods, given.estimates, levels, *traits, alike)
-    return _Together(given.estimates, low, high, methods, documents, clusters[0])
+        low, high, methods = at_least(low, high, methods, sample.estimates, levels, *traits, likeness)
+    return _Together(sample.estimates, low, high, methods, documents, clusters[0])
 
 
 def _as_estimates(rows: Sequence[dict[str, Any]]) -> Estimates:

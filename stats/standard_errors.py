@@ -39,7 +39,7 @@ class _Recorded(Pooled):
 
 @dataclass(frozen=True)
 class _Stepped(Pooled):
-    """Pooled moments of which one feature has a step into the complex plane."""
+    """Pooled moments; a single feature has a step into the complex plane."""
 
     at: Feature | None = None
 
@@ -66,15 +66,15 @@ def constant_gradient(
     """
     random = np.random.default_rng(0)
     profiles = {**moments.positions, **moments.lags}
-    found = []
+    gradients = []
     for _ in range(2):
         scalars = {name: random.uniform(0.1, 0.9) * np.ones(()) for name in moments.scalars}
         longs = {name: random.uniform(0.1, 0.9, size=value.shape[2:]) for name, value in profiles.items()}
         sides = [Pooled(scalars, longs, moments.windows), Pooled(_halved(scalars), _halved(longs), moments.windows)]
-        own = sides[: 1 if quantity.kind == "action" else 2]
-        found.append([derivative(quantity, own, side, feature) for side, feature in read])
-    same = all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
-    return found[0] if same else None
+        used_sides = sides[: 1 if quantity.kind == "action" else 2]
+        gradients.append([derivative(quantity, used_sides, side, feature) for side, feature in read])
+    same = all(np.array_equal(first, second) for first, second in zip(*gradients, strict=True))
+    return gradients[0] if same else None
 
 
 def _halved(values: Mapping[str, Array]) -> dict[str, Array]:
@@ -84,11 +84,13 @@ def _halved(values: Mapping[str, Array]) -> dict[str, Array]:
 def derivative(quantity: Quantity, pooled: Sequence[Pooled], side: int, feature: Feature) -> Float:
     """Return the derivative of a quantity by one feature of one side, at pooled moments, in the shape of the values."""
     stepped = [
-        _Stepped(one.scalars, one.profiles, one.windows, one.sums, feature) if number == side else one
-        for number, one in enumerate(pooled)
+        _Stepped(moments.scalars, moments.profiles, moments.windows, moments.sums, feature)
+        if number == side
+        else moments
+        for number, moments in enumerate(pooled)
     ]
-    found: Float = evaluate(quantity, stepped).imag / STEP
-    return found
+    slope: Float = evaluate(quantity, stepped).imag / STEP
+    return slope
 
 
 _ROUNDING = 1e-13  # a variance below this fraction of the terms that it is the difference of is 0
@@ -114,7 +116,7 @@ class StandardErrors:
         # A moment that is null over an empty window plays no part in a defined quantity.
         values = [np.where(np.isnan(value), 0.0, value) for value in values]  # [D, subjects, 1 or X]
         if constant is not None:
-            values = [np.asarray(sum(one * value for one, value in zip(constant, values, strict=True)))]
+            values = [np.asarray(sum(slope * value for slope, value in zip(constant, values, strict=True)))]
         self._read = read if constant is None else ()
         masks = pooling.masks[:, list(sides[0])]
         self._strata = np.stack([masks[documents].any(axis=0) for documents in pooling.members]).sum(axis=0)
@@ -134,7 +136,9 @@ class StandardErrors:
         """
         with np.errstate(all="ignore"):
             # By feature, for every row: [rows, subjects, B, X]
-            gradient = [derivative(self._quantity, pooled, *one).transpose(1, 2, 0, 3) for one in self._read]
+            gradient = [
+                derivative(self._quantity, pooled, side, feature).transpose(1, 2, 0, 3) for side, feature in self._read
+            ]
             variance = np.zeros((len(counts), *self._cells))
             over_strata: _Covariances = {}
             for part in self._parts:
@@ -143,10 +147,12 @@ class StandardErrors:
                     _add(over_strata, covariances, part.present)
                 for row in part.block.rows:
                     if row:
-                        variance[:, row] = _quadratic_form([one[row] for one in gradient], covariances).swapaxes(0, 1)
+                        variance[:, row] = _quadratic_form([slope[row] for slope in gradient], covariances).swapaxes(
+                            0, 1
+                        )
             share = 1.0 / self._strata[:, None]  # equal weight of strata
-            own = _quadratic_form([one[0] for one in gradient], over_strata)
-            np.multiply(own.swapaxes(0, 1), share**2, out=variance[:, 0])
+            pooled_variance = _quadratic_form([slope[0] for slope in gradient], over_strata)
+            np.multiply(pooled_variance.swapaxes(0, 1), share**2, out=variance[:, 0])
             # A variance below 0 is rounding; see _Part.covariances.
             np.maximum(variance, 0.0, out=variance)
             return np.sqrt(variance, out=variance)
@@ -162,10 +168,10 @@ class _Part:
     def __init__(self, block: Block, pooling: Pooling, masks: NDArray[np.bool_], values: Sequence[Float]) -> None:
         self.block = block
         members = [pooling.members[number] for number in block.strata]
-        own = [masks[documents].astype(np.float64)[..., None] for documents in members]
+        inside = [masks[documents].astype(np.float64)[..., None] for documents in members]
         sizes = [
             over_clusters(mask, cluster_of, block.clusters)
-            for mask, cluster_of in zip(own, block.cluster_of, strict=True)
+            for mask, cluster_of in zip(inside, block.cluster_of, strict=True)
         ]  # documents of each cluster by stratum, [C, subjects, 1]
         self._has = np.any(sizes, axis=0)[..., 0]
         self.present = self._has.any(axis=0)
@@ -176,7 +182,7 @@ class _Part:
                 over_clusters(_centred(value[documents], mask), cluster_of, block.clusters)
                 for value in values
             ]
-            for documents, mask, cluster_of in zip(members, own, block.cluster_of, strict=True)
+            for documents, mask, cluster_of in zip(members, inside, block.cluster_of, strict=True)
         ]  # fmt: skip
         # If every cluster has equally many documents, the number of documents is the same in every draw, and resampling
         # changes the mean M_s by the mean of the totals.
@@ -214,8 +220,10 @@ class _Part:
         moments = _products(weights, self._columns)
         if self.block.clusters < 2:
             moments = np.full_like(moments, np.nan)
-        firsts = [moments[..., own] for own in self._slices[: self._slots]]
-        seconds = {pair: moments[..., own] for pair, own in zip(self._pairs, self._slices[self._slots :], strict=True)}
+        firsts = [moments[..., columns] for columns in self._slices[: self._slots]]
+        seconds = {
+            pair: moments[..., columns] for pair, columns in zip(self._pairs, self._slices[self._slots :], strict=True)
+        }
         if self._fixed:
             return {(i, j): second - firsts[i] * firsts[j] for (i, j), second in seconds.items()}
         n = (weights @ self._has.astype(np.float64)).T[..., None]
@@ -228,17 +236,17 @@ class _Part:
         """
         result: _Covariances = {}
         for i, j in self._pairs:
-            (one, feature), (other, also) = self._split(i), self._split(j)
-            if self._features in (feature, also):
+            (stratum, feature), (other_stratum, other_feature) = self._split(i), self._split(j)
+            if self._features in (feature, other_feature):
                 continue
-            size, other_size = (number * (self._features + 1) + self._features for number in (one, other))
+            size, other_size = (number * (self._features + 1) + self._features for number in (stratum, other_stratum))
             mean, other_mean = firsts[i] / firsts[size], firsts[j] / firsts[other_size]
             product = seconds[i, j] - mean * seconds[_ordered(size, j)] - other_mean * seconds[_ordered(i, other_size)]
             product += mean * other_mean * seconds[_ordered(size, other_size)]
             product *= scale / (firsts[size] * firsts[other_size])
-            if one != other and feature == also:
+            if stratum != other_stratum and feature == other_feature:
                 product *= 2  # both orders of the two strata
-            key = _ordered(feature, also)
+            key = _ordered(feature, other_feature)
             result[key] = result[key] + product if key in result else product
         return result
 
@@ -247,8 +255,8 @@ class _Part:
         return divmod(slot, self._features + (not self._fixed))
 
 
-def _ordered(one: int, other: int) -> tuple[int, int]:
-    return (one, other) if one <= other else (other, one)
+def _ordered(first: int, second: int) -> tuple[int, int]:
+    return (first, second) if first <= second else (second, first)
 
 
 def _centred(values: Float, mask: Float) -> Float:
@@ -280,13 +288,13 @@ def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Flo
     if not gradient:
         return covariances[0, 0]
     variance: Float = np.zeros(1)
-    for i, one in enumerate(gradient):
-        inner = one * covariances[i, i]
+    for i, slope in enumerate(gradient):
+        inner = slope * covariances[i, i]
         for j in range(i + 1, len(gradient)):
             crossed = gradient[j] * covariances[i, j]
             crossed *= 2
             inner = _plus(inner, crossed)
-        inner *= one
+        inner *= slope
         variance = _plus(variance, inner) if i else inner
     return variance
 

@@ -51,15 +51,15 @@ class Accuracy:
 
 def statements(answer: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the statements of an answer in order, each of three tokens; a statement cut off at the end is left out."""
-    found: list[tuple[int, ...]] = []
+    stated: list[tuple[int, ...]] = []
     position = 0
     while position + 3 <= len(answer) and answer[position] != v.EOS:
         if v.is_key(answer[position]):
-            found.append(tuple(answer[position : position + 3]))
+            stated.append(tuple(answer[position : position + 3]))
             position += 3
         else:
             position += 1
-    return found
+    return stated
 
 
 def asked_records(document: Document) -> set[tuple[int, ...]]:

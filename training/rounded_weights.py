@@ -34,8 +34,8 @@ def write_rounded(folder: Path, output: Path, bits: int) -> None:
     """Write a model folder with the matrices of its layers rounded; everything else stays as in ``folder``."""
     shutil.copytree(folder, output, dirs_exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
-    layers = {name for name, tensor in tensors.items() if ".layers." in name and tensor.ndim == 2}
-    tensors |= {name: rounded_rows(tensors[name], bits) for name in layers}
+    matrices = {name for name, tensor in tensors.items() if ".layers." in name and tensor.ndim == 2}
+    tensors |= {name: rounded_rows(tensors[name], bits) for name in matrices}
     file = output / "model.safetensors"
     save_file(tensors, file, {"format": "pt"})
     shutil.copymode(folder / file.name, file)

@@ -110,7 +110,7 @@ def collate(sequences: Sequence[TrainingSequence]) -> Batch:
     weights = torch.zeros(len(sequences), longest - 1)
     contents: list[tuple[int, int]] = []
     choices: list[tuple[int, int]] = []
-    laws = torch.zeros(sum(len(sequence.choices) for sequence in sequences), v.SIZE)
+    distributions = torch.zeros(sum(len(sequence.choices) for sequence in sequences), v.SIZE)
     for row, sequence in enumerate(sequences):
         end, prompt = len(sequence.tokens), sequence.prompt_tokens
         tokens[row, :end] = torch.tensor(sequence.tokens)
@@ -120,9 +120,9 @@ def collate(sequences: Sequence[TrainingSequence]) -> Batch:
             weights[row, position - 1] = CONTENT_WEIGHT
             contents.append((row, position - 1))
         for position, allowed in sequence.choices:
-            laws[len(choices), list(allowed)] = 1 / len(allowed)
+            distributions[len(choices), list(allowed)] = 1 / len(allowed)
             choices.append((row, position - 1))
-    return Batch(tokens, weights, torch.tensor(contents), torch.tensor(choices), laws)
+    return Batch(tokens, weights, torch.tensor(contents), torch.tensor(choices), distributions)
 
 
 class Trainer:

@@ -59,8 +59,8 @@ class Verified:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        found = number_of(len(self.faults), "fault") if self.faults else self.holds
-        return f"{self.subject}: {self.looked_at}, {found}"
+        outcome = number_of(len(self.faults), "fault") if self.faults else self.holds
+        return f"{self.subject}: {self.looked_at}, {outcome}"
 
 
 def number_of(number: int, name: str) -> str:
@@ -93,7 +93,7 @@ def read_files(
     The memory of checked files records whole files and forgets damaged ones; files that were found whole ``within``
     this many seconds are passed over.
     """
-    read, faults, found = 0, dict[str, Fault](), [TABLES[table].schema.empty_table()]
+    read, faults, tables = 0, dict[str, Fault](), [TABLES[table].schema.empty_table()]
     for file in store.stored_files(table, version):
         if memory.age(table, file) < within:
             continue
@@ -108,13 +108,13 @@ def read_files(
         try:
             _check_schema(table, file, data)
             if with_rows:
-                found.append(rows_in(table, data))
+                tables.append(rows_in(table, data))
         except (*UNREADABLE, *READ_ERRORS) as error:
             damage = damage or first_line(error).removeprefix(f"{table}: ")
         if damage:
             memory.forget(table, file.path)
             faults[file.path] = Fault(f"{table}/{file.path}", damage)
-    return TableFiles(read, tuple(faults.values()), frozenset(faults), pa.concat_tables(found))
+    return TableFiles(read, tuple(faults.values()), frozenset(faults), pa.concat_tables(tables))
 
 
 def _check_schema(table: str, file: StoredFile, data: bytes) -> None:
@@ -187,8 +187,8 @@ def check_small_table(store: Store, table: str, version: int, memory: CheckedFil
     repeated = [
         Fault(row_name(table, key), f"{count} rows have this key, must be 1") for key, count in _repeated(table, rows)
     ]
-    said = f"{number_of(files.read, 'file')}, {number_of(rows.num_rows, 'row')}"
-    check = Verified(table, said, "whole and unique", (*files.faults, *repeated))
+    looked_at = f"{number_of(files.read, 'file')}, {number_of(rows.num_rows, 'row')}"
+    check = Verified(table, looked_at, "whole and unique", (*files.faults, *repeated))
     return SmallTable(check, rows, not files.damaged)
 
 
@@ -265,9 +265,9 @@ def named_files(store: Store, table: str) -> set[str]:
 
 def _everything_below(folder: str) -> Iterator[PurePath]:
     filesystem, root = filesystem_of(folder)
-    for found in filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True, recursive=True)):
-        if found.is_file:
-            yield PurePosixPath(found.path).relative_to(root)
+    for entry in filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True, recursive=True)):
+        if entry.is_file:
+            yield PurePosixPath(entry.path).relative_to(root)
 
 
 def _is_log(path: PurePath) -> bool:

@@ -143,8 +143,8 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
 
 def _broken_revision(plan: Mapping[str, Any], revisions: Collection[tuple[str, str, int]]) -> list[str]:
     """Return what is wrong with a plan's revision; ``revisions`` are the revisions of all plans."""
-    revision, said = plan["plan_revision"], _content(plan).get("revision", 0)
-    wrong = [] if said == revision else [f"plan_revision is {revision}, must be {said} as its plan says"]
+    revision, declared = plan["plan_revision"], _content(plan).get("revision", 0)
+    wrong = [] if declared == revision else [f"plan_revision is {revision}, must be {declared} as its plan says"]
     if revision and (plan["study"], plan["model"], revision - 1) not in revisions:
         wrong.append(f"revision {revision - 1} is missing, must be there")
     return wrong
@@ -153,7 +153,7 @@ def _broken_revision(plan: Mapping[str, Any], revisions: Collection[tuple[str, s
 def _other_documents(plan: Mapping[str, Any], prompts: Mapping[tuple[Any, ...], str | None]) -> Iterator[str]:
     """Yield what is wrong with the documents that a plan froze; ``prompts`` are the hashes of the stored prompts."""
     strata = _content(plan).get("documents", {}).values()
-    for row in (row for own in strata for rows in own.values() for row in rows):
+    for row in (row for splits in strata for rows in splits.values() for row in rows):
         stored = prompts.get((plan["study"], plan["model"], row["doc"]))
         if stored != row["prompt_sha256"]:
             has = "is not in documents" if stored is None else f"has prompt {stored} in documents"
@@ -210,8 +210,8 @@ def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents
 
 
 def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
-    own = ranges.get(tuple(row[name] for name in _GROUP), ())
-    horizon = next((h for first, end, h in own if first <= row["replicate"] < end), None)
+    replicate_ranges = ranges.get(tuple(row[name] for name in _GROUP), ())
+    horizon = next((h for first, end, h in replicate_ranges if first <= row["replicate"] < end), None)
     if horizon is None:
         yield "its pair is in no unit, must be"
     if row["scoring"] not in SCORINGS:
@@ -248,8 +248,8 @@ def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: p
         if count > 1:
             name = row_name("prompts", dict(zip(PROMPTS.key, values, strict=True)))
             faults.append(Fault(name, f"{count} rows have this key, must be 1"))
-    said = f"{number_of(files.read, 'file')}, {number_of(keys.total(), 'row')}"
-    return Verified("prompts", said, "whole, unique and of their documents", tuple(faults))
+    looked_at = f"{number_of(files.read, 'file')}, {number_of(keys.total(), 'row')}"
+    return Verified("prompts", looked_at, "whole, unique and of their documents", tuple(faults))
 
 
 _KEY = IDENTITIES.key
@@ -302,14 +302,14 @@ def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Ver
 
 def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected: Mapping[str, Any]) -> list[Fault]:
     """Return faults of the units whose identity differs from the row of their revision."""
-    found = []
+    faults = []
     for identity, records in identities.items():
         for name, value in zip(_COLUMNS, identity, strict=True):
             if value != expected[name]:
                 first = f"the first of document '{records[0]['doc']}'"
                 what = f"{name} is {value!r} in {number_of(len(records), 'unit')} ({first}), must be {expected[name]!r}"
-                found.append(Fault(_name(key), what))
-    return found
+                faults.append(Fault(_name(key), what))
+    return faults
 
 
 def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> list[Fault]:
@@ -320,7 +320,7 @@ def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> 
         current = studies[row["study"]].get(row["action"])
         if current is not None and current["action_revision"] == row["action_revision"]:
             models[row["study"], row["model"]].append(row)
-    found = []
+    faults = []
     for (study, model), current_rows in models.items():
         for name in _OF_MODEL:
             first = current_rows[0]
@@ -328,11 +328,11 @@ def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> 
                 if row[name] != first[name]:
                     where = row_name("identities", {"study": study, "model": model})
                     pair = f"{first[name]!r} of action '{first['action']}' and {row[name]!r} of '{row['action']}'"
-                    found.append(
+                    faults.append(
                         Fault(where, f"{name} is {pair}, must be one: kvdrift run --redo generates them again")
                     )
                     break
-    return found
+    return faults
 
 
 def _name(key: Key) -> str:

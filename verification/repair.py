@@ -167,8 +167,8 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
     for table in sorted(lost & {*KEYED, "prompts"}):
         named = set(store.paths(table))
         left = [path for path in files_of(store, table) if path not in named]
-        found = [rows for path in left if (rows := whole_rows(store, table, path)) is not None]
-        rows = pa.concat_tables(found) if found else TABLES[table].schema.empty_table()
+        whole_tables = [rows for path in left if (rows := whole_rows(store, table, path)) is not None]
+        rows = pa.concat_tables(whole_tables) if whole_tables else TABLES[table].schema.empty_table()
         try:
             count = store.append_prompts(rows.to_pylist()) if table == "prompts" else store.append_rows(table, rows)
         except UNREADABLE as error:
@@ -284,8 +284,8 @@ def known_units(store: Store) -> Known:
     rows = {row["unit"]: row for row in store.read("units").to_pylist()}
     copies: dict[int, UnitRecord] = {}
     for path in _others(store, "units"):
-        if (found := whole_rows(store, "units", path)) is not None:
-            copies |= {row["unit"]: row for row in found.to_pylist()}
+        if (unit_rows := whole_rows(store, "units", path)) is not None:
+            copies |= {row["unit"]: row for row in unit_rows.to_pylist()}
     for path in (*store.paths("events"), *_others(store, "events")):
         copies = {record["unit"]: record for record in store.copied_records(path)} | copies
     return Known(rows, copies)
@@ -311,10 +311,10 @@ def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterat
     """
     paths, rows = defaultdict[int, list[str]](list), Counter[int]()
     for path in (*store.paths("events"), *_others(store, "events")):
-        found = Counter(_events_in(store, path)["unit"].to_pylist())
-        for number in found.keys() & set(numbers):
+        counts = Counter(_events_in(store, path)["unit"].to_pylist())
+        for number in counts.keys() & set(numbers):
             paths[number].append(path)
-            rows[number] += found[number]
+            rows[number] += counts[number]
     for part in in_parts(sorted(paths, key=lambda number: (paths[number], number)), rows.__getitem__):
         yield _whole(store, known, part, paths)
 
@@ -322,11 +322,11 @@ def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterat
 def _whole(
     store: Store, known: Known, numbers: list[int], paths: Mapping[int, list[str]]
 ) -> list[tuple[UnitRecord, pa.Table]]:
-    wanted, found = pa.array(numbers, pa.int64()), list[pa.Table]()
+    wanted, tables = pa.array(numbers, pa.int64()), list[pa.Table]()
     for path in dict.fromkeys(path for number in numbers for path in paths[number]):
         rows = _events_in(store, path)
-        found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
-    together, whole = pa.concat_tables(found), []
+        tables.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+    together, whole = pa.concat_tables(tables), []
     for number in numbers:
         events = _once(together.filter(pc.equal(together["unit"], number)))
         record = known.record(number) or record_from(events)

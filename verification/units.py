@@ -61,14 +61,14 @@ def rows_by_unit(
 
     -1 counts rows without a unit.
     """
-    found, readable = Counter[int](), not without
+    counts, readable = Counter[int](), not without
     version = store.version(table) if version is None else version  # the same for all files
     for path in store.paths(table, version):
         try:
-            found.update({} if path in without else store.rows_by_unit(table, path, version))
+            counts.update({} if path in without else store.rows_by_unit(table, path, version))
         except UNREADABLE:
             readable = False
-    return found, readable
+    return counts, readable
 
 
 def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
@@ -80,20 +80,20 @@ def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
     wanted = record["event_rows"]
     if events.num_rows != wanted:
         raise InputError(f"has {events.num_rows:,} of {wanted:,} rows")
-    given = {name: value for name, value in record.items() if name not in OF_STORE}
-    found, rows = conform_unit(Unit(given, events.drop_columns("unit")))
+    declared = {name: value for name, value in record.items() if name not in OF_STORE}
+    derived, rows = conform_unit(Unit(declared, events.drop_columns("unit")))
     digest = record["events_sha256"]
-    if digest != found["events_sha256"]:
-        raise InputError(f"its events have SHA-256 {found['events_sha256']}, must have {digest} as in units")
+    if digest != derived["events_sha256"]:
+        raise InputError(f"its events have SHA-256 {derived['events_sha256']}, must have {digest} as in units")
     return rows
 
 
 def by_unit(rows: pa.Table, numbers: Sequence[int]) -> Iterator[pa.Table]:
     """Yield the rows of each of some units, in their order in ``rows``."""
-    found = rows["unit"].to_numpy()
-    order = np.argsort(found, kind="stable")
-    rows, found = rows.take(pa.array(order)), found[order]
-    for begin, end in zip(np.searchsorted(found, numbers), np.searchsorted(found, numbers, side="right"), strict=True):
+    units = rows["unit"].to_numpy()
+    order = np.argsort(units, kind="stable")
+    rows, units = rows.take(pa.array(order)), units[order]
+    for begin, end in zip(np.searchsorted(units, numbers), np.searchsorted(units, numbers, side="right"), strict=True):
         yield rows.slice(begin, end - begin)
 
 
@@ -126,7 +126,7 @@ def _differ(stored: pa.ChunkedArray, derived: pa.ChunkedArray, least: float) -> 
         return _beyond_rounding(stored.to_numpy(), derived.to_numpy(), least)  # null is NaN
     pairs = zip(stored.to_pylist(), derived.to_pylist(), strict=True)
     if pa.types.is_list(stored.type):
-        each = ((np.array(one), np.array(other)) for one, other in pairs)
+        each = ((np.array(values), np.array(wanted)) for values, wanted in pairs)
         return np.array([a.shape != b.shape or _beyond_rounding(a, b, least).any() for a, b in each])
     return np.array([value != wanted for value, wanted in pairs])
 
@@ -139,8 +139,8 @@ def _beyond_rounding(
 
 
 def _text(value: pa.Scalar) -> str:
-    found = value.as_py()
-    return "null" if found is None else repr(found)
+    plain = value.as_py()
+    return "null" if plain is None else repr(plain)
 
 
 def and_more(others: int) -> str:
@@ -184,7 +184,7 @@ class UnitWalk:
         self._missing = self._missing_records()
         self._records = self._stored | self._missing
         self._readers = {table: store.rows_of_units(table, pinned.versions[table]) for table in NUMBERED}
-        for table, reader in self._readers.items():  # what damaged files have would be blamed on units
+        for table, reader in self._readers.items():  # rows that damaged files lack would be blamed on units
             reader.unreadable.update(dict.fromkeys(damaged[table], "damaged"))
         self._studies = declared_windows(store)
         self._control_replicates = 0
@@ -218,42 +218,42 @@ class UnitWalk:
 
     def _missing_records(self) -> dict[int, UnitRecord]:
         """Return the rows that ``units`` lacks for existing events; rows that belong to no unit become a fault."""
-        version, found = self._pinned.versions["events"], dict[int, UnitRecord]()
+        version, missing = self._pinned.versions["events"], dict[int, UnitRecord]()
         for path in set(self._store.paths("events", version)) - self._pinned.files["events"].damaged:
-            known = self._stored | found
+            known = self._stored | missing
             try:
                 new = {n for n in self._store.rows_by_unit("events", path, version) if n not in known}
-                found |= self._store.records_of(path, new, known, version) if new else {}
+                missing |= self._store.records_of(path, new, known, version) if new else {}
             except UNREADABLE:  # a file cannot be read, which its own fault says
                 continue
-        none = {n: rows for n, rows in self._rows["events"].items() if n not in self._stored | found}
+        none = {n: rows for n, rows in self._rows["events"].items() if n not in self._stored | missing}
         if (rows := sum(none.values())) and self._readable["events"] and self._units.readable:
             self._faults["events"].append(
                 Fault("events", f"{number_of(rows, 'row')} of no unit, must be of one in units")
             )
-        return found
+        return missing
 
     def _check_chunk(self, chunk: Sequence[UnitRecord]) -> None:
         numbers, docs = [record["unit"] for record in chunk], {record["doc"] for record in chunk}
         events = self._readers["events"].read(numbers, docs, EVENTS.columns).cast(EVENTS.schema)
         whole: dict[str, list[UnitRecord]] = defaultdict(list)
-        for record, own in zip(chunk, by_unit(events, numbers), strict=True):
-            if own.num_rows != record["event_rows"] and self._readers["events"].unreadable:
+        for record, unit_events in zip(chunk, by_unit(events, numbers), strict=True):
+            if unit_events.num_rows != record["event_rows"] and self._readers["events"].unreadable:
                 continue  # they are in files that have faults of their own
             try:
-                rows = checked_events(record, own)
+                rows = checked_events(record, unit_events)
             except UNREADABLE as error:
                 what = f"unit {unit_name(record)}: {str(error).removeprefix('events: ')}"
                 self._faults["events"].append(Fault("events", what))
-                rows = own if own.num_rows == record["event_rows"] else None
+                rows = unit_events if unit_events.num_rows == record["event_rows"] else None
             else:
                 whole[record["estimator"]].append(record)
             if rows is not None and (record["study"], record["action"]) in self._pinned.controls:
                 self._control_replicates += record["replicates"]
                 self._faults["controls"] += _control_faults(record, rows)
         for estimator, records in whole.items():
-            own = pc.is_in(events["unit"], pa.array([record["unit"] for record in records], pa.int64()))
-            self._check_derived(estimator, records, events.filter(own))
+            in_records = pc.is_in(events["unit"], pa.array([record["unit"] for record in records], pa.int64()))
+            self._check_derived(estimator, records, events.filter(in_records))
 
     def _check_derived(self, estimator: str, records: Sequence[UnitRecord], events: pa.Table) -> None:
         try:
@@ -272,10 +272,10 @@ class UnitWalk:
             if first_difference(table, stored, derived) is None:
                 continue
             parts = zip(there.items(), by_unit(stored, [*there]), by_unit(derived, [*there]), strict=True)
-            for (number, record), own, wanted in parts:
-                if own.num_rows < wanted.num_rows and self._readers[table].unreadable:
+            for (number, record), stored_rows, wanted in parts:
+                if stored_rows.num_rows < wanted.num_rows and self._readers[table].unreadable:
                     continue
-                if difference := first_difference(table, own, wanted):
+                if difference := first_difference(table, stored_rows, wanted):
                     what = f"unit {unit_name(record)}: {difference}"
                     self._faults[table].append(Fault(table, what, (number,)))
 
@@ -314,22 +314,22 @@ class UnitWalk:
         groups = defaultdict[str, list[UnitRecord]](list)
         for record in self._records.values():
             groups[group_of(record)].append(record)
-        for own in groups.values():
-            own.sort(key=lambda record: (record["first_replicate"], record["replicates"]))
-            reaching = own[0]
-            for record in own[1:]:
+        for group in groups.values():
+            group.sort(key=lambda record: (record["first_replicate"], record["replicates"]))
+            reaching = group[0]
+            for record in group[1:]:
                 end = reaching["first_replicate"] + reaching["replicates"]
                 if record["first_replicate"] < end:
                     what = f"unit {unit_name(record)} has replicates of {unit_name(reaching)} too, must be in one unit"
                     self._faults["events"].append(Fault("events", what))
-                reaching = max(reaching, record, key=lambda one: one["first_replicate"] + one["replicates"])
+                reaching = max(reaching, record, key=lambda unit: unit["first_replicate"] + unit["replicates"])
 
     def _table_check(self, table: str, holds: str, notes: tuple[str, ...] = ()) -> Verified:
         counts = self._rows[table]
         numbers = counts.keys() | (self._missing.keys() if table == "events" else set())
         units, rows = number_of(len(numbers - {-1}), "unit"), number_of(counts.total(), "row")
-        said = f"{units}, {rows}" if table == "events" else f"{rows} of {units}"
-        return Verified(table, said, holds, tuple(self._faults[table]), notes)
+        looked_at = f"{units}, {rows}" if table == "events" else f"{rows} of {units}"
+        return Verified(table, looked_at, holds, tuple(self._faults[table]), notes)
 
     def _units_check(self) -> Verified:
         """Check that rows of ``units`` have the numbers of their keys; a row to be written becomes a note."""

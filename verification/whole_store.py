@@ -79,8 +79,8 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     if small["actions"].readable:
         yield check_identities(small["identities"], units.records, actions)
         yield (kept_sets := check_kept_sets(units.records, actions))
-        yield (alike := check_conditions(units.records, small["studies"].rows, actions))
-        if kept_sets.faults or alike.faults:
+        yield (conditions := check_conditions(units.records, small["studies"].rows, actions))
+        if kept_sets.faults or conditions.faults:
             refused = "not computed: there are units that must not be pooled"
 
     yield check_plans(store, small["plans"], units.records, documents, versions["events"])
@@ -113,8 +113,8 @@ def scrub(store: Store, seconds: float) -> Iterator[Verified]:
         for table in TABLES:
             files = read_files(store, table, versions[table], memory, within=seconds)
             others = len(store.paths(table, versions[table])) - files.read
-            said = f"{number_of(files.read, 'file')} read, {others:,} read before"
-            yield Verified(table, said, "whole", files.faults)
+            looked_at = f"{number_of(files.read, 'file')} read, {others:,} read before"
+            yield Verified(table, looked_at, "whole", files.faults)
     finally:
         remember(store, memory, versions)
 

@@ -31,7 +31,7 @@ from kvdrift.stats.quantities import ALL_QUANTITIES, ANSWER_QUANTITIES
 from kvdrift.stats.reduction import saving
 from kvdrift.stats.registry import Quantity, Scale
 from kvdrift.stats.repeated import STUDENT
-from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, LookSaid, Resolution, median_unbiased
+from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, InterimLook, Resolution, median_unbiased
 
 # Labels of the plan's entries: first the decisions, then the numbers that they rest on.
 _CHOSEN = {
@@ -285,7 +285,7 @@ def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tu
         bounded = [row for row in own if row["interval"] in _BY_ERRORS]
         if own[-1]["look"] == reached and own[-1] in bounded:
             said = [
-                LookSaid(
+                InterimLook(
                     planned["looks"][row["look"] - 1]["share"],
                     row["constant"],
                     row["estimate"],

@@ -342,7 +342,7 @@ def test_messages(study: DocumentMoments) -> None:
                 pairs=[("action 1", "action 0")],
                 request=Request(families=(Family("f", (member,)),)),
             ),
-            "its contrast is not asked for",
+            "its contrast is not requested",
         ),
     ]
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from kvdrift.stats.sequential import (
     EQUIVALENCE,
     HALF_WIDTH,
     SIGN,
-    LookSaid,
+    InterimLook,
     Resolution,
     critical_constants,
     median_unbiased,
@@ -26,8 +26,8 @@ CONSTANTS = critical_constants(SHARES, 0.05)
 MARGIN = Resolution(EQUIVALENCE, 3.0)
 
 
-def said(share: float, constant: float, estimate: float, error: float) -> LookSaid:
-    return LookSaid(share, constant, estimate, estimate - constant * error, estimate + constant * error)
+def interim_look(share: float, constant: float, estimate: float, error: float) -> InterimLook:
+    return InterimLook(share, constant, estimate, estimate - constant * error, estimate + constant * error)
 
 
 def both(upper: float, lower: float, correlation: float) -> float:
@@ -38,7 +38,7 @@ def both(upper: float, lower: float, correlation: float) -> float:
 
 def test_two_looks_are_a_bivariate_normal_law() -> None:
     """Errors of 2 and sqrt 2 at half and all of the information: higher is Z_1 above its bound, or Z_2 above the seen."""
-    first, last = said(0.5, 2.5, 1.0, 2.0), said(1.0, 2.0, 3.4, math.sqrt(2))
+    first, last = interim_look(0.5, 2.5, 1.0, 2.0), interim_look(1.0, 2.0, 3.4, math.sqrt(2))
     found = median_unbiased([first, last], Resolution(SIGN))
 
     def higher(truth: float) -> float:
@@ -49,28 +49,28 @@ def test_two_looks_are_a_bivariate_normal_law() -> None:
 
     assert found == pytest.approx(brentq(lambda truth: higher(truth) - 0.5, 0, 6), abs=1e-5)
     assert found < 3.4
-    mirrored = [LookSaid(one.share, one.constant, -one.estimate, -one.high, -one.low) for one in (first, last)]
+    mirrored = [InterimLook(one.share, one.constant, -one.estimate, -one.high, -one.low) for one in (first, last)]
     assert median_unbiased(mirrored, Resolution(SIGN)) == pytest.approx(-found)
 
 
 def test_the_first_look_widths_and_looks_that_others_passed_by_leave_the_estimate() -> None:
-    first, last = said(0.5, 2.5, 1.0, 2.0), said(1.0, 2.0, 3.4, math.sqrt(2))
+    first, last = interim_look(0.5, 2.5, 1.0, 2.0), interim_look(1.0, 2.0, 3.4, math.sqrt(2))
     assert median_unbiased([first], Resolution(SIGN)) == 1.0
     another = replace(first, alone=False)
     assert median_unbiased([another, last], Resolution(SIGN)) == 3.4, "another endpoint made the study go on"
     assert median_unbiased([first, last], Resolution(HALF_WIDTH, 0.1)) == 3.4
 
 
-def looks_of(values: np.ndarray, resolutions: list[Resolution]) -> list[list[LookSaid]]:
+def looks_of(values: np.ndarray, resolutions: list[Resolution]) -> list[list[InterimLook]]:
     """Return looks at endpoints [endpoints, strata, documents] by Student's law, until all are resolved."""
     endpoints, strata, documents = values.shape
-    found: list[list[LookSaid]] = [[] for _ in range(endpoints)]
+    found: list[list[InterimLook]] = [[] for _ in range(endpoints)]
     for share, constant in zip(SHARES, CONSTANTS, strict=True):
         own = values[:, :, : math.ceil(share * documents)]
         count = own.shape[2]
         reach = t.isf(norm.sf(constant), strata * (count - 1)) * np.sqrt(own.var(axis=2, ddof=1).sum(axis=1) / count)
         for place, (estimate, half) in enumerate(zip(own.mean(axis=(1, 2)), reach / strata, strict=True)):
-            found[place].append(LookSaid(share, constant, estimate, estimate - half, estimate + half))
+            found[place].append(InterimLook(share, constant, estimate, estimate - half, estimate + half))
         settled = [one.holds(own[-1].low, own[-1].high) for one, own in zip(resolutions, found, strict=True)]
         for place, own_looks in enumerate(found):
             own_looks[-1] = replace(own_looks[-1], alone=all(settled[:place] + settled[place + 1 :]))
