@@ -54,7 +54,7 @@ def each_view(location: str, times: int) -> dict[str, float]:
     """Read each view ``times`` times in one connection that keeps no view; return the seconds of its fastest read."""
     with kvdrift.open(location) as views:  # as `kvdrift sql` does
         rounds = [{name: _seconds(views.table, _query(name)) for name in sorted(view_texts())} for _ in range(times)]
-    return {name: min(one[name] for one in rounds) for name in rounds[0]}
+    return {name: min(seconds[name] for seconds in rounds) for name in rounds[0]}
 
 
 def all_views(location: str) -> None:
@@ -77,9 +77,9 @@ def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
     coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
     parts = parts_of(analysis, moments, subjects_of(moments), coefficients)
     if threads == 1:
-        return sum(len(one) for one in one_by_one(parts))
+        return sum(len(estimates) for estimates in one_by_one(parts))
     with ThreadPoolExecutor(threads) as pool:
-        return sum(len(one) for one in pool.map(estimate_part, parts))
+        return sum(len(estimates) for estimates in pool.map(estimate_part, parts))
 
 
 def scipy_in_strata(moments: DocumentMoments, draws: int) -> int:
@@ -97,10 +97,10 @@ def scipy_in_strata(moments: DocumentMoments, draws: int) -> int:
 def scipy_pooled(moments: DocumentMoments, draws: int) -> int:
     """Compute intervals of these quantities, pooled over strata with equal weight; return their number."""
     documents = [np.flatnonzero(moments.strata == stratum) for stratum in moments.stratum_names]
-    for statistic, (one, other) in _cases(moments):
+    for statistic, (first, other) in _cases(moments):
 
-        def pooled(*samples: Any, axis: int, of: Any = statistic, one: Any = one, other: Any = other) -> Any:
-            means = [np.mean([column[rows].mean(axis=axis) for rows in samples], axis=0) for column in (one, other)]
+        def pooled(*samples: Any, axis: int, of: Any = statistic, first: Any = first, other: Any = other) -> Any:
+            means = [np.mean([column[rows].mean(axis=axis) for rows in samples], axis=0) for column in (first, other)]
             return of(*(mean[..., None] for mean in means), axis=-1)
 
         scipy.stats.bootstrap(documents, pooled, vectorized=True, n_resamples=draws, method="percentile", rng=1)
@@ -184,7 +184,7 @@ def measure_added_action(folder: Path, sizes: Sizes, seed: int) -> Measurement:
             "alone", ratio,
         ),
     ]  # fmt: skip
-    measured = ", ".join(f"{one:.2f}" for one in sorted(ratios))
+    measured = ", ".join(f"{value:.2f}" for value in sorted(ratios))
     fact = f"{ratio:.2f}, the median of {measured} (target {ADDED:.2f})"
     return rows, {"cpu_of_an_added_action_without_contrasts_against_alone": fact}
 
@@ -229,8 +229,8 @@ def _ratio(top: Any, bottom: Any, axis: int) -> Any:
     return np.mean(top, axis=axis) / np.mean(bottom, axis=axis)
 
 
-def _difference(one: Any, other: Any, axis: int) -> Any:
-    return np.mean(one, axis=axis) - np.mean(other, axis=axis)
+def _difference(first: Any, other: Any, axis: int) -> Any:
+    return np.mean(first, axis=axis) - np.mean(other, axis=axis)
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:

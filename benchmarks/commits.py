@@ -63,7 +63,7 @@ class Workers(NamedTuple):
 
 def units_of(number: int) -> list[Unit]:
     """Draw the units of a commit."""
-    documents = [document_row(1, number * DOCUMENTS + one) for one in range(DOCUMENTS)]
+    documents = [document_row(1, number * DOCUMENTS + place) for place in range(DOCUMENTS)]
     return list(drawn_units(documents, ONE_DOCUMENT, 0))
 
 
@@ -73,7 +73,7 @@ def commit_all(location: str, workers: Workers) -> tuple[list[float], float]:
     parts = [workers._replace(numbers=numbers[at : at + THREADS]) for at in range(0, len(numbers), THREADS)]
     with ProcessPoolExecutor(len(parts), mp_context=multiprocessing.get_context("spawn")) as processes:
         done = [processes.submit(_commit_part, location, part) for part in parts]
-        ended = [one.result() for one in done]
+        ended = [future.result() for future in done]
     return [seconds for waited, _ in ended for seconds in waited], sum(cpu for _, cpu in ended)
 
 
@@ -82,11 +82,11 @@ def _commit_part(location: str, workers: Workers) -> tuple[list[float], float]:
     stores = [Store.open(location) for _ in workers.numbers]
     for store in stores:
         store.stored_units([])  # opens the tables, which a worker does once
-    given = [[units_of(number) for number in numbers] for numbers in workers.numbers]
+    drawn = [[units_of(number) for number in numbers] for numbers in workers.numbers]
 
     def work(at: int) -> list[float]:
         waited = list[float]()
-        for units in given[at]:
+        for units in drawn[at]:
             workers.sleep(waited[-1] if waited else 0.0)
             begun = time.perf_counter()
             stores[at].append_units(units)
@@ -95,7 +95,7 @@ def _commit_part(location: str, workers: Workers) -> tuple[list[float], float]:
 
     with ThreadPoolExecutor(len(stores)) as threads:
         cpu = time.process_time()
-        waited = [seconds for own in threads.map(work, range(len(stores))) for seconds in own]
+        waited = [seconds for waits in threads.map(work, range(len(stores))) for seconds in waits]
         return waited, time.process_time() - cpu
 
 
@@ -126,18 +126,18 @@ def simulate(location: str, workers: int, commits: int, *, at_once: bool = False
         begun = time.perf_counter()
         waited, cpu_seconds = commit_all(location, Workers(numbers, workers, pace))
         seconds, races_lost = time.perf_counter() - begun, lost_races()
-    given = [unit for number in range(workers * commits) for unit in units_of(number)]
-    lost, doubled = compared(Store.open(location), given)
+    committed = [unit for number in range(workers * commits) for unit in units_of(number)]
+    lost, doubled = compared(Store.open(location), committed)
     return Simulated(workers * commits, races_lost, seconds, cpu_seconds, waited, lost, doubled)
 
 
-def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
+def compared(store: Store, committed: list[Unit]) -> tuple[int, int]:
     """Return how many given rows of events the store lacks, and how many rows it has besides."""
-    names = list(given[0].events.column_names)
+    names = list(committed[0].events.column_names)
     key = [(name, "ascending") for name in EVENTS.key if name in names]
     rows = [
         {repr(row) for row in table.select(names).sort_by(key).to_pylist()}
-        for table in (pa.concat_tables(unit.events for unit in given), store.read("events"))
+        for table in (pa.concat_tables(unit.events for unit in committed), store.read("events"))
     ]
     return len(rows[0] - rows[1]), store.row_count("events") - len(rows[0] & rows[1])
 
@@ -197,18 +197,18 @@ def _names(data: bytes) -> Iterator[str]:
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     """Simulate each number of workers."""
     for workers in options.workers:
-        found = simulate(str(folder / str(workers)), workers, options.commits, at_once=options.at_once)
-        rate, waited = found.commits / found.seconds, np.quantile(found.waited, [0.5, 0.99])
+        simulated = simulate(str(folder / str(workers)), workers, options.commits, at_once=options.at_once)
+        rate, waited = simulated.commits / simulated.seconds, np.quantile(simulated.waited, [0.5, 0.99])
         yield (
-            [BenchmarkRow(f"{workers:,} workers", found.seconds, found.cpu_seconds, None, rate)],
+            [BenchmarkRow(f"{workers:,} workers", simulated.seconds, simulated.cpu_seconds, None, rate)],
             {
                 f"of_{workers}_workers": {
-                    "lost_races_a_commit": round(found.retries, 3),
+                    "lost_races_a_commit": round(simulated.retries, 3),
                     "seconds_of_a_commit_median": round(float(waited[0]), 3),
                     "seconds_of_a_commit_99_of_100": round(float(waited[1]), 3),
-                    "share_of_time_in_commits": round(sum(found.waited) / (workers * found.seconds), 4),
-                    "rows_lost": found.lost,
-                    "rows_doubled": found.doubled,
+                    "share_of_time_in_commits": round(sum(simulated.waited) / (workers * simulated.seconds), 4),
+                    "rows_lost": simulated.lost,
+                    "rows_doubled": simulated.doubled,
                 }
             },
         )

@@ -156,7 +156,7 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
     location = str(folder / ("watched" if watched else "again"))
     new_study(location, load.sizes, 0, [document_row(1, number) for number in range(load.commits)])
     spawn = multiprocessing.get_context("spawn")
-    found = Seen()
+    observed = Seen()
     with (
         (watching if watched else deriving_again)(location) as process,
         ProcessPoolExecutor(load.writers + 1, mp_context=spawn) as pool,
@@ -171,22 +171,22 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
             readings.append((time.time(), process.memory_info().rss))
             for child in process.children():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    found.beside = max(found.beside, child.memory_info().rss)
+                    observed.beside = max(observed.beside, child.memory_info().rss)
             if reading.done() and not end:
                 end = time.time() + (REST if load.rests else 0.0)
             time.sleep(0.2)
-        found.cpu["watch"] = 0.0 if process is None else sum(process.cpu_times()[:4]) - before
-        seen, found.cpu["reader"] = reading.result()
-        found.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
+        observed.cpu["watch"] = 0.0 if process is None else sum(process.cpu_times()[:4]) - before
+        seen, observed.cpu["reader"] = reading.result()
+        observed.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
         committed = {key: at for part in writing for key, at in part.result()[0].items()}
     if len(seen) < load.commits:
         raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
-    found.writing = max(committed.values()) - begin
+    observed.writing = max(committed.values()) - begin
     if load.rests and watched:
-        found.early = at_rest(readings, sorted(committed.values())[EARLY_COMMITS - 1] + REST)
-        found.late, found.peak = at_rest(readings, readings[-1][0]), max(now for _, now in readings)
-    found.delays = [max(0.0, seen[doc] - committed[doc]) for doc in sorted(committed) for _ in range(load.units)]
-    return found
+        observed.early = at_rest(readings, sorted(committed.values())[EARLY_COMMITS - 1] + REST)
+        observed.late, observed.peak = at_rest(readings, readings[-1][0]), max(now for _, now in readings)
+    observed.delays = [max(0.0, seen[doc] - committed[doc]) for doc in sorted(committed) for _ in range(load.units)]
+    return observed
 
 
 def at_rest(readings: list[tuple[float, int]], end: float) -> int:

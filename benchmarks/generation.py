@@ -84,10 +84,10 @@ def run_shared(case: Case, sharing: SharingOptions = SHARE_ALL, *, control: bool
     pending = [PendingUnit(action, 0, case.replicates) for action in actions]
     units = generate_units(model, "benchmark", document, pending, case.horizon, SEED, sharing)
     tokens = np.array([[unit.events[name].to_numpy() for name in ("x_token", "y_token")] for unit in units], np.int64)
-    prompt, decode, laws = (
+    prompt, decode, distributions = (
         sum(unit.record[name] for unit in units) for name in ("prefill_seconds", "decode_seconds", "kernel_evaluations")
     )
-    streams = laws / (case.horizon - 1)
+    streams = distributions / (case.horizon - 1)
     tokens = tokens.reshape(len(units), 2, case.replicates, case.horizon)
     return MeasuredRun(case.replicates, prompt, decode, streams, tokens, _device_peak(case))
 
@@ -177,8 +177,8 @@ def copied_rollout(
     ]
     u_x, u_y = (torch.from_numpy(table).to(model.device) for table in tables)
 
-    law = prompt.first_law.expand(replicates, -1)
-    x = y = draw(law, u_x[:, 0, 0])
+    distribution = prompt.first_law.expand(replicates, -1)
+    x = y = draw(distribution, u_x[:, 0, 0])
     steps = [(x, y)]
     for column in range(1, horizon):
         position = prompt.entries + column - 1
@@ -201,8 +201,8 @@ def _law(model: LoadedModel, cache: Cache, tokens: Tensor, position: int) -> Ten
             past_key_values=cache,
             use_cache=True,
         )
-        law: Tensor = output.logits[:, -1].softmax(-1, dtype=torch.float32)
-    return law
+        distribution: Tensor = output.logits[:, -1].softmax(-1, dtype=torch.float32)
+    return distribution
 
 
 def _clock(case: Case) -> float:
@@ -236,7 +236,9 @@ def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | N
     """Measure one prompt length; return rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
     cases = {name: case if name == "shared" else copied for name in parts}
-    runs: RunsByPart = in_turn({name: partial(measure, PARTS[name], one) for name, one in cases.items()}, repetitions)
+    runs: RunsByPart = in_turn(
+        {name: partial(measure, PARTS[name], measured_case) for name, measured_case in cases.items()}, repetitions
+    )
     rows = []
     for phase in PHASES:
         for name in parts:
@@ -248,9 +250,9 @@ def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | N
         "product_teraflop_per_second": round(peaks.flops_per_second / 1e12, 4),
     }
     for name in NAMES:
-        found = measure_phase(case, name, peaks, before, repetitions)
-        rows += _phase_rows(case, found, runs)
-        facts[name.replace(" ", "_")] = found.facts()
+        measured = measure_phase(case, name, peaks, before, repetitions)
+        rows += _phase_rows(case, measured, runs)
+        facts[name.replace(" ", "_")] = measured.facts()
     return rows, {f"n_{case.entries}": _facts(case, runs) | facts}
 
 
@@ -262,7 +264,9 @@ def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow
         peers.append(("the other commit", phase.steps_per_second / phase.before))
     for name in (name for name in runs if name != "shared"):
         copied = runs[name] if phase.name == NAMES[1] else [measure(PARTS[name], replace(case, replicates=1))]
-        pair = min(one.value.decode_seconds / one.value.replicates for one in copied) / len(case.actions())
+        pair = min(repetition.value.decode_seconds / repetition.value.replicates for repetition in copied) / len(
+            case.actions()
+        )
         peers.append((name, pair * pairs / (case.horizon - 1) * phase.steps_per_second))
     return [
         BenchmarkRow(
@@ -274,11 +278,11 @@ def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow
 
 
 def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) -> BenchmarkRow:
-    seconds = [PHASES[phase](one.value) for one in runs[name]]
+    seconds = [PHASES[phase](repetition.value) for repetition in runs[name]]
     replicates = runs[name][0].value.replicates
     return BenchmarkRow(
         part=f"n = {case.entries}, K = {replicates}, {phase}: {name}", seconds=min(seconds),
-        peak_mib=mib(max(one.value.device_peak_bytes or one.peak_bytes for one in runs[name])),
+        peak_mib=mib(max(repetition.value.device_peak_bytes or repetition.peak_bytes for repetition in runs[name])),
         rate=replicates * len(case.actions()) * (case.horizon - 1) / min(seconds), peer=peer,
         ratio=None if peer is None else _ratio(runs, phase, peer),
     )  # fmt: skip
@@ -286,28 +290,28 @@ def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) 
 
 def _ratio(runs: RunsByPart, phase: str, peer: str) -> float:
     """Return how many times as long the peer takes for a replicate."""
-    own, others = (
-        min(float(PHASES[phase](one.value)) for one in runs[name]) / runs[name][0].value.replicates
+    seconds, others = (
+        min(float(PHASES[phase](repetition.value)) for repetition in runs[name]) / runs[name][0].value.replicates
         for name in ("shared", peer)
     )
-    return others / own
+    return others / seconds
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
     """Return streams, agreement and bytes of one prompt length."""
     facts: dict[str, Any] = {
-        "streams_per_step": {name: round(found[0].value.streams, 1) for name, found in runs.items()}
+        "streams_per_step": {name: round(repetitions[0].value.streams, 1) for name, repetitions in runs.items()}
     }
     copies = model_shape(case).entry_bytes * case.replicates * (case.entries + case.horizon)
     facts["mib_of_copies_for_the_reference_alone"] = round(mib(copies))
     if "shared" in runs:
         tokens = runs["shared"][0].value.tokens
         facts["different_tokens"] = {  # of the replicates that both have; other kernels round differently
-            peer: int((tokens[:, :, : found[0].value.replicates] != found[0].value.tokens).sum())
-            for peer, found in runs.items() if peer != "shared"
+            peer: int((tokens[:, :, : repetitions[0].value.replicates] != repetitions[0].value.tokens).sum())
+            for peer, repetitions in runs.items() if peer != "shared"
         }  # fmt: skip
         facts["mismatch"] = round(float((tokens[:, 0] != tokens[:, 1]).mean()), 3)
-        steps = max((case.horizon - 1) / one.value.decode_seconds for one in runs["shared"])
+        steps = max((case.horizon - 1) / repetition.value.decode_seconds for repetition in runs["shared"])
         facts["steps_per_second"] = round(steps, 3)
     return facts
 

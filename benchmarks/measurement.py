@@ -82,7 +82,7 @@ Measurement: TypeAlias = tuple[Sequence[BenchmarkRow], dict[str, Any]]
 def in_turn(parts: Mapping[str, Callable[[], _Value]], repetitions: int) -> dict[str, list[_Value]]:
     """Call all parts one after the other, ``repetitions`` times; return each part's results."""
     rounds = [{name: part() for name, part in parts.items()} for _ in range(repetitions)]
-    return {name: [one[name] for one in rounds] for name in parts}
+    return {name: [results[name] for results in rounds] for name in parts}
 
 
 def compared(
@@ -116,8 +116,8 @@ def run(
     options, title = parser.parse_args(), parser.prog.rpartition(".")[2]
     rows, facts = list[BenchmarkRow](), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-", dir=getattr(options, "folder", None)) as folder:
-        for more, said in measure_all(options, Path(folder)):
-            rows, facts = [*rows, *more], facts | said
+        for more, more_facts in measure_all(options, Path(folder)):
+            rows, facts = [*rows, *more], facts | more_facts
     facts |= {"processors": os.cpu_count(), "load_average": [round(load, 2) for load in os.getloadavg()]}
     if options.json:
         print(json.dumps({"benchmark": title, "unit": unit, **facts, "rows": [asdict(row) for row in rows]}))

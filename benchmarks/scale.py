@@ -175,9 +175,9 @@ def measure_size(folder: Path, events: int) -> Measurement:
 
 def check_equal(ours: Cells, theirs: Cells) -> None:
     """Check that the view and the query have the same numbers."""
-    named = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
-    numbers = ((a, b) for one, other in zip(ours, theirs, strict=True) for a, b in zip(one[1:], other[1:], strict=True))
-    if not ours or any(one != other for one, other in named) or any(abs(a - b) > 1e-9 for a, b in numbers):
+    named = [(row[0], other[0]) for row, other in zip(ours, theirs, strict=True)]
+    numbers = ((a, b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row[1:], other[1:], strict=True))
+    if not ours or any(name != other for name, other in named) or any(abs(a - b) > 1e-9 for a, b in numbers):
         raise OperationError(f"the view has {ours}, the query {theirs}")
 
 

@@ -92,7 +92,7 @@ def step_work(
         },
         {
             "weights": 2 * count * weights / item,
-            "prompts": attention * sum(m * own for m, own in zip(entries, streams, strict=True)),
+            "prompts": attention * sum(m * stream_count for m, stream_count in zip(entries, streams, strict=True)),
             "suffixes": attention * suffix * count,
         },
     )  # fmt: skip
@@ -154,10 +154,10 @@ def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repe
     seconds: dict[Path, list[float]] = {tree: [] for tree in (HERE, before) if tree is not None}
     streams = 0.0
     for _ in range(repetitions):
-        for tree, own in seconds.items():
+        for tree, timings in seconds.items():
             took, streams = _decode(tree, case, apart=name == NAMES[1])
-            own.append(took)
-    rates = [(case.horizon - 1) / min(own) for own in seconds.values()]
+            timings.append(took)
+    rates = [(case.horizon - 1) / min(timings) for timings in seconds.values()]
     bound = 1 / _work(case, streams).seconds(peaks)
     return Phase(name, case.replicates, rates[0], rates[1] if before else None, streams, bound)
 

@@ -125,9 +125,9 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
     for part, form, units, measured in measure_sizes(folder, sorted(options.units)):
         fewest, seconds = smallest.setdefault((part, form), (units, measured.cpu_seconds))
         peer = (None, None) if units == fewest else (f"{fewest:,} units", seconds / measured.cpu_seconds)
-        said = {f"catalogue_mib_{form}_{units}".replace(" ", "_"): round(measured.value, 2)}
+        size = {f"catalogue_mib_{form}_{units}".replace(" ", "_"): round(measured.value, 2)}
         yield (
-            [measured.row(f"{part}, {form}, {units:,} units", None, *peer)], said if part == "catalogue" else {},
+            [measured.row(f"{part}, {form}, {units:,} units", None, *peer)], size if part == "catalogue" else {},
         )  # fmt: skip
 
 

@@ -103,12 +103,12 @@ def write_study(
 
     With ``actions``, only the events of these actions are written.
     """
-    own = sizes.action_names if actions is None else actions
+    names = sizes.action_names if actions is None else actions
     documents = document_rows(sizes)
     store = new_study(location, sizes, seed, documents)
     for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
         units = drawn_units(documents[first : first + DOCUMENTS_AT_ONCE], sizes, seed)
-        store.append_units([unit for unit in units if unit.record["action"] in own])
+        store.append_units([unit for unit in units if unit.record["action"] in names])
     if derived:
         run_derivation(store.location)
     return store

@@ -81,8 +81,8 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
             made = _nominal_documents(section, study, tokenizer, chosen) if offline else None
             if made is not None:
                 nominal.add(section.stratum_name)
-            for split, own in (made or stratum_documents(section, seed, tokenizer, chosen)).items():
-                documents[split][section.stratum_name] = own
+            for split, split_documents in (made or stratum_documents(section, seed, tokenizer, chosen)).items():
+                documents[split][section.stratum_name] = split_documents
     material = Material(study, documents, actions, frozenset(nominal))
     check_distinct(material.every_document)
     check_disjoint(material)
@@ -94,8 +94,8 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
 def _tokenizer(study: Study) -> Any:
     """Load the tokenizer of a study's prompts, with the variables that the study file has for its chat template."""
     loaded = load_prompt_tokenizer(study.model)
-    given = study.model.chat_template_kwargs
-    return loaded if given is None else TokenizerWithVariables(loaded, given)
+    variables = study.model.chat_template_kwargs
+    return loaded if variables is None else TokenizerWithVariables(loaded, variables)
 
 
 class SharedMaterial:
@@ -174,7 +174,7 @@ def _nominal_documents(
         else:
             return None
     tokens = (0,) * section.length
-    return {split: [document_of(section, one, tokens, ()) for one in chosen[split]] for split in SPLITS}
+    return {split: [document_of(section, candidate, tokens, ()) for candidate in chosen[split]] for split in SPLITS}
 
 
 def checked_actions(study: Study) -> list[Action]:

@@ -73,8 +73,8 @@ class _Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the help of each argument and option; Typer's own would show the type of the Python variable."""
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
-            own = [param for param in self.get_params(ctx) if param.param_type_name == kind]
-            if records := [record for param in own if (record := param.get_help_record(ctx)) is not None]:
+            params = [param for param in self.get_params(ctx) if param.param_type_name == kind]
+            if records := [record for param in params if (record := param.get_help_record(ctx)) is not None]:
                 with formatter.section(title):
                     formatter.write_dl([(_without_type(name, kind), text) for name, text in records])
 
@@ -86,7 +86,7 @@ class _Command(TyperCommand):
 
 def _without_type(name: str, kind: str) -> str:
     """Return an argument's name as help shows it, or an option's name with the kind of its value."""
-    return re.sub(r" <(.*)>$", lambda found: "" if kind == "argument" else f" {_TYPES[found[1]]}", name)
+    return re.sub(r" <(.*)>$", lambda match: "" if kind == "argument" else f" {_TYPES[match[1]]}", name)
 
 
 app = typer.Typer(
@@ -194,9 +194,9 @@ def _fail(line: str, code: int, *, junit: JUnitFile | None, debug: bool, log_jso
         sys.exit(code)
     if debug:
         traceback.print_exc()
-    said = printable(shortened(line))
-    _write_error(junit, said)
-    typer.echo(f"kvdrift: {said}", err=True)
+    message = printable(shortened(line))
+    _write_error(junit, message)
+    typer.echo(f"kvdrift: {message}", err=True)
     sys.exit(code)
 
 

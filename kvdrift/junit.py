@@ -31,11 +31,11 @@ class JUnitFile(NamedTuple):
         """Return the file that ``--junit`` of ``kvdrift gate`` names, even if other arguments are wrong; else None."""
         if arguments[:1] != ["gate"]:
             return None
-        words, path, given = list[str](), None, iter(arguments)
-        for word in given:
+        words, path, words_left = list[str](), None, iter(arguments)
+        for word in words_left:
             option, equals, value = word.partition("=")
             if option == _OPTION:
-                path = value if equals else next(given, None)
+                path = value if equals else next(words_left, None)
             else:
                 words.append(word)
         return cls(Path(path), printable(" ".join(words))) if path else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from kvdrift.flows.pages.live import StudyLook
+    from kvdrift.flows.pages.live import StudySnapshot
     from kvdrift.log.store import Store
     from kvdrift.report.reading.content import TokenReader
 
@@ -28,100 +28,103 @@ _FOLDER = "live"  # of the preliminary page, in the folder of the study's report
 _NAMED = "95% intervals as if the study ended now; preliminary"
 
 
-def show_live(looks: Iterator[list[StudyLook]], interval: float) -> None:
-    """Show each look until all studies are finished, or Ctrl-C; wait ``interval`` seconds between them."""
+def show_live(snapshots: Iterator[list[StudySnapshot]], interval: float) -> None:
+    """Show each snapshot until all studies are finished, or Ctrl-C; wait ``interval`` seconds between them."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    with suppress(KeyboardInterrupt):  # a look writes nothing, so an interrupt leaves nothing half done
-        (_show_tables if console.is_terminal else _print_lines)(looks, interval)
+    with suppress(KeyboardInterrupt):  # a snapshot writes nothing, so an interrupt leaves nothing half done
+        (_show_tables if console.is_terminal else _print_lines)(snapshots, interval)
 
 
-def _show_tables(looks: Iterator[list[StudyLook]], interval: float) -> None:
+def _show_tables(snapshots: Iterator[list[StudySnapshot]], interval: float) -> None:
     from rich.console import Group
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
-        for found in looks:
-            live.update(Group(*(part for look in found for part in (_title(look), _table(look)))), refresh=True)
-            if _is_finished(found):
+        for current in snapshots:
+            live.update(
+                Group(*(part for snapshot in current for part in (_title(snapshot), _table(snapshot)))), refresh=True
+            )
+            if _is_finished(current):
                 break
             time.sleep(interval)
 
 
-def _print_lines(looks: Iterator[list[StudyLook]], interval: float) -> None:
-    said: dict[tuple[str, str], str] = {}
-    for found in looks:
-        for look in found:
-            what = f"{look.study}, {look.model}: {progress_text(look)}"
-            moved = f"{what}{_divergence_text(look)}"
-            if said.get((look.study, look.model)) != moved:
-                said[look.study, look.model] = moved
-                typer.echo(printable(f"{what}{_pace_text(look)}{_divergence_text(look)}"))
-        if _is_finished(found):
+def _print_lines(snapshots: Iterator[list[StudySnapshot]], interval: float) -> None:
+    printed: dict[tuple[str, str], str] = {}
+    for current in snapshots:
+        for snapshot in current:
+            what = f"{snapshot.study}, {snapshot.model}: {progress_text(snapshot)}"
+            moved = f"{what}{_divergence_text(snapshot)}"
+            if printed.get((snapshot.study, snapshot.model)) != moved:
+                printed[snapshot.study, snapshot.model] = moved
+                typer.echo(printable(f"{what}{_pace_text(snapshot)}{_divergence_text(snapshot)}"))
+        if _is_finished(current):
             break
         time.sleep(interval)
 
 
-def _is_finished(looks: list[StudyLook]) -> bool:
-    return bool(looks) and all(look.finished for look in looks)
+def _is_finished(snapshots: list[StudySnapshot]) -> bool:
+    return bool(snapshots) and all(snapshot.finished for snapshot in snapshots)
 
 
-def progress_text(look: StudyLook) -> str:
+def progress_text(snapshot: StudySnapshot) -> str:
     """Return the progress of a study as text: units done of those planned, and trajectories derived."""
     from kvdrift.flows.plan.frozen_plan import look_line
 
-    if not look.work:
-        return f"{look.stored:,} units, {look.derived:,} trajectories derived"
-    planned = "" if look.planned else ", evaluation not planned yet"
-    finished = "; finished" if look.finished else ""
-    taken = "" if look.taken is None else f"; {look_line(look.taken)}"
-    return f"{look.done:,} of {look.wanted:,} units{planned}, {look.derived:,} trajectories derived{taken}{finished}"
+    if not snapshot.work:
+        return f"{snapshot.stored:,} units, {snapshot.derived:,} trajectories derived"
+    planned = "" if snapshot.planned else ", evaluation not planned yet"
+    finished = "; finished" if snapshot.finished else ""
+    taken = "" if snapshot.taken is None else f"; {look_line(snapshot.taken)}"
+    units = f"{snapshot.done:,} of {snapshot.wanted:,} units{planned}"
+    return f"{units}, {snapshot.derived:,} trajectories derived{taken}{finished}"
 
 
-def _pace_text(look: StudyLook) -> str:
-    if look.finished:
+def _pace_text(snapshot: StudySnapshot) -> str:
+    if snapshot.finished:
         return ""
-    if look.planned and look.taken is None and look.work and look.done == look.wanted:
+    if snapshot.planned and snapshot.taken is None and snapshot.work and snapshot.done == snapshot.wanted:
         return ", no estimates yet"
-    if not look.rate:
+    if not snapshot.rate:
         return ""
-    left = f", about {_duration(look.seconds_left)} left" if look.work and look.seconds_left else ""
-    return f", {look.rate:.2f} units/s{left}"
+    left = f", about {_duration(snapshot.seconds_left)} left" if snapshot.work and snapshot.seconds_left else ""
+    return f", {snapshot.rate:.2f} units/s{left}"
 
 
-def _divergence_text(look: StudyLook) -> str:
+def _divergence_text(snapshot: StudySnapshot) -> str:
     parts = [
-        f"{one.action} R = {_share(one.mismatch, one.mismatch_low, one.mismatch_high)}, "
-        f"P(tau <= H) = {_share(one.probability, one.probability_low, one.probability_high)}"
-        for one in look.divergence
+        f"{divergence.action} R = {_share(divergence.mismatch, divergence.mismatch_low, divergence.mismatch_high)}, "
+        f"P(tau <= H) = {_share(divergence.probability, divergence.probability_low, divergence.probability_high)}"
+        for divergence in snapshot.divergence
     ]
-    return f"; preliminary, {look.split}: {'; '.join(parts)}" if parts else ""
+    return f"; preliminary, {snapshot.split}: {'; '.join(parts)}" if parts else ""
 
 
-def _title(look: StudyLook) -> Text:
+def _title(snapshot: StudySnapshot) -> Text:
     """Return a study's progress as a line above its table, whose own title would be as narrow as the table."""
     from rich.text import Text
 
-    return Text(printable(f"{look.study}, {look.model}: {progress_text(look)}{_pace_text(look)}"))
+    return Text(printable(f"{snapshot.study}, {snapshot.model}: {progress_text(snapshot)}{_pace_text(snapshot)}"))
 
 
-def _table(look: StudyLook) -> Table:
+def _table(snapshot: StudySnapshot) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption=f"{look.split}: {_NAMED}" if look.split else None)
+    table = Table(caption=f"{snapshot.split}: {_NAMED}" if snapshot.split else None)
     for name in ("action", "development", "evaluation", "documents", "R", "P(tau <= H)"):
         table.add_column(name, justify="left" if name == "action" else "right")
-    diverged = {one.action: one for one in look.divergence}
-    for action in dict.fromkeys([*(work.action for work in look.work), *diverged]):
-        counts = {work.split: f"{work.done:,} / {work.wanted:,}" for work in look.work if work.action == action}
-        one = diverged.get(action)
+    diverged = {divergence.action: divergence for divergence in snapshot.divergence}
+    for action in dict.fromkeys([*(work.action for work in snapshot.work), *diverged]):
+        counts = {work.split: f"{work.done:,} / {work.wanted:,}" for work in snapshot.work if work.action == action}
+        shares = diverged.get(action)
         table.add_row(
             Text(printable(action)), counts.get("development", ""), counts.get("evaluation", ""),
-            "" if one is None else f"{one.documents:,}",
-            "" if one is None else _share(one.mismatch, one.mismatch_low, one.mismatch_high),
-            "" if one is None else _share(one.probability, one.probability_low, one.probability_high),
+            "" if shares is None else f"{shares.documents:,}",
+            "" if shares is None else _share(shares.mismatch, shares.mismatch_low, shares.mismatch_high),
+            "" if shares is None else _share(shares.probability, shares.probability_low, shares.probability_high),
         )  # fmt: skip
     return table
 
@@ -163,36 +166,44 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
     while True:
         if store.all_underived().size:
             run_derivation(location)
-        found = live.look()
-        looks = [look for look in found if study in {None, look.study}]
-        pages = [(look.study, look.model) for look in looks]
-        if found and not looks:
-            raise InputError(f"no study '{study}' in {location}; {nearest(str(study), {one.study for one in found})}")
-        for look in looks:
-            if look.derived and shown.get((look.study, look.model)) != look.derived and not look.finished:
-                own = (look.study, look.model)
-                shown[own] = look.derived
-                if own not in readers:
-                    readers[own] = token_reader(look.model, revision=model_revisions(store).get(own))
-                folder = live_folder(store, look, output, pages)
-                page = write_preliminary(store, *own, folder, _said(look), token_text=readers[own])
-                typer.echo(f"preliminary: {page} ({progress_text(look)})")
-        if looks and all(look.finished for look in looks):
-            for look in looks:
-                report = page_folder(store, look.study, look.model, pages) / "index.html"
-                end_preliminary(live_folder(store, look, output, pages), look.study, report, location)
+        all_snapshots = live.snapshots()
+        snapshots = [snapshot for snapshot in all_snapshots if study in {None, snapshot.study}]
+        pages = [(snapshot.study, snapshot.model) for snapshot in snapshots]
+        if all_snapshots and not snapshots:
+            raise InputError(
+                f"no study '{study}' in {location}; {nearest(str(study), {known.study for known in all_snapshots})}"
+            )
+        for snapshot in snapshots:
+            if (
+                snapshot.derived
+                and shown.get((snapshot.study, snapshot.model)) != snapshot.derived
+                and not snapshot.finished
+            ):
+                study_key = (snapshot.study, snapshot.model)
+                shown[study_key] = snapshot.derived
+                if study_key not in readers:
+                    readers[study_key] = token_reader(snapshot.model, revision=model_revisions(store).get(study_key))
+                folder = live_folder(store, snapshot, output, pages)
+                page = write_preliminary(
+                    store, *study_key, folder, _progress_sentence(snapshot), token_text=readers[study_key]
+                )
+                typer.echo(f"preliminary: {page} ({progress_text(snapshot)})")
+        if snapshots and all(snapshot.finished for snapshot in snapshots):
+            for snapshot in snapshots:
+                report = page_folder(store, snapshot.study, snapshot.model, pages) / "index.html"
+                end_preliminary(live_folder(store, snapshot, output, pages), snapshot.study, report, location)
             typer.echo(f"finished: kvdrift report {location} has the report")
             return
         time.sleep(interval)
 
 
-def live_folder(store: Store, look: StudyLook, output: Path | None, pages: Sequence[tuple[str, str]]) -> Path:
-    """Return the folder of a look's page, arranged as ``kvdrift report`` arranges the studies' pages."""
+def live_folder(store: Store, snapshot: StudySnapshot, output: Path | None, pages: Sequence[tuple[str, str]]) -> Path:
+    """Return the folder of a snapshot's page, arranged as ``kvdrift report`` arranges the studies' pages."""
     from kvdrift.flows.pages.reports import page_folder
 
-    folder = page_folder(store, look.study, look.model, pages, output)
+    folder = page_folder(store, snapshot.study, snapshot.model, pages, output)
     return folder if output is not None else folder / _FOLDER
 
 
-def _said(look: StudyLook) -> str:
-    return f"The study is still running: {progress_text(look)}, at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC."
+def _progress_sentence(snapshot: StudySnapshot) -> str:
+    return f"The study is still running: {progress_text(snapshot)}, at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC."

@@ -54,7 +54,7 @@ ClusterOption = Annotated[
 
 def seconds_of(age: str, option: str) -> float:
     """Return the seconds of an age such as 90m, 12h or 7d, the value of an option."""
-    said = re.fullmatch(r"([0-9]{1,6})([mhd])", age)
-    if said is None:
+    match = re.fullmatch(r"([0-9]{1,6})([mhd])", age)
+    if match is None:
         raise InputError(f"{option}: '{age}' is no age, must be minutes, hours or days such as 90m, 12h or 7d")
-    return int(said[1]) * {"m": 60.0, "h": 3600.0, "d": 86400.0}[said[2]]
+    return int(match[1]) * {"m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]

@@ -36,7 +36,7 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
         "time": f"{duration(content['expected_seconds'])} of generation are expected",
     }
     if plan.looks is not None:
-        counts = [str(sum(look.values())) for look in plan.looks.documents]
+        counts = [str(sum(interim_look.values())) for interim_look in plan.looks.documents]
         facts["looks"] = (
             f"at {', '.join(counts)} documents; the evaluation stops at the first look at which every primary endpoint "
             f"meets this condition, at the latest at N: {plan.looks.resolution}"

@@ -18,8 +18,8 @@ def reference() -> str:
         for name, command in commands.items():
             with command.make_context(
                 name, [], parent=context, resilient_parsing=True, max_content_width=_WIDTH, terminal_width=_WIDTH
-            ) as own:
-                text = "\n".join(line.rstrip() for line in command.get_help(own).strip().splitlines())
+            ) as help_context:
+                text = "\n".join(line.rstrip() for line in command.get_help(help_context).strip().splitlines())
             lines += [f"## {name}", "", "```text", text, "```", ""]
     return "\n".join(lines)
 

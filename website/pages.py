@@ -53,7 +53,7 @@ class Shown:
 
 def shown(root: Path) -> list[Shown]:
     """Return the shipped studies that have a report, in the gallery's order."""
-    found = []
+    studies = []
     for file in (root / "studies" / f"{name}.toml" for name in STUDIES):
         if not file.is_file():
             continue
@@ -62,8 +62,8 @@ def shown(root: Path) -> list[Shown]:
         folder = root / "stores" / name / "report" / name
         if (folder / "index.html").is_file():
             lines = [line.removeprefix("#").strip() for line in text.partition("\n\n")[0].splitlines()]
-            found.append(Shown(name, " ".join(lines), folder))
-    return found
+            studies.append(Shown(name, " ".join(lines), folder))
+    return studies
 
 
 def gallery_page(studies: list[Shown]) -> str:

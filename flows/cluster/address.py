@@ -63,15 +63,15 @@ def check_gpus(text: str, studies: Sequence[Study]) -> None:
             "these two"
         )
     for model in (study.model for study in studies):
-        said = f"--gpus {text}: model."
+        prefix = f"--gpus {text}: model."
         if model.kind != TRANSFORMER:
-            raise InputError(f"{said}kind = '{model.kind}' uses no GPU; run it without --gpus")
+            raise InputError(f"{prefix}kind = '{model.kind}' uses no GPU; run it without --gpus")
         if model.device_map is not None:
             raise InputError(
-                f"{said}device_map = '{model.device_map}' spreads one model over all GPUs; run it without --gpus"
+                f"{prefix}device_map = '{model.device_map}' spreads one model over all GPUs; run it without --gpus"
             )
         if model.device not in {"cuda", "cuda:0"}:  # a worker sees its own GPU as the first
-            raise InputError(f"{said}device = '{model.device}': write cuda, which is each worker's own GPU")
+            raise InputError(f"{prefix}device = '{model.device}': write cuda, which is each worker's own GPU")
 
 
 def _check_dask(option: str) -> None:
@@ -84,9 +84,9 @@ def named_workers(
 ) -> ClusterAddress | None:
     """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does."""
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
-    given = [option for option, there in who.items() if there]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)}: each chooses who generates; give one of them")
+    generators = [option for option, there in who.items() if there]
+    if len(generators) > 1:
+        raise InputError(f"{' and '.join(generators)}: each chooses who generates; give one of them")
     if gpus is not None:
         return ClusterAddress.of_gpus(gpus, studies)
     return None if cluster is None else ClusterAddress.parse(cluster)
@@ -96,8 +96,8 @@ def named_service(
     locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
 ) -> ServiceAddress | None:
     """Return the service that ``--endpoint`` names; None without ``--endpoint``."""
-    given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
-    for name, value in given.items():
+    files = {"--token-file": token_file, "--tls-root-certs": root_certificates}
+    for name, value in files.items():
         if value is not None and not locations:
             raise InputError(f"{name}: says how to reach an endpoint; add --endpoint grpc://HOST:PORT")
     if len(locations) > 1:

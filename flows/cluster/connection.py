@@ -66,17 +66,17 @@ def facts_there(location: str | None, dask_worker: Any) -> tuple[str, WorkerFact
     return worker_name(dask_worker.address), facts(location, dask_worker.state.nthreads)
 
 
-def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: str | None) -> None:
+def check_facts(worker: str, there: WorkerFacts, here: WorkerFacts, location: str | None) -> None:
     """Check the facts of a worker, named in error lines, by those of the process that hands out the work."""
-    check_source(worker, found.source, here.source)
-    if here.threads is not None and found.threads != here.threads:
-        raise InputError(f"{worker}: has {found.threads} threads, and a model serves one: start it with --nthreads 1")
-    if found.problem is not None:
+    check_source(worker, there.source, here.source)
+    if here.threads is not None and there.threads != here.threads:
+        raise InputError(f"{worker}: has {there.threads} threads, and a model serves one: start it with --nthreads 1")
+    if there.problem is not None:
         remedy = "put it where every machine has it at the same path, or behind a URL"
         if location is not None and not is_local(location):
             remedy = "start the worker with the credentials that are set here, its AWS_… variables"
-        raise InputError(f"{worker}: does not see the store ({found.problem}); {remedy}")
-    if found.store != here.store:
+        raise InputError(f"{worker}: does not see the store ({there.problem}); {remedy}")
+    if there.store != here.store:
         raise InputError(
             f"{worker}: has another store at {location}; put the study's where every machine has it, or behind a URL"
         )
@@ -95,13 +95,19 @@ def lacking(name: str, error: Exception) -> InputError:
     return InputError(f"{name}: lacks this kvdrift ({first_line(error)}); install there what is installed here")
 
 
-def other_versions(found: Mapping[str, Any]) -> str | None:
+def other_versions(versions: Mapping[str, Any]) -> str | None:
     """Return a line, or None, about a process of a cluster with another Python or Dask than this process."""
-    here = found["client"]["packages"]
-    processes = {"the scheduler": found["scheduler"]} | {f"worker {name}": of for name, of in found["workers"].items()}
+    here = versions["client"]["packages"]
+    processes = {"the scheduler": versions["scheduler"]} | {
+        f"worker {name}": of for name, of in versions["workers"].items()
+    }
     for name, there in processes.items():
         packages = there["packages"]
-        others = [f"{one} {packages.get(one)}, not {here[one]}" for one in _OF_DASK if packages.get(one) != here[one]]
+        others = [
+            f"{package} {packages.get(package)}, not {here[package]}"
+            for package in _OF_DASK
+            if packages.get(package) != here[package]
+        ]
         if others:
             return f"{name} has {', '.join(others)}; if the work fails, install there what is installed here"
     return None
@@ -156,18 +162,18 @@ def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[s
     ]
 
 
-def who_has_which(found: Sequence[tuple[str, str | None]], others: int) -> str:
+def who_has_which(gpus: Sequence[tuple[str, str | None]], others: int) -> str:
     """Return a line about the GPUs of workers, found by the workers' names, and of how many others declare none."""
     machines = defaultdict[str, list[str]](list)
-    for name, gpu in found:
+    for name, gpu in gpus:
         machines[gpu or "no GPU that torch finds"].append(name.rpartition(" on ")[2])
-    said = [
+    parts = [
         f"{gpu}: {len(of)} worker{'s' if len(of) > 1 else ''} on {', '.join(sorted(set(of)))}"
         for gpu, of in sorted(machines.items())
     ]
     if others:
-        said.append(f"workers that declare no GPU, and get no documents: {others}")
-    return "; ".join(said)
+        parts.append(f"workers that declare no GPU, and get no documents: {others}")
+    return "; ".join(parts)
 
 
 class Cluster:
@@ -230,8 +236,8 @@ class Cluster:
         self._wait_for_worker()
         location = None if store is None else store.location
         here = facts(location, threads)
-        for name, found in self.ask(facts_there, location, workers=self._having(resources)):
-            check_facts(name, found, here, location)
+        for name, there in self.ask(facts_there, location, workers=self._having(resources)):
+            check_facts(name, there, here, location)
 
     def ask(self, function: Callable[..., _Answer], *arguments: Any, workers: Sequence[str]) -> list[_Answer]:
         """Call a function in the workers of some addresses; return the answers of those that do not end meanwhile.
@@ -258,10 +264,10 @@ class Cluster:
         """Let other libraries' Dask clients in this process show the cluster's certificate."""
         import dask  # noqa: PLC0415 - a run without a cluster needs none
 
-        own = self._security
-        shown = {} if own is None else {
-            "require-encryption": True, "tls.ca-file": own.tls_ca_file,
-            "tls.client.cert": own.tls_client_cert, "tls.client.key": own.tls_client_key,
+        security = self._security
+        shown = {} if security is None else {
+            "require-encryption": True, "tls.ca-file": security.tls_ca_file,
+            "tls.client.cert": security.tls_client_cert, "tls.client.key": security.tls_client_key,
         }  # fmt: skip
         with dask.config.set({f"distributed.comm.{key}": value for key, value in shown.items()}):
             yield
@@ -343,8 +349,8 @@ class Cluster:
 
     def _having(self, resources: Mapping[str, float]) -> list[str]:
         """Return the addresses of the workers that declare some resources; none is the user's mistake."""
-        if found := self.workers(resources):
-            return found
+        if addresses := self.workers(resources):
+            return addresses
         remedy = "start those that have one with dask worker … --resources GPU=1"
         if self._address.workers is not None:
             remedy = "--gpus all starts a worker for each GPU of this machine"
@@ -397,8 +403,8 @@ def local_processes(
     """
     from distributed import Nanny, Scheduler  # noqa: PLC0415
 
-    own = {"host": "127.0.0.1", "protocol": "tls://", "security": security}
-    options = own | {
+    local = {"host": "127.0.0.1", "protocol": "tls://", "security": security}
+    options = local | {
         "nthreads": 1,
         "memory_limit": 0,  # a worker that holds a large model must not be restarted for its memory
         "dashboard": False,
@@ -413,7 +419,10 @@ def local_processes(
         }
         for number, environment in enumerate(environments)
     }
-    scheduler = {"cls": Scheduler, "options": own | {"port": 0, "dashboard": True, "dashboard_address": "127.0.0.1:0"}}
+    scheduler = {
+        "cls": Scheduler,
+        "options": local | {"port": 0, "dashboard": True, "dashboard_address": "127.0.0.1:0"},
+    }
     return workers, scheduler
 
 

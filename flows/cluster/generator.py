@@ -91,7 +91,7 @@ class HandingOut:
                 if isinstance(done, Stored):
                     self._in_a_row = 0
                     self._groups.generated(len(done.documents), done.seconds, done.commit_seconds)
-                    self._groups.give_back([one for one in attempt.group.part if one[0].doc not in done.documents])
+                    self._groups.give_back([item for item in attempt.group.part if item[0].doc not in done.documents])
                     yield done
                 elif isinstance(done, Failure):
                     self._fail(attempt, done)
@@ -184,11 +184,13 @@ class ClusterGenerator:
         """
         resources = resources_of([study.model])
         self.cluster.check(store, resources)
-        asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, units in work for unit in units}
+        keys = {(unit.study(study.name), unit.action.name, unit.revision) for _, units in work for unit in units}
         made_on = (stored_gpus(store, name, study.model.id) for name in studies_of(study, work))
         gpus = self._gpus(study, GpuKinds.together(made_on))
-        own = {key: known[key] for key in asked}
-        assignment = Assignment(uuid.uuid4().hex, study, store.location, facts(store.location), gpus, own)
+        required_identities = {key: known[key] for key in keys}
+        assignment = Assignment(
+            uuid.uuid4().hex, study, store.location, facts(store.location), gpus, required_identities
+        )
         handing_out = HandingOut(self.cluster, assignment, Groups(named(work), store.location), resources)
         with closing(handing_out.stored()) as groups:
             for stored in groups:
@@ -216,11 +218,11 @@ class ClusterGenerator:
         if not (resources := resources_of([study.model])):
             return made_on
         workers = self.cluster.workers(resources)
-        found = sorted(self.cluster.ask(gpu_there, study.model, workers=workers))
-        for who, gpu in found:
+        worker_gpus = sorted(self.cluster.ask(gpu_there, study.model, workers=workers))
+        for who, gpu in worker_gpus:
             made_on.check(who, gpu, study.model)
             made_on = made_on if made_on.names else GpuKinds.at(who, gpu)
-        self.cluster.say(who_has_which(found, len(self.cluster.workers()) - len(workers)))
+        self.cluster.say(who_has_which(worker_gpus, len(self.cluster.workers()) - len(workers)))
         return made_on
 
     def _model_of(self, study: Study) -> tuple[str | None, tuple[int, ...]]:
@@ -228,10 +230,10 @@ class ClusterGenerator:
         if key not in self._models:
             resources = resources_of([study.model]) or None
             task = self.cluster.client.submit(model_there, study, pure=False, resources=resources)
-            found = self.cluster.result(task)
-            if isinstance(found, KvdriftError):
-                raise found
-            self._models[key] = found
+            answer = self.cluster.result(task)
+            if isinstance(answer, KvdriftError):
+                raise answer
+            self._models[key] = answer
         return self._models[key]
 
 

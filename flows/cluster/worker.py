@@ -239,18 +239,18 @@ def _accepted(assignment: Assignment, name: str) -> Store:
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)
     assignment.gpus.check(name, gpu_here(assignment.study.model), assignment.study.model)
     actions = {action.name: action for action in build_actions(assignment.study)}
-    asked = [(actions[action], stored) for (_, action, _), stored in assignment.known.items()]
+    required = [(actions[action], stored) for (_, action, _), stored in assignment.known.items()]
     identity = KEPT.local.identify(assignment.study, required=True)
-    for action, stored in asked:
+    for action, stored in required:
         present = identity(action)
         for column in changes(stored, present):
-            there, here = (str(one.columns[column])[:12] for one in (present, stored))
+            there, here = (str(identified.columns[column])[:12] for identified in (present, stored))
             raise InputError(
                 f"{column} of action '{action.name}' is {there} there, and {here} in the store; give the worker the "
                 "files that the study was begun with"
             )
     held = KEPT.local.model(assignment.study)
-    if any(changes(stored, held.identity(action)) for action, stored in asked):
+    if any(changes(stored, held.identity(action)) for action, stored in required):
         KEPT.local = LocalGenerator()  # files of the model have changed since the model was loaded
     KEPT.store, KEPT.token = Store.open(assignment.location), assignment.token
     return KEPT.store

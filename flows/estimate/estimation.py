@@ -59,8 +59,8 @@ def inputs_sha256(*inputs: Any) -> str:
     Inputs are dataclasses, mappings, sequences, arrays and plain values; arrays count with every bit.
     """
     digest = hashlib.sha256(_code_sha256().encode())
-    for one in inputs:
-        _add(digest, one)
+    for part in inputs:
+        _add(digest, part)
     return digest.hexdigest()
 
 
@@ -74,8 +74,8 @@ def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mappin
     rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
     for name, present in cited.items():
         newest = rows.group_by("inputs_sha256").aggregate([(name, "max")])
-        found = pc.index_in(rows["inputs_sha256"], value_set=newest["inputs_sha256"])
-        rows = rows.filter(pc.equal(rows[name], newest[f"{name}_max"].take(found)))
+        newest_rows = pc.index_in(rows["inputs_sha256"], value_set=newest["inputs_sha256"])
+        rows = rows.filter(pc.equal(rows[name], newest[f"{name}_max"].take(newest_rows)))
         at, field = stored.schema.get_field_index(name), stored.schema.field(name)
         rows = rows.set_column(at, field, pa.repeat(pa.scalar(present, field.type), rows.num_rows))
     return rows
@@ -100,7 +100,7 @@ def _add(digest: Any, value: Any) -> None:
 @cache
 def _code_sha256() -> str:
     stats = resources.files("kvdrift.stats")
-    folders = [stats, *(one for one in stats.iterdir() if one.is_dir())]
+    folders = [stats, *(entry for entry in stats.iterdir() if entry.is_dir())]
     files = [(f"{folder.name}/{file.name}", file) for folder in folders for file in folder.iterdir()]
     texts = {name: file.read_bytes() for name, file in files if name.endswith(".py")}
     versions = " ".join(f"{name} {version(name)}" for name in ("numpy", "scipy"))
@@ -261,10 +261,10 @@ def parts_of(
     contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
     compared = {action for pair in contrasts for action in pair}
     moments, parts = moments.in_canonical_order(), []  # once for all parts, since profiles may be large
-    for kind, own, pairs in (("action", actions, ()), ("contrast", compared, contrasts)):
-        if not own:
+    for kind, actions_of_kind, pairs in (("action", actions, ()), ("contrast", compared, contrasts)):
+        if not actions_of_kind:
             continue
-        some, request = moments.of_actions(own), analysis.request.of(own, pairs)
+        some, request = moments.of_actions(actions_of_kind), analysis.request.of(actions_of_kind, pairs)
         reduced = reduced_documents(some, coefficients)
         for quantities, draws in analysis.draws:
             own_names = [name for name in quantities if (name in ANSWER_QUANTITIES) == answers]
@@ -286,28 +286,28 @@ def inputs_of(
 ) -> dict[Subject, str]:
     """Return every subject of an analysis with the SHA-256 of all inputs of its estimates."""
     settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
-    found = {}
+    hashes = {}
     kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]
     if answers is not None:
         kinds.append((answers, subjects_of(answers, answers=True)))
     if branching is not None:
         kinds.append((branching, [Subject(action, branched=True) for action in branching.actions]))
     for measured, subjects in kinds:
-        own = {action: inputs_sha256(settings, measured.of_actions([action])) for action in measured.actions}
+        of_action = {action: inputs_sha256(settings, measured.of_actions([action])) for action in measured.actions}
         for subject in subjects:
             seen = (analysis.of_answers if subject.answers else analysis).request.seen
             names = [name for name in (subject.baseline, subject.action) if name is not None]
-            traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
-            found[subject] = inputs_sha256(subject.branched, subject.answers, traits)
+            traits = [(of_action[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
+            hashes[subject] = inputs_sha256(subject.branched, subject.answers, traits)
     # An interval that holds for all pairs depends on all actions.
-    whole = inputs_sha256("together", [found[one] for one in subjects_of(moments)])
-    pairs = [one for one in subjects_of(moments) if one.baseline is not None]
-    found |= {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}
+    whole = inputs_sha256("together", [hashes[subject] for subject in subjects_of(moments)])
+    pairs = [subject for subject in subjects_of(moments) if subject.baseline is not None]
+    hashes |= {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}
     # An interval that holds for all members of sweeps depends on all members.
     swept = [Subject(action) for action in swept_actions(moments.actions)]
     swept += [] if answers is None else [Subject(action, answers=True) for action in swept_actions(answers.actions)]
-    of_all = inputs_sha256("members", [found[one] for one in swept])
-    return found | {one._replace(together=True): inputs_sha256(of_all, *one) for one in swept}
+    of_all = inputs_sha256("members", [hashes[subject] for subject in swept])
+    return hashes | {subject._replace(together=True): inputs_sha256(of_all, *subject) for subject in swept}
 
 
 def swept_actions(actions: Sequence[str]) -> list[str]:
@@ -366,14 +366,18 @@ def estimate_study(
         estimates.append(simultaneous_gaps(moments, draws=draws, seed=seed, level=level))
     for name, measured_by in (("mismatch", moments), ("accuracy", answers)):
         of_answers = name in ANSWER_QUANTITIES
-        swept = [one for one in lacking if one.together and one.baseline is None and one.answers == of_answers]
+        swept = [
+            subject
+            for subject in lacking
+            if subject.together and subject.baseline is None and subject.answers == of_answers
+        ]
         if measured_by is not None and swept:
-            members = [one.action for one in swept]
+            members = [subject.action for subject in swept]
             bands = simultaneous_members(measured_by, name, members, draws=draws, seed=seed, level=level)
             estimates.append(bands)
     new = _result_rows(Estimates.join(estimates), analysis, cited, revisions, inputs)
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
-    made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))
+    made, subjects = (sum(not subject.together for subject in part) for part in (lacking, inputs))
     return StudyEstimates(rows, new.num_rows, made, subjects)
 
 
@@ -391,7 +395,7 @@ def _result_rows(
     }
     columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
     for name in ("action", "baseline"):
-        columns[f"{name}_revision"] = [revisions[one] for one in columns[name]]
+        columns[f"{name}_revision"] = [revisions[action] for action in columns[name]]
     subjects = zip(*(columns[name] for name in ("action", "baseline", "quantity")), strict=True)
     columns["inputs_sha256"] = [
         inputs[

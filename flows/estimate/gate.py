@@ -249,9 +249,9 @@ def _worse_sign(contrast: Quantity) -> int:
 def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question: GateQuestion) -> str:
     """Return the status of the contrast, which the plan may also name as its mirror image."""
     named = () if plan is None else plan.family.endpoints
-    own = Endpoint(contrast.name, question.action, question.baseline, question.stratum)
+    endpoint = Endpoint(contrast.name, question.action, question.baseline, question.stratum)
     mirrored = Endpoint(contrast.name, question.baseline, question.action, question.stratum)
-    if plan is None or not (own in named or (contrast.difference_of is not None and mirrored in named)):
+    if plan is None or not (endpoint in named or (contrast.difference_of is not None and mirrored in named)):
         return EXPLORATORY
     if contrast.name in ANSWER_QUANTITIES and changed_answers(store, plan):
         return SEEN

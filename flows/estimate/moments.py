@@ -41,8 +41,8 @@ def trajectory_moments(views: Views, windows: Windows, study: str, model: str, s
     keys = {"study": study, "model": model}
     documents = views.rows("documents", ["doc", "stratum", "cluster"], **keys, split=split)
     trajectories = measured(views.rows("trajectories", **keys, doc=documents["doc"].to_pylist()))
-    own = {name: trajectories[name].unique().to_pylist() for name in ("doc", "action")}
-    steps = views.rows("steps", ["unit", "replicate", "delta", "f", "mismatch"], **keys, **own)
+    filters = {name: trajectories[name].unique().to_pylist() for name in ("doc", "action")}
+    steps = views.rows("steps", ["unit", "replicate", "delta", "f", "mismatch"], **keys, **filters)
     return of_replicates(trajectories, steps, windows).join(documents, "doc", join_type="inner")
 
 
@@ -197,9 +197,9 @@ def branching_moments(views: Views, study: str, model: str, split: str) -> Branc
 
     They are of all measured documents, which other estimates resample too; None if nothing was branched.
     """
-    own = f"study = {literal(study)} and model = {literal(model)}"
+    of_study = f"study = {literal(study)} and model = {literal(model)}"
     # The view would read all trajectories.
-    if not views.table(f"from internal.branchings where {own} limit 1").num_rows:
+    if not views.table(f"from internal.branchings where {of_study} limit 1").num_rows:
         return None
     table = measured(views.rows("swrb", study=study, model=model, split=split))
     if SWRB not in table["estimator"].to_pylist():

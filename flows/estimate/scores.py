@@ -48,7 +48,7 @@ class KnownAnswers:
 
 def known_answers(store: Store, study: str, model: str, docs: pa.Array | None = None) -> dict[str, KnownAnswers]:
     """Return the answers of a study's scored documents by document, or only of ``docs`` if given."""
-    found = {}
+    known = {}
     columns = ["doc", "split", "task", "source", "answers", "scoring", "document_revision"]
     documents = store.documents(study, model, columns)
     if docs is not None:
@@ -58,8 +58,8 @@ def known_answers(store: Store, study: str, model: str, docs: pa.Array | None = 
         if answers:
             scoring = _scoring(Answers(row["source"], row["task"], row["scoring"]))
             if scoring is not None:
-                found[row["doc"]] = KnownAnswers(answers, scoring, row["split"], row["document_revision"])
-    return found
+                known[row["doc"]] = KnownAnswers(answers, scoring, row["split"], row["document_revision"])
+    return known
 
 
 def _scoring(answers: Answers) -> str | None:
@@ -90,22 +90,22 @@ class Scoring:
         return cls(store, study, model, store.counts(store.read("actions")))
 
     def _is_scorable(self, place: Place) -> bool:
-        own = (place.study, place.model) == (self._study, self._model)
-        return own and place.answers is not None and _scoring(place.answers) is not None
+        of_study = (place.study, place.model) == (self._study, self._model)
+        return of_study and place.answers is not None and _scoring(place.answers) is not None
 
     @functools.cached_property
     def unscored_pairs(self) -> Counter[str]:
         """Count the unscored pairs of each split that can be scored; no row is read if counts suffice."""
         left = {of: count - self._scored[of] for of, count in self._pairs.items()}
-        found = Counter[str]()
+        unscored = Counter[str]()
         if min(left.values(), default=0) >= 0:
             for of, count in left.items():
-                found[of.split or ""] += count
+                unscored[of.split or ""] += count
         else:  # a pair that was scored twice may hide an unscored pair
             units = self.unscored
             for doc, replicates in zip(units["doc"].to_pylist(), units["replicates"].to_pylist(), strict=True):
-                found[self.answered[doc].split] += replicates
-        return +found
+                unscored[self.answered[doc].split] += replicates
+        return +unscored
 
     @functools.cached_property
     def answered(self) -> Mapping[str, KnownAnswers]:
@@ -130,10 +130,10 @@ class Scoring:
         scores = self._store.read("scores", columns=["study", "model", *keys, "document_revision"])
         documents = self._store.read("documents", columns=["study", "model", "doc", "document_revision"])
         scores = current_scores(scores, documents)
-        own = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
+        of_study = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
         # One commit scores all pairs of a unit, so the first pair tells.
         lacking = units.filter(pc.equal(units["estimator"], PLAIN)).join(
-            scores.filter(own).select(keys), [*keys[:3], "first_replicate"], keys, "left anti"
+            scores.filter(of_study).select(keys), [*keys[:3], "first_replicate"], keys, "left anti"
         )
         return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])
 
@@ -187,8 +187,8 @@ def _scored_documents(
         named, pairs = list[dict[str, Any]](), list[tuple[Tokens, Tokens]]()
         units = rows[begin:end]
         count = sum(unit["replicates"] * unit["horizon"] for unit in units)
-        own = events.read_each([unit["unit"] for unit in units], [doc], _TOKENS, count)
-        for unit, tokens in zip(units, own, strict=True):
+        tokens_by_unit = events.read_each([unit["unit"] for unit in units], [doc], _TOKENS, count)
+        for unit, tokens in zip(units, tokens_by_unit, strict=True):
             pairs += _continuations(tokens, unit["replicates"], unit["horizon"])
             names = {name: unit[name] for name in ("doc", "action", "action_revision")}
             first = unit["first_replicate"]
@@ -270,8 +270,8 @@ def estimated_at(store: Store, study: str, model: str, times: LastTimes) -> date
     if at is None:
         return None
     rows = store.read("results", columns=["study", "model", "events_version"])
-    own = pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model))
-    stored = rows["events_version"].filter(own).unique().to_pylist()
+    of_study = pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model))
+    stored = rows["events_version"].filter(of_study).unique().to_pylist()
     return at if version in stored else None  # a killed process had recorded the time, and not stored the estimates
 
 

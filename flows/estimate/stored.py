@@ -85,58 +85,66 @@ def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
 def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
     """Take the look of a sequential study whose documents are complete, store it, and return all looks taken."""
     taken = _require(store, plan)
-    look = taken.wanted
-    names = taken.looks.names(look)
+    interim_look = taken.wanted
+    names = taken.looks.names(interim_look)
     version = store.data_version("events", views.versions["events"])
     moments = document_moments(views, plan.study, plan.model, "evaluation").of_documents(names)
     moments = moments.of_actions(plan.actions)
     if set(moments.documents.tolist()) != names or not moments.present.all():
-        raise OperationError(f"study '{plan.study}': documents of look {look} are missing; run the command again")
+        raise OperationError(
+            f"study '{plan.study}': documents of look {interim_look} are missing; run the command again"
+        )
     revisions, documents = action_revisions(views, plan.study), documents_revision(views, plan.study, plan.model)
-    said = {_place(row) for row in taken.rows} if taken.lacking else set()
-    endpoints = [endpoint for endpoint in plan.family.endpoints if endpoint not in said]
+    reported = {_place(row) for row in taken.rows} if taken.lacking else set()
+    endpoints = [endpoint for endpoint in plan.family.endpoints if endpoint not in reported]
     of_answers = [endpoint for endpoint in endpoints if endpoint.quantity in ANSWER_QUANTITIES]
     parts = [(moments, [endpoint for endpoint in endpoints if endpoint not in of_answers])]
     if of_answers:
         parts.append((_answers(store, views, plan, moments), of_answers))
-    constant = taken.looks.constants[look - 1]
-    last = look == len(taken.looks)
+    constant = taken.looks.constants[interim_look - 1]
+    last = interim_look == len(taken.looks)
     resolution = taken.looks.resolution
     within = resolution.bound if resolution.rule == EQUIVALENCE else 0.0
     rows = []
-    for found in (
-        one
-        for measured, own in parts
-        if own
-        for one in repeated_intervals(
-            measured, own, constant=constant, draws=plan.draws, seed=plan.seed, last=last, alike_within=within
+    for interval in (
+        repeated
+        for measured, part_endpoints in parts
+        if part_endpoints
+        for repeated in repeated_intervals(
+            measured,
+            part_endpoints,
+            constant=constant,
+            draws=plan.draws,
+            seed=plan.seed,
+            last=last,
+            alike_within=within,
         )
     ):
-        endpoint = found.endpoint
+        endpoint = interval.endpoint
         rows.append({
-            "study": plan.study, "model": plan.model, "look": look, "stratum": endpoint.stratum,
+            "study": plan.study, "model": plan.model, "look": interim_look, "stratum": endpoint.stratum,
             "action": endpoint.action, "baseline": endpoint.baseline, "quantity": endpoint.quantity,
-            "estimate": number(found.estimate), "low": number(found.low), "high": number(found.high),
-            "level": plan.family.level, "constant": constant, "interval": found.method, "draws": found.draws,
-            "documents": found.documents, "clusters": found.clusters,
-            "resolved": taken.looks.resolution.holds(found.low, found.high),
+            "estimate": number(interval.estimate), "low": number(interval.low), "high": number(interval.high),
+            "level": plan.family.level, "constant": constant, "interval": interval.method, "draws": interval.draws,
+            "documents": interval.documents, "clusters": interval.clusters,
+            "resolved": taken.looks.resolution.holds(interval.low, interval.high),
             "action_revision": revisions[endpoint.action], "baseline_revision": revisions[endpoint.baseline],
             "events_version": version, "plan_sha256": plan.sha256, "documents_revision": documents,
         })  # fmt: skip
     try:
         store.append_rows("looks", pa.Table.from_pylist(rows, schema=LOOKS.schema))
     except InputError:  # another run has just taken this look, unless something else is wrong with the rows
-        if _require(store, plan).wanted == look:
+        if _require(store, plan).wanted == interim_look:
             raise
     return _require(store, plan)
 
 
 def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMoments) -> DocumentMoments:
     known = known_answers(store, plan.study, plan.model)
-    found = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
-    if found is None:
+    moments = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
+    if moments is None:
         raise OperationError(f"study '{plan.study}': a primary endpoint is of answers, which are not all scored")
-    return found.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
+    return moments.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
 
 
 def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
@@ -148,19 +156,22 @@ def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
     taken = LooksTaken.in_store(store, plan)
     if taken is None:
         return results
-    looks = {_place(row): row for row in taken.rows}
+    interim_rows = {_place(row): row for row in taken.rows}
     family = set(plan.family.endpoints)
-    rows = [_seen_at(row, looks) if _place(row) in family and row["x"] is None else row for row in results.to_pylist()]
+    rows = [
+        _seen_at(row, interim_rows) if _place(row) in family and row["x"] is None else row
+        for row in results.to_pylist()
+    ]
     return pa.Table.from_pylist(rows, schema=RESULTS.schema)
 
 
-def _seen_at(row: Row, looks: Mapping[Endpoint, Row]) -> Row:
-    look = looks.get(_place(row))
+def _seen_at(row: Row, interim_rows: Mapping[Endpoint, Row]) -> Row:
+    interim_row = interim_rows.get(_place(row))
     row = row | {"low": None, "high": None, "low_reduced": None, "high_reduced": None, "interval": REPEATED}
-    if look is None:
+    if interim_row is None:
         return row
     taken = ("estimate", "low", "high", "level", "draws", "documents", "clusters")
-    return row | {name: look[name] for name in taken}
+    return row | {name: interim_row[name] for name in taken}
 
 
 def _place(row: Row) -> Endpoint:
@@ -204,10 +215,10 @@ def calibrate_study(
     inputs = {}
     for action in sorted(actions - {baseline}):
         pair = (baseline, action)
-        own = [split.of_actions(pair) for split in (development, evaluation)]
+        pair_moments = [split.of_actions(pair) for split in (development, evaluation)]
         inputs[action] = inputs_sha256(
             settings, plan.sha256, [name in plan.actions for name in pair], [name in seen for name in pair],
-            [revisions[name] for name in pair], *own,
+            [revisions[name] for name in pair], *pair_moments,
         )  # fmt: skip
     cited = {"events_version": events_version, "documents_revision": documents_revision(views, plan.study, plan.model)}
     standing = standing_rows(store, "calibration", inputs.values(), cited)

@@ -102,7 +102,10 @@ class LocalGenerator:
         if study.model.engine is not None:
             return engine_model(study).identity
         identity = identities(study, model_files(study))
-        unknown = any(None in (own.weights_sha256, own.selector_sha256) for own in map(identity, build_actions(study)))
+        unknown = any(
+            None in (action_identity.weights_sha256, action_identity.selector_sha256)
+            for action_identity in map(identity, build_actions(study))
+        )
         return self.model(study).identity if required and unknown else identity
 
     def model(self, study: Study) -> Model:
@@ -130,9 +133,9 @@ class LocalGenerator:
         from kvdrift.generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
 
         model = load_transformer(study, self._say)
-        for one in model.models:
-            one.steps.say = self._say
-            if notice := slower(one.network, one.device):
+        for loaded in model.models:
+            loaded.steps.say = self._say
+            if notice := slower(loaded.network, loaded.device):
                 self._say(notice)
         return model
 

@@ -78,7 +78,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
     if material.study.model.kind == FINITE_STATE:
         forgotten = forgotten_documents(store.location).of(study.name, model)
-        systems = [one for one in finite_model(material.study).systems.values() if not forgotten.has(one.name)]
+        systems = [system for system in finite_model(material.study).systems.values() if not forgotten.has(system.name)]
         current = {row["action"]: row["action_revision"] for row in actions}
         exact = [row for system in systems for row in exact_value_rows(study.name, model, system, current)]
         store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
@@ -235,7 +235,7 @@ class Trying:
     def part_failed(self, left: Work, error: KvdriftError) -> None:
         """Record that a part failed; ``left`` are its documents that were not generated."""
         if len(left) > 1:
-            self._parts.extendleft([one] for one in reversed(left))
+            self._parts.extendleft([document_work] for document_work in reversed(left))
             return
         self._failed[left[0][0].doc] = error
         self._in_a_row += 1
@@ -253,12 +253,14 @@ class Trying:
             return
         if self._documents == 1 or not self._any:
             raise next(iter(self._failed.values()))
-        said = [
+        failures = [
             str(error) if doc in str(error) else f"document '{doc}': {error}" for doc, error in self._failed.items()
         ]
-        what = f"{len(said)} of {self._documents} documents failed; everything else that could be generated is stored"
+        what = (
+            f"{len(failures)} of {self._documents} documents failed; everything else that could be generated is stored"
+        )
         of_user = all(isinstance(error, InputError) for error in self._failed.values())
-        raise (InputError if of_user else OperationError)(f"{what}: {'; '.join(said)}")
+        raise (InputError if of_user else OperationError)(f"{what}: {'; '.join(failures)}")
 
 
 class _OtherIdentityError(OperationError):
@@ -289,8 +291,8 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
         for name in studies_of(study, work)
         for key, identity in stored_identities(store, name, study.model.id).items()
     }
-    asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, pending in work for unit in pending}
-    for name, action, revision in sorted(asked - known.keys()):
+    keys = {(unit.study(study.name), unit.action.name, unit.revision) for _, pending in work for unit in pending}
+    for name, action, revision in sorted(keys - known.keys()):
         raise InputError(
             f"action '{action}' of study '{name}': the origin of its units of revision {revision} is unknown; "
             f"kvdrift run --redo {action} generates them again"
@@ -323,8 +325,8 @@ def not_stored(store: Store, study: Study, work: Work) -> Work:
     records = [[_span(study, document, unit) for unit in pending] for document, pending in work]
     there = store.stored_units([*itertools.chain(*records)])
     lacking = [
-        (document, [unit for unit, record in zip(pending, own, strict=True) if unit_number(record) not in there])
-        for (document, pending), own in zip(work, records, strict=True)
+        (document, [unit for unit, record in zip(pending, spans, strict=True) if unit_number(record) not in there])
+        for (document, pending), spans in zip(work, records, strict=True)
     ]
     return [(document, pending) for document, pending in lacking if pending]
 

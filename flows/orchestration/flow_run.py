@@ -50,8 +50,8 @@ def as_stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
     from prefect.states import Completed  # noqa: PLC0415
 
     @wraps(function)
-    def stage(*given: Any) -> object:
-        done = function(*given)
+    def stage(*arguments: Any) -> object:
+        done = function(*arguments)
         return done or Completed(name="Skipped", message=idle)
 
     return as_task(stage, **options)
@@ -159,8 +159,8 @@ class FlowRunPage:
     def publish(self, store: Store, study: str, model: str, report: Path) -> None:
         """Show a study's results: the decomposition, the first sentences of the report, and a link to the report."""
         if self._key is not None:
-            own = artifact_key(study)  # if there are several laws, or several studies in a store
-            key = "-".join([self._key, *([own] if own != self._key else []), artifact_key(model)])
+            study_key = artifact_key(study)  # if there are several laws, or several studies in a store
+            key = "-".join([self._key, *([study_key] if study_key != self._key else []), artifact_key(model)])
             self._shown(lambda: _publish(key, store, study, model, report))
 
     def _log(self, line: str) -> None:

@@ -85,12 +85,12 @@ def orchestration(home: Path) -> Iterator[bool]:
                 setup_logging()  # again, since Prefect reads its levels only when it is imported
                 yield True
         else:
-            given = "PREFECT_HOME" in os.environ
+            has_home = "PREFECT_HOME" in os.environ
             with (
                 _environment(_not_set(_ON_OUR_SERVER)),
-                nullcontext() if given else own_home(home) as own,
-                _environment({} if own is None else {"PREFECT_HOME": str(own)}),
-                _own_server(own) as url,
+                nullcontext() if has_home else own_home(home) as server_home,
+                _environment({} if server_home is None else {"PREFECT_HOME": str(server_home)}),
+                _own_server(server_home) as url,
                 _environment({"PREFECT_API_URL": url}),
                 failing_in_one_line(),
             ):

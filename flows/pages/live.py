@@ -55,7 +55,7 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class StudyLook:
+class StudySnapshot:
     """One look at a study and model."""
 
     study: str
@@ -100,7 +100,7 @@ class LiveStore:
         self._sums: dict[tuple[Any, ...], Sums] = {}  # by study, model, doc, action, revision
         self._done: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
 
-    def look(self) -> list[StudyLook]:
+    def snapshots(self) -> list[StudySnapshot]:
         """Count what is new; return a look at each study and model."""
         self._count_units()
         self._count_pairs()
@@ -111,13 +111,13 @@ class LiveStore:
         actions = self._store.read("actions")
         ours = {(row["study"], row["model"]) for row in self._store.read("studies").to_pylist()}
         return [
-            self._look_at(study, model, rows, current_actions(actions, study), ours=(study, model) in ours)
+            self._snapshot(study, model, rows, current_actions(actions, study), ours=(study, model) in ours)
             for (study, model), rows in sorted(documents.items())
         ]
 
-    def _look_at(
+    def _snapshot(
         self, study: str, model: str, documents: dict[str, Row], actions: dict[str, Row], *, ours: bool
-    ) -> StudyLook:
+    ) -> StudySnapshot:
         current = {(study, model, name, row["action_revision"]) for name, row in actions.items()}
         covered = Counter[Cell]()
         for (doc, action, estimator), count in _present(self._covered, current, documents):
@@ -130,9 +130,9 @@ class LiveStore:
         work = units_done(actions, places, covered, plan, by_now) if ours else []
         splits = {documents[doc]["split"] for doc, _ in groups}
         split = max(splits, default=None)  # the evaluation, as soon as it has trajectories
-        done = sum(one.done for one in work) if ours else self._units[study, model]
-        left = sum(one.wanted for one in work) - done
-        return StudyLook(
+        done = sum(part.done for part in work) if ours else self._units[study, model]
+        left = sum(part.wanted for part in work) - done
+        return StudySnapshot(
             study, model, tuple(work), plan is not None, self._units[study, model],
             sum(sums[0] for sums in groups.values()), self._rate((study, model), done), split,
             tuple(_divergence(actions, documents, groups, split)),
@@ -142,12 +142,12 @@ class LiveStore:
         )  # fmt: skip
 
     def _rate(self, of: tuple[str, str], done: int) -> float | None:
-        now, looks = time.monotonic(), self._done[of]
-        looks.append((now, done))
-        while looks[0][0] < now - RATE_SECONDS and len(looks) > 2:
-            looks.popleft()
-        seconds = now - looks[0][0]
-        return max(0.0, (done - looks[0][1]) / seconds) if seconds else None
+        now, counts = time.monotonic(), self._done[of]
+        counts.append((now, done))
+        while counts[0][0] < now - RATE_SECONDS and len(counts) > 2:
+            counts.popleft()
+        seconds = now - counts[0][0]
+        return max(0.0, (done - counts[0][1]) / seconds) if seconds else None
 
     def _count_units(self) -> None:
         rows, anew = self._new_units.read()

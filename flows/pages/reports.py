@@ -96,8 +96,8 @@ def draw_beside(sides: OwnProcesses) -> DrawFigures:
             sides.submit(_get_ready_to_draw)
 
     def draw(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
-        one = partial(draw_figures, folder=folder)
-        drawn = work_beside(sides, [[drawing] for drawing in drawings], one, one)
+        draw_part = partial(draw_figures, folder=folder)
+        drawn = work_beside(sides, [[drawing] for drawing in drawings], draw_part, draw_part)
         return {name: figure for figures in drawn for name, figure in figures.items()}
 
     return draw
@@ -146,8 +146,8 @@ def reported_revisions(folder: Path) -> dict[str, int]:
 
 def _estimated_revisions(results: pa.Table, study: str, model: str) -> dict[str, int]:
     """Return the newest revision of each action of a study and model in rows of ``results``."""
-    own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
-    newest = own.group_by("action").aggregate([("action_revision", "max")])
+    of_study = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
+    newest = of_study.group_by("action").aggregate([("action_revision", "max")])
     return dict(zip(newest["action"].to_pylist(), newest["action_revision_max"].to_pylist(), strict=True))
 
 
@@ -181,11 +181,11 @@ def page_folder(
     store: Store, study: str, model: str, pages: Collection[tuple[str, str]], output: Path | None = None
 ) -> Path:
     """Return the folder of one of some pages: the report's, or ``output`` if it is the only one, else in there."""
-    own = own_model(study, model, pages)
+    own_page_model = own_model(study, model, pages)
     if output is None:
-        return report_folder(store, study, own)
+        return report_folder(store, study, own_page_model)
     folder = output / folder_name(study)
-    return output if len(pages) == 1 else folder if own is None else folder / folder_name(own)
+    return output if len(pages) == 1 else folder if own_page_model is None else folder / folder_name(own_page_model)
 
 
 def laws_report_folder(store: Store, name: str, model: str | None = None) -> Path:

@@ -51,11 +51,11 @@ def read_entries(
     twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
     if twice:
         raise InputError(f"{twice[0]} is named twice: name different stores to compare")
-    found = [(store, *pair) for store in stores for pair in _studies(store, studies) if model in {None, pair[1]}]
-    names = _names([(store.location, study, of) for store, study, of in found])
-    progress.begin("read", len(found), "studies")
+    chosen = [(store, *pair) for store in stores for pair in _studies(store, studies) if model in {None, pair[1]}]
+    names = _names([(store.location, study, of) for store, study, of in chosen])
+    progress.begin("read", len(chosen), "studies")
     entries = []
-    for (store, study, of), name in zip(found, names, strict=True):
+    for (store, study, of), name in zip(chosen, names, strict=True):
         entry, moments = _read(store, study, of, name)
         entries.append((replace(entry, page=_own_page(store, study, of)), moments))
         progress.advance(1)
@@ -72,22 +72,22 @@ def _own_page(store: Store, study: str, model: str) -> Path | None:
     return page if page.is_file() else None
 
 
-def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:
+def _names(studies: Sequence[tuple[str, str, str]]) -> list[str]:
     """Name each of (location, study, model) by as few parts as distinguish it from the others."""
 
     def candidates() -> Iterator[list[str]]:
-        folders = [PurePath(location).name for location, _, _ in found]
-        if len({location for location, _, _ in found}) == 1:
-            yield [study for _, study, _ in found]
-            yield [f"{study} / {model}" for _, study, model in found]
+        folders = [PurePath(location).name for location, _, _ in studies]
+        if len({location for location, _, _ in studies}) == 1:
+            yield [study for _, study, _ in studies]
+            yield [f"{study} / {model}" for _, study, model in studies]
         yield folders
-        yield ["/".join(PurePath(location).parts[-2:]) for location, _, _ in found]
-        with_study = [list(dict.fromkeys((folder, one[1]))) for folder, one in zip(folders, found, strict=True)]
+        yield ["/".join(PurePath(location).parts[-2:]) for location, _, _ in studies]
+        with_study = [list(dict.fromkeys((folder, place[1]))) for folder, place in zip(folders, studies, strict=True)]
         yield [" / ".join(parts) for parts in with_study]
-        yield [" / ".join((*parts, one[2])) for parts, one in zip(with_study, found, strict=True)]
+        yield [" / ".join((*parts, place[2])) for parts, place in zip(with_study, studies, strict=True)]
 
     unlike = (names for names in candidates() if len(set(names)) == len(names))
-    return next(unlike, [" / ".join(one) for one in found])
+    return next(unlike, [" / ".join(place) for place in studies])
 
 
 def _read(store: Store, study: str, model: str, name: str) -> tuple[Entry, DocumentMoments]:
@@ -145,7 +145,9 @@ def _obstacle(first: Entry, other: Entry, named: Sequence[str], shared: Sequence
         return f"{first.name} shows its {splits[0]} documents, {other.name} its {splits[1]} documents"
     if shared:
         return None
-    lacking = [one.name for one in (first, other) if any(one.documents[doc]["prompt_sha256"] is None for doc in named)]
+    lacking = [
+        entry.name for entry in (first, other) if any(entry.documents[doc]["prompt_sha256"] is None for doc in named)
+    ]
     if lacking:
         return (
             f"their documents of one name have no prompt_sha256 in {' and '.join(lacking)}, so nothing says that the "
@@ -159,35 +161,39 @@ def _differences(measured: _Measured, other_measured: _Measured, shared: Sequenc
     moments = _side_by_side(first_moments, other_moments, shared)
     present = dict(zip(moments.actions, moments.present.T, strict=True))
     pairs = {
-        (f"first {one}", f"other {two}"): (one, two)
-        for one, two in _action_pairs(first, other)
-        if (present[f"first {one}"] & present[f"other {two}"]).any()
+        (f"first {first_action}", f"other {other_action}"): (first_action, other_action)
+        for first_action, other_action in _action_pairs(first, other)
+        if (present[f"first {first_action}"] & present[f"other {other_action}"]).any()
     }
     if not pairs:
         return
-    found = estimate(
+    estimated = estimate(
         moments, draws=EXPLORATORY_DRAWS, seed=0, request=Request(EXPLORATORY_LEVEL), quantities=list(QUANTITIES),
         pairs=list(pairs),
     )  # fmt: skip
-    for (baseline, action), (one, two) in pairs.items():
-        rows = {name: found.row(Endpoint(name, action, baseline)) for name in QUANTITIES}
+    for (baseline, action), (first_action, other_action) in pairs.items():
+        rows = {name: estimated.row(Endpoint(name, action, baseline)) for name in QUANTITIES}
         estimates = {
             name: Estimate(**{column: row[column] for column in ESTIMATE_COLUMNS if column in row})
             for name, row in rows.items()
         }
-        identity = first.identities.get(one)
-        same = identity is not None and None not in identity and identity == other.identities.get(two)
-        yield Difference(one, two, same, estimates)
+        identity = first.identities.get(first_action)
+        same = identity is not None and None not in identity and identity == other.identities.get(other_action)
+        yield Difference(first_action, other_action, same, estimates)
 
 
 def _action_pairs(first: Entry, other: Entry) -> Iterator[tuple[str, str]]:
     """Yield two actions of one name; an action without a namesake is paired with actions of the same budget."""
-    own, others = first.content.actions, other.content.actions
-    for one in own:
-        if one in others:
-            yield one, one
-        elif (budget := first.budget(one)) is not None:
-            yield from ((one, two) for two in others if two not in own and other.budget(two) == budget)
+    first_actions, others = first.content.actions, other.content.actions
+    for action in first_actions:
+        if action in others:
+            yield action, action
+        elif (budget := first.budget(action)) is not None:
+            yield from (
+                (action, other_action)
+                for other_action in others
+                if other_action not in first_actions and other.budget(other_action) == budget
+            )
 
 
 def _side_by_side(first: DocumentMoments, other: DocumentMoments, shared: Sequence[str]) -> DocumentMoments:
@@ -197,9 +203,21 @@ def _side_by_side(first: DocumentMoments, other: DocumentMoments, shared: Sequen
         for side, moments in (("first", first), ("other", other))
     }
     actions = [f"{side} {action}" for side, moments in parts.items() for action in moments.actions]
-    one, two = parts.values()
-    scalars = {name: np.concatenate([one.scalars[name], two.scalars[name]], axis=1) for name in one.scalars}
-    return DocumentMoments(one.documents, one.strata, one.clusters, tuple(actions), one.windows, scalars, {}, {})
+    first_moments, other_moments = parts.values()
+    scalars = {
+        name: np.concatenate([first_moments.scalars[name], other_moments.scalars[name]], axis=1)
+        for name in first_moments.scalars
+    }
+    return DocumentMoments(
+        first_moments.documents,
+        first_moments.strata,
+        first_moments.clusters,
+        tuple(actions),
+        first_moments.windows,
+        scalars,
+        {},
+        {},
+    )
 
 
 def write_comparison(

@@ -52,7 +52,7 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
             raise InputError(f"{path}: {store.location} has a study '{name}' already; write to a file of another name")
     baseline = studies[0].plan.baseline
     actions = (baseline, *(name for name in dict.fromkeys(names) if name != baseline))
-    content["actions"] = [one for one in content["actions"] if one["name"] in (*actions, KERNEL_FLOOR_ACTION)]
+    content["actions"] = [action for action in content["actions"] if action["name"] in (*actions, KERNEL_FLOOR_ACTION)]
     content["study"] = content["study"] | {"name": path.stem}
     excluded = path.with_name(f"{path.stem}-exclude.json")
     for section, part in zip(studies[0].documents, content["documents"], strict=True):
@@ -85,9 +85,9 @@ def _move_weights(content: dict[str, Any], before: Path, now: Path) -> None:
         *((model, key) for model in models for key in ("id", "tokenizer")),
         *((action, "weights") for action in content["actions"]),
     ):
-        own = section.get(key)
-        if isinstance(own, str) and not Path(own).expanduser().is_absolute() and (before / own).exists():
-            section[key] = os.path.relpath(before / own, now)
+        location = section.get(key)
+        if isinstance(location, str) and not Path(location).expanduser().is_absolute() and (before / location).exists():
+            section[key] = os.path.relpath(before / location, now)
 
 
 def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: Path) -> None:
@@ -121,7 +121,7 @@ def _write_new(files: dict[Path, str]) -> None:
 def _free_name(study: str, content: dict[str, Any], taken: Collection[str]) -> str:
     """Return the first of NAME-confirm, NAME-confirm-2, … that the store does not have."""
     name, number = f"{study}-confirm", 1
-    while any(own in taken for own in _names(name, content)):
+    while any(study_name in taken for study_name in _names(name, content)):
         number += 1
         name = f"{study}-confirm-{number}"
     return name
@@ -129,7 +129,7 @@ def _free_name(study: str, content: dict[str, Any], taken: Collection[str]) -> s
 
 def _names(name: str, content: dict[str, Any]) -> list[str]:
     """Return the names of the studies of a file with this name and content: one for each temperature."""
-    return [own["study"]["name"] for own in of_each_law(content | {"study": content["study"] | {"name": name}})]
+    return [section["study"]["name"] for section in of_each_law(content | {"study": content["study"] | {"name": name}})]
 
 
 def _draw(

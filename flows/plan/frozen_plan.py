@@ -138,8 +138,10 @@ class Looks:
     @classmethod
     def of(cls, content: dict[str, Any]) -> Looks:
         """Return the looks from a plan's ``sequential`` entry."""
-        looks = content["looks"]
-        documents, constants = ([look[name] for look in looks] for name in ("documents", "constant"))
+        stored_looks = content["looks"]
+        documents, constants = (
+            [stored_look[name] for stored_look in stored_looks] for name in ("documents", "constant")
+        )
         return cls(content["order"], documents, constants, Resolution(content["resolve"], content["bound"]))
 
     def __len__(self) -> int:
@@ -176,7 +178,7 @@ def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
         frozen = f"the plan frozen on {plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…)"
         listed = "; ".join(map(str, differences))
         accept = "give the changed study a new name"
-        if all(one.replanned for one in differences):
+        if all(difference.replanned for difference in differences):
             accept = "kvdrift run STUDY.toml --replan plans anew"
         line = f"[plan] or [windows] differ from {frozen}: {listed}; restore them, or {accept}"
         raise PlanError(f"study '{study.name}': {line}")
@@ -192,13 +194,13 @@ class PlanDifference:
 
     what: str  # The key, as in ``plan.alpha``
     frozen: Any  # The frozen value, as JSON holds it
-    asked: Any  # The study file's value
+    requested: Any  # The study file's value
     chosen: int | None = None  # The plan's K or N, if the key sets K or N
 
     @property
     def grows(self) -> bool:
         """Whether the difference is a larger K or N, which the next revision of the plan takes."""
-        return self.chosen is not None and isinstance(self.asked, int) and self.asked > self.chosen
+        return self.chosen is not None and isinstance(self.requested, int) and self.requested > self.chosen
 
     @property
     def replanned(self) -> bool:
@@ -212,7 +214,7 @@ class PlanDifference:
         return shown(self.frozen) + chosen
 
     def __str__(self) -> str:
-        return f"{self.what}: frozen {self.before}, asked {shown(self.asked)}"
+        return f"{self.what}: frozen {self.before}, requested {shown(self.requested)}"
 
 
 def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
@@ -225,10 +227,10 @@ def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
     methods = [] if method == plan.interval else [PlanDifference("plan.interval", plan.interval, method)]
     idle = {"plan.replicates"} if study.sampling.greedy else set()
     return methods + [
-        PlanDifference(what := f"{section}.{key}", held, asked, plan.content.get(_SIZES.get(what, "")))
+        PlanDifference(what := f"{section}.{key}", held, requested, plan.content.get(_SIZES.get(what, "")))
         for section, values in plan_settings(study).items()
-        for key, asked in values.items()
-        if (held := frozen[section].get(key)) != asked and f"{section}.{key}" not in idle
+        for key, requested in values.items()
+        if (held := frozen[section].get(key)) != requested and f"{section}.{key}" not in idle
     ]
 
 
@@ -240,15 +242,15 @@ def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
     Raises:
         PlanError: the study file differs in something else, or a planned action is missing.
     """
-    growing = [one for one in plan_differences(plan, study) if one.grows]
+    growing = [difference for difference in plan_differences(plan, study) if difference.grows]
     if not growing:
         check_plan_agrees(plan, study)
         return plan
     settings = plan.content["settings"]
-    asked = {one.what.removeprefix("plan."): one.asked for one in growing}
-    content = plan.content | {_SIZES[one.what]: one.asked for one in growing}
+    requested = {difference.what.removeprefix("plan."): difference.requested for difference in growing}
+    content = plan.content | {_SIZES[difference.what]: difference.requested for difference in growing}
     content.pop("sequential", None)  # these looks belong to the frozen size
-    grown = replace(plan, content=content | {"settings": settings | {"plan": settings["plan"] | asked}})
+    grown = replace(plan, content=content | {"settings": settings | {"plan": settings["plan"] | requested}})
     check_plan_agrees(grown, study)
     return grown
 
@@ -290,16 +292,16 @@ def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collec
     """
     least = min(replicates, CONTROL_REPLICATES)
     plain = [Wanted(name, PLAIN, least if control else replicates) for name, control in controls.items()]
-    return plain + [one._replace(estimator=SWRB) for one in plain if one.action in branched]
+    return plain + [unit._replace(estimator=SWRB) for unit in plain if unit.action in branched]
 
 
 def lacking(held: Held, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int, int]]:
     """Yield the gaps in a document's wanted replicates: the first replicate of each gap, and the gap's length."""
-    for one in wanted:
+    for unit in wanted:
         at = 0
-        for first, after in [*sorted(held.get((one.action, one.estimator), ())), (one.replicates, one.replicates)]:
-            if at < min(first, one.replicates):
-                yield one, at, min(first, one.replicates) - at
+        for first, after in [*sorted(held.get((unit.action, unit.estimator), ())), (unit.replicates, unit.replicates)]:
+            if at < min(first, unit.replicates):
+                yield unit, at, min(first, unit.replicates) - at
             at = max(at, after)
 
 
@@ -328,19 +330,21 @@ def units_done(
     there = defaultdict[tuple[str, str, str], list[tuple[str, int, int]]](list)
     for (action, estimator, split, stratum, replicates), count in covered.items():
         there[split, action, estimator].append((stratum, replicates, count))
-    found: dict[tuple[str, str], UnitsDone] = {}
-    for split, one in ((split, one) for split, units in wanted.items() for one in units):
+    counted: dict[tuple[str, str], UnitsDone] = {}
+    for split, unit in ((split, unit) for split, units in wanted.items() for unit in units):
         whole = Counter[str]()
-        for stratum, replicates, count in there[split, one.action, one.estimator]:
-            held = {(one.action, one.estimator): [(0, replicates)]}
-            whole[stratum] += 0 if any(lacking(held, [one])) else count
+        for stratum, replicates, count in there[split, unit.action, unit.estimator]:
+            held = {(unit.action, unit.estimator): [(0, replicates)]}
+            whole[stratum] += 0 if any(lacking(held, [unit])) else count
         each = {stratum: count for (of, stratum), count in documents.items() if of == split}
         if split == "evaluation":
             each = {stratum: wanted_documents[stratum] for stratum in each}
         done = sum(min(count, whole[stratum]) for stratum, count in each.items())
-        before = found.get((split, one.action), UnitsDone(split, one.action, 0, 0))
-        found[split, one.action] = UnitsDone(split, one.action, before.done + done, before.wanted + sum(each.values()))
-    return list(found.values())
+        before = counted.get((split, unit.action), UnitsDone(split, unit.action, 0, 0))
+        counted[split, unit.action] = UnitsDone(
+            split, unit.action, before.done + done, before.wanted + sum(each.values())
+        )
+    return list(counted.values())
 
 
 @dataclass(frozen=True)
@@ -360,10 +364,10 @@ class LooksTaken:
         looks = plan.looks
         if looks is None:
             return None
-        own = [row for row in store.read("looks").to_pylist() if row["plan_sha256"] == plan.sha256]
-        own = [row for row in own if (row["study"], row["model"]) == (plan.study, plan.model)]
-        reached = max((row["look"] for row in own), default=0)
-        newest = newest_revisions(store.read("actions")) if own else {}
+        rows_of_plan = [row for row in store.read("looks").to_pylist() if row["plan_sha256"] == plan.sha256]
+        rows_of_plan = [row for row in rows_of_plan if (row["study"], row["model"]) == (plan.study, plan.model)]
+        reached = max((row["look"] for row in rows_of_plan), default=0)
+        newest = newest_revisions(store.read("actions")) if rows_of_plan else {}
         documents = store.documents_revision(plan.study, plan.model)
 
         def is_current(row: Row) -> bool:
@@ -371,7 +375,9 @@ class LooksTaken:
             current = all(revision == newest.get((plan.study, action or ""), 0) for action, revision in named)
             return current and row["documents_revision"] == documents
 
-        return cls(plan, looks, reached, tuple(row for row in own if row["look"] == reached and is_current(row)))
+        return cls(
+            plan, looks, reached, tuple(row for row in rows_of_plan if row["look"] == reached and is_current(row))
+        )
 
     @cached_property
     def lacking(self) -> bool:

@@ -87,9 +87,9 @@ def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]
     low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2
     if study.sampling.greedy:
         low = high = 1
-    few, many = (planned.documents_at_least, available) if planned.documents == "auto" else (planned.documents,) * 2
+    fewest, many = (planned.documents_at_least, available) if planned.documents == "auto" else (planned.documents,) * 2
     k, n = evaluated.replicates, evaluated.documents
-    return (max(low, k), max(high, k)), (max(min(few, many), n), max(many, n))
+    return (max(low, k), max(high, k)), (max(min(fewest, many), n), max(many, n))
 
 
 def plan_looks(
@@ -116,7 +116,9 @@ def plan_looks(
             for documents in strata.values()
             for document in documents[: math.ceil(share * per_stratum)]
         }
-        names = {one.doc for documents in strata.values() for one in documents if one.cluster in clusters}
+        names = {
+            document.doc for documents in strata.values() for document in documents if document.cluster in clusters
+        }
         whole = names >= everything & set(evaluated)
         if names == everything or (whole and _varies(strata, clusters) and names not in taken):
             taken.append(names)
@@ -131,14 +133,18 @@ def plan_looks(
                 "share": share,
                 "constant": constant,
                 "documents": {
-                    stratum: sum(one.doc in names for one in documents) for stratum, documents in strata.items()
+                    stratum: sum(document.doc in names for document in documents)
+                    for stratum, documents in strata.items()
                 },
             }
             for names, share, constant in zip(taken, shares, critical_constants(shares, 1 - level), strict=True)
         ],
         "order": {
             stratum: [
-                one.doc for one in sorted(documents, key=lambda one: sum(one.doc not in names for names in taken))
+                document.doc
+                for document in sorted(
+                    documents, key=lambda document: sum(document.doc not in names for names in taken)
+                )
             ]
             for stratum, documents in strata.items()
         },
@@ -153,7 +159,9 @@ def last_constant(planned: PlanSection, level: float) -> float | None:
 
 
 def _varies(strata: dict[str, list[Document]], clusters: Collection[str]) -> bool:
-    return all(len({one.cluster for one in documents} & set(clusters)) >= _FEWEST for documents in strata.values())
+    return all(
+        len({document.cluster for document in documents} & set(clusters)) >= _FEWEST for documents in strata.values()
+    )
 
 
 def _bound(planned: PlanSection) -> float:
@@ -221,7 +229,7 @@ def make_plan(
         for variance, reduced in ((PLAIN_VARIANCE, None), (REDUCED_VARIANCE, reduced_replicates(development)))
     }
     allocation = allocations[planned.variance]
-    looks = plan_looks(material, allocation.documents_per_stratum, level)
+    interim_looks = plan_looks(material, allocation.documents_per_stratum, level)
     return {
         "study": study.name,
         "model": material.model_id,
@@ -250,7 +258,7 @@ def make_plan(
         "target_half_width": planned.target_half_width,
         "variance": planned.variance,
         "primary_endpoints": _endpoint_rows(allocation),
-        **({} if looks is None else {"sequential": looks}),
+        **({} if interim_looks is None else {"sequential": interim_looks}),
         "calibration": {
             "observations": list(OBSERVATIONS),
             "candidates": list(CANDIDATES),
@@ -277,7 +285,7 @@ def make_plan(
         ],
         MEASURED: {
             "expected_seconds": allocation.seconds,
-            "sizes": {variance: _size(one) for variance, one in allocations.items()},
+            "sizes": {variance: _size(allocated) for variance, allocated in allocations.items()},
             "development": {"seconds_per_document": document_seconds, "seconds_per_replicate": replicate_seconds},
             "residual_branching": {
                 "development_efficiency_in_seconds": {name: efficiency.get(name) for name in actions}
@@ -339,9 +347,11 @@ def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
 def _variance_ratios(plain: Allocation, reduced: Allocation) -> list[dict[str, Any]]:
     """Return, by endpoint, the reduced estimate's variance between replicates as a share of the plain estimate's."""
     rows: list[dict[str, Any]] = []
-    for own, other in zip(plain.endpoints, reduced.endpoints, strict=True):
-        (_, variance), (_, less) = own.components, other.components
-        rows.append(_named(own.endpoint) | {"variance_ratio": number(less / variance) if variance > 0 else None})
+    for plain_endpoint, other in zip(plain.endpoints, reduced.endpoints, strict=True):
+        (_, variance), (_, less) = plain_endpoint.components, other.components
+        rows.append(
+            _named(plain_endpoint.endpoint) | {"variance_ratio": number(less / variance) if variance > 0 else None}
+        )
     return rows
 
 
@@ -421,8 +431,8 @@ def freeze_plan(
     content = content | {"seen": bool(seen or evaluated)}
     if revision:
         content |= {"revision": revision, "evaluated_documents": len(evaluated)}
-        looks = plan_looks(material, content["documents_per_stratum"], content["level"], evaluated)
-        content |= {} if looks is None else {"sequential": looks}
+        interim_looks = plan_looks(material, content["documents_per_stratum"], content["level"], evaluated)
+        content |= {} if interim_looks is None else {"sequential": interim_looks}
     text = frozen_text(content)
     row = {
         "study": study.name,

@@ -53,7 +53,10 @@ def held_documents(store: Store, study: Study) -> HeldDocuments:
 def frozen_documents(material: Material) -> dict[str, dict[str, list[Row]]]:
     """Return the documents of a study by split and stratum, in order, in the form that a plan freezes as JSON."""
     return {
-        split: {stratum: [_frozen(one) for one in own] for stratum, own in material.documents[split].items()}
+        split: {
+            stratum: [_frozen(document) for document in documents]
+            for stratum, documents in material.documents[split].items()
+        }
         for split in SPLITS
     }
 
@@ -117,8 +120,8 @@ class SeenDocuments:
         ]  # fmt: skip
         traits = [(row["split"], _traits(row, seeds.get((row["study"], row["model"])))) for row in rows]
         return cls(
-            frozenset(one for _, own in traits for one in own),
-            frozenset(one for split, own in traits if split == EVALUATION for one in own),
+            frozenset(trait for _, held in traits for trait in held),
+            frozenset(trait for split, held in traits if split == EVALUATION for trait in held),
         )
 
     @property
@@ -128,7 +131,7 @@ class SeenDocuments:
 
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
         """Return those of a study's documents that were seen; ``seed`` is the study's seed."""
-        return [one for one in documents if not self.traits.isdisjoint(_traits(_row(one), seed))]
+        return [document for document in documents if not self.traits.isdisjoint(_traits(_row(document), seed))]
 
 
 def generated_documents(store: Store, study: str, model: str) -> set[str]:
@@ -172,9 +175,11 @@ def _traits(row: dict[str, Any], seed: int | None) -> set[Trait]:
     The cluster of a drawn document is a number within its task. The seed is part of that trait, because the same number
     under another seed is another document.
     """
-    found: set[Trait] = {("prompt", row["prompt_sha256"])} if row["prompt_sha256"] and row["prompt_tokens"] else set()
+    row_traits: set[Trait] = (
+        {("prompt", row["prompt_sha256"])} if row["prompt_sha256"] and row["prompt_tokens"] else set()
+    )
     drawn = row["source"] == FINITE_STATE or (
         row["source"] in SOURCES and bool(SOURCES[row["source"]].generated) and row["cluster"] == row["doc"]
     )
-    found.add(("drawn", row["source"], row["cluster"], seed) if drawn else ("cluster", row["cluster"]))
-    return found
+    row_traits.add(("drawn", row["source"], row["cluster"], seed) if drawn else ("cluster", row["cluster"]))
+    return row_traits

@@ -69,8 +69,8 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
             unchecked.append("the model; it is proven when it is loaded" if here else f"weights of the model{_ABSENT}")
         unchecked += _check_other_weights(run, device, device_map)
         traits = known_traits(location, dtype=model.dtype, revision=model.revision, device=device)
-        own = {action.name for action in with_own_weights(run.study)}
-        _check_selectors(run.material, traits, [one for one in run.material.actions if one.name not in own])
+        names = {action.name for action in with_own_weights(run.study)}
+        _check_selectors(run.material, traits, [action for action in run.material.actions if action.name not in names])
     _check_plannable(run.material)
     if run.material.nominal:  # making the material refuses everything else
         unchecked.append(f"prompts, which need the model's tokenizer{_ABSENT}")
@@ -90,7 +90,7 @@ def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> 
         if not whole:
             yield f"{named}; they are proven when they are loaded" if has_local_weights(location) else named + _ABSENT
         traits = known_traits(location, dtype=dtype, revision=None, device=device)
-        _check_selectors(run.material, traits, [one for one in run.material.actions if one.name == action.name])
+        _check_selectors(run.material, traits, [other for other in run.material.actions if other.name == action.name])
     check_shared(study, fetch=not run.offline)
 
 
@@ -109,10 +109,14 @@ def _check_plannable(material: Material) -> None:
                 f"documents '{stratum}': all {len(documents)} development documents are of cluster "
                 f"'{documents[0].cluster}', and a plan needs two clusters; ask for more documents"
             )
-    asked = [name for name in material.study.plan.primary if name in ANSWER_QUANTITIES]
-    if asked and not material.nominal and not any(one.answers for one in material.of_split("development")):
+    answer_quantities = [name for name in material.study.plan.primary if name in ANSWER_QUANTITIES]
+    if (
+        answer_quantities
+        and not material.nominal
+        and not any(document.answers for document in material.of_split("development"))
+    ):
         raise InputError(
-            f"plan.primary: '{asked[0]}' is of documents with answers, and no development document has any"
+            f"plan.primary: '{answer_quantities[0]}' is of documents with answers, and no development document has any"
         )
 
 
@@ -121,14 +125,14 @@ def _has_made_units(run: StudyRun) -> bool:
 
     If so, the model needs no further check. A model outside a folder may have changed at its source.
     """
-    model, found = run.study.model, run.stored
+    model, counts = run.study.model, run.stored
     location = model_location(model)
-    if found is None or not (run.offline or local_folder(location) is not None):
+    if counts is None or not (run.offline or local_folder(location) is not None):
         return False
     weights = model_identity(location, model.revision).weights_sha256
     if weights is None:
         return False
-    units = found.units(run.study.name, model.id)
+    units = counts.units(run.study.name, model.id)
     made = units.filter(pc.equal(units["weights_sha256"], weights))["versions"].drop_null().unique().to_pylist()
     installed = library_versions().items()  # on any GPU
     return any(installed <= json.loads(versions).items() for versions in made)
@@ -136,13 +140,13 @@ def _has_made_units(run: StudyRun) -> bool:
 
 def check_controls(store: Store, material: Material) -> int:
     """Check that every full-retention control has delta = f = 0 exactly, in its derived rows; return how many pairs."""
-    own = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
+    keys = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
     with open_views(store) as views:
-        controls = views.rows("controls", **own).to_pylist()
-        generated = pc.sum(views.rows("units", **own, estimator=PLAIN)["replicates"]).as_py() or 0
+        controls = views.rows("controls", **keys).to_pylist()
+        generated = pc.sum(views.rows("units", **keys, estimator=PLAIN)["replicates"]).as_py() or 0
         for row in controls:
             if row["moved_pairs"]:
-                pair = {**own, "doc": row["first_moved_doc"], "replicate": row["first_moved_replicate"]}
+                pair = {**keys, "doc": row["first_moved_doc"], "replicate": row["first_moved_replicate"]}
                 raise ControlError(_moved_line(pair, views.rows("steps", **pair).to_pylist()))
     derived: int = sum(row["pairs"] for row in controls)
     if derived < generated:
@@ -284,14 +288,20 @@ def _absent_kernel_floor(study: Study) -> Iterator[str]:
 def _control_tokens(material: Material) -> Iterator[str]:
     """Name control tokens of the tokenizer that stand in users' texts."""
     for templated in (False, True):
-        found = [one for one in material.every_document if one.control_tokens and one.templated == templated]
-        if not found:
+        documents = [
+            document
+            for document in material.every_document
+            if document.control_tokens and document.templated == templated
+        ]
+        if not documents:
             continue
-        names = list(dict.fromkeys(name for document in found for name in document.control_tokens))
+        names = list(dict.fromkeys(name for document in documents for name in document.control_tokens))
         named = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
-        count, first = sum(len(document.control_tokens) for document in found), found[0]
-        which = f"{_counted(len(found), 'document')} have {_counted(count, 'control token')} of the tokenizer ({named})"
-        place = f"in '{first.doc}'" if len(found) == 1 else f"{len(first.control_tokens)} in '{first.doc}'"
+        count, first = sum(len(document.control_tokens) for document in documents), documents[0]
+        which = (
+            f"{_counted(len(documents), 'document')} have {_counted(count, 'control token')} of the tokenizer ({named})"
+        )
+        place = f"in '{first.doc}'" if len(documents) == 1 else f"{len(first.control_tokens)} in '{first.doc}'"
         read = "which messages keep as text" if templated else "which act as such in a prompt without a chat template"
         yield f"the texts of {which}, {place}, {read}"
 
@@ -305,7 +315,11 @@ def _whole_caches(material: Material) -> Iterator[str]:
     documents = material.every_document
     for action in material.actions:
         if action.retention.rule is not None and action.codec is None:
-            whole = [one for one in documents if _is_whole(action, one.prompt_tokens, material.study.study.horizon)]
+            whole = [
+                document
+                for document in documents
+                if _is_whole(action, document.prompt_tokens, material.study.study.horizon)
+            ]
             strata = ", ".join(dict.fromkeys(document.stratum for document in whole))
             if whole:
                 yield (
@@ -321,13 +335,13 @@ def _is_whole(action: Action, entries: int, horizon: int) -> bool:
 
 
 def _equal_replicates(study: Study) -> Iterator[str]:
-    asked, law = study.plan.replicates, study.sampling
-    if law.greedy and asked != "auto" and asked > 1:
+    requested, sampling = study.plan.replicates, study.sampling
+    if sampling.greedy and requested != "auto" and requested > 1:
         yield (
-            f"plan.replicates = {asked}: a plan of study '{study.name}' takes 1, since at temperature 0 all replicates "
-            "of a document are the same"
+            f"plan.replicates = {requested}: a plan of study '{study.name}' takes 1, since at temperature 0 all "
+            "replicates of a document are the same"
         )
-    elif law.top_k == 1 and asked != 1:
+    elif sampling.top_k == 1 and requested != 1:
         yield (
             f"study.top_k = 1: leaves one token of study '{study.name}', so that all replicates of a document are the "
             "same; temperature = 0 is the same law, and a plan takes 1 replicate"
@@ -366,9 +380,11 @@ def _equal_prompts(material: Material) -> Iterator[str]:
     for document in material.every_document:
         if document.tokens and document.stratum not in material.nominal:
             same[document.tokens].append(document)
-    repeated = [own for own in same.values() if len({document.cluster for document in own}) > 1]
+    repeated = [documents for documents in same.values() if len({document.cluster for document in documents}) > 1]
     if repeated:
-        first, second = next((one, other) for one, *rest in repeated for other in rest if one.cluster != other.cluster)
+        first, second = next(
+            (document, other) for document, *rest in repeated for other in rest if document.cluster != other.cluster
+        )
         yield (
             f"{sum(map(len, repeated))} documents share {len(repeated)} {'prompt' if len(repeated) == 1 else 'prompts'}"
             f", such as '{first.doc}' and '{second.doc}', and intervals take them for independent; give those of one "

@@ -57,7 +57,7 @@ class Difference:
     kind: Kind  # How a run treats the difference
     what: str  # The key or thing that differs, as the study file names it
     stored: str  # The stored value, as text
-    asked: str  # The study file's value, as text
+    requested: str  # The study file's value, as text
     action: str | None = None  # The action concerned; None if the study is
     units: int = 0  # How many stored units are concerned
     planned: bool = False  # Whether it is a difference from the frozen plan
@@ -66,7 +66,7 @@ class Difference:
     def __str__(self) -> str:
         concerned = f" ({self.units} units)" if self.units else ""
         held = "frozen" if self.planned else "stored"
-        return f"{self.what}: {held} {self.stored}, asked {self.asked}{concerned}{self.note}"
+        return f"{self.what}: {held} {self.stored}, requested {self.requested}{concerned}{self.note}"
 
 
 def differences(run: StudyRun) -> list[Difference]:
@@ -87,31 +87,33 @@ def differences(run: StudyRun) -> list[Difference]:
 
 def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
     """Yield differences in the settings that ``study_sha256`` covers."""
-    own = [row for row in rows if row["model"] == study.model.id]
-    if not own and study.several_models:
-        own = rows  # another model of the same file differs only in its model
-    row = (own or rows)[0]
+    rows_of_model = [row for row in rows if row["model"] == study.model.id]
+    if not rows_of_model and study.several_models:
+        rows_of_model = rows  # another model of the same file differs only in its model
+    row = (rows_of_model or rows)[0]
     if row["study_sha256"] == study.sha256 or study.agrees_with(row["settings"]):
         return
     present, before = (json.loads(text) for text in (study.settings, row["settings"]))
     present["documents"] = _in_order_of(before["documents"], present["documents"])
-    asked, stored = _leaves(present), _leaves(before)
-    names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
+    requested, stored = _leaves(present), _leaves(before)
+    names = [name for name in dict.fromkeys([*stored, *requested]) if stored.get(name) != requested.get(name)]
     if study.several_models and not any(row["model"] == study.model.id for row in rows):
         names = [name for name in names if not name.startswith("model.")]
         if not names:
             return
     for name in names:
-        yield Difference(Kind.SETTING, name, shown(stored.get(name)), shown(asked.get(name)))
+        yield Difference(Kind.SETTING, name, shown(stored.get(name)), shown(requested.get(name)))
     if not names:
         what = "documents, device, dtype or revision"
         yield Difference(Kind.SETTING, what, row["study_sha256"][:12], study.sha256[:12])
 
 
-def _in_order_of(stored: list[Any], asked: list[Any]) -> list[Any]:
+def _in_order_of(stored: list[Any], requested: list[Any]) -> list[Any]:
     """Order the requested document sections so that sections equal to stored ones keep their places."""
-    others = [section for section in asked if section not in stored]
-    placed = [section if section in asked else others.pop(0) for section in stored if section in asked or others]
+    others = [section for section in requested if section not in stored]
+    placed = [
+        section if section in requested else others.pop(0) for section in stored if section in requested or others
+    ]
     return placed + others
 
 
@@ -134,14 +136,14 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
     stored = Counter((row["stratum"], row["split"]) for row in rows)
     plan = find_plan(store, study.name, study.model.id)
     for stratum, split in ((section.stratum_name, split) for section in study.documents for split in SPLITS):
-        asked = run.material.documents[split][stratum]
+        requested = run.material.documents[split][stratum]
         what, there = f"{split} documents of {stratum}", stored[stratum, split]
-        if len(asked) != there:
-            grows = len(asked) > there and (plan is None or split != "development")
+        if len(requested) != there:
+            grows = len(requested) > there and (plan is None or split != "development")
             note = _kept_documents(plan, run) if plan is not None and grows else ""
             kind = Kind.GROWTH if grows else Kind.SETTING
-            yield Difference(kind, what, str(there), str(len(asked)), note=note)
-        known = [] if stratum in run.material.nominal else asked
+            yield Difference(kind, what, str(there), str(len(requested)), note=note)
+        known = [] if stratum in run.material.nominal else requested
         changed = [d for d in known if d.doc in prompts and prompts[d.doc] != d.prompt_sha256]
         if changed:
             first = changed[0]
@@ -153,12 +155,12 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
 
 def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[Difference]:
     """Yield answers, scorings and clusters of stored documents that changed in their source."""
-    found = defaultdict[str, list[tuple[str, Any, Any]]](list)
-    for document in (one for one in run.material.every_document if one.doc in rows):
+    corrections = defaultdict[str, list[tuple[str, Any, Any]]](list)
+    for document in (document for document in run.material.every_document if document.doc in rows):
         for name, (before, now) in changed(document, rows[document.doc]).items():
             if name == "cluster" or document.stratum not in run.material.nominal:  # these have no answers
-                found[name].append((document.doc, before, now))
-    for name, ((doc, before, now), *others) in found.items():
+                corrections[name].append((document.doc, before, now))
+    for name, ((doc, before, now), *others) in corrections.items():
         more = f" and {len(others)} more" if others else ""
         note = "; estimated again" if name == "cluster" else "; scored again from stored events"
         yield Difference(Kind.GROWTH, f"{name} of document '{doc}'{more}", _value(before), _value(now), note=note)
@@ -170,10 +172,10 @@ def _value(value: Any) -> str:
 
 def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
     """Return the note that the plan does not take more evaluation documents; empty if it does."""
-    asked = run.study.plan.documents
-    if run.replan or (asked != "auto" and asked > plan.documents_per_stratum):
+    requested = run.study.plan.documents
+    if run.replan or (requested != "auto" and requested > plan.documents_per_stratum):
         return ""
-    more = "kvdrift run STUDY.toml --replan plans anew" if asked == "auto" else "a larger plan.documents takes more"
+    more = "kvdrift run STUDY.toml --replan plans anew" if requested == "auto" else "a larger plan.documents takes more"
     return f"; the plan keeps N = {plan.documents_per_stratum}, {more}"
 
 
@@ -184,14 +186,16 @@ def _actions(run: StudyRun) -> Iterator[Difference]:
     units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
     known = stored_identities(store, study.name, study.model.id)
     for action in run.material.actions:
-        row, asked = stored.pop(action.name, None), action.row(study.name, prespecified=True)
+        row, requested = stored.pop(action.name, None), action.row(study.name, prespecified=True)
         if row is None:
             yield Difference(Kind.GROWTH, f"action '{action.name}'", "none", "to be generated", action.name)
             continue
-        changed = [name for name in _ACTION_COLUMNS if row[name] != asked[name]]
+        changed = [name for name in _ACTION_COLUMNS if row[name] != requested[name]]
         for name in changed:
             what = f"{name} of action '{action.name}'"
-            yield Difference(Kind.ACTION, what, shown(row[name]), shown(asked[name]), action.name, units[action.name])
+            yield Difference(
+                Kind.ACTION, what, shown(row[name]), shown(requested[name]), action.name, units[action.name]
+            )
         identity = known.get((action.name, row["action_revision"]))
         if identity is not None:
             yield from _identity(run, action, identity, units[action.name], parameters_changed=bool(changed))
@@ -202,9 +206,9 @@ def _actions(run: StudyRun) -> Iterator[Difference]:
 
 def _plan(run: StudyRun) -> Iterator[Difference]:
     plan = find_plan(run.store, run.study.name, run.study.model.id)
-    for one in [] if plan is None else plan_differences(plan, run.study):
-        kind = Kind.GROWTH if one.grows else Kind.PLAN if one.replanned else Kind.SETTING
-        yield Difference(kind, one.what, one.before, shown(one.asked), planned=True)
+    for difference in [] if plan is None else plan_differences(plan, run.study):
+        kind = Kind.GROWTH if difference.grows else Kind.PLAN if difference.replanned else Kind.SETTING
+        yield Difference(kind, difference.what, difference.before, shown(difference.requested), planned=True)
 
 
 def _identity(
@@ -231,7 +235,7 @@ def _identity(
     for name in changes(stored, present):
         if name != "selector_sha256" or not parameters_changed:
             text = _hash if name.endswith("sha256") else shown
-            before, now = (text(one.columns[name]) for one in (stored, present))
+            before, now = (text(identified.columns[name]) for identified in (stored, present))
             yield Difference(Kind.ACTION, f"{named[name]} of action '{action.name}'", before, now, action.name, units)
 
 
@@ -248,19 +252,23 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
         units = store.units(run.study.name, run.study.model.id, KEPT_COLUMNS).to_pylist()
         check_alike(unit for unit in units if unit["action"] not in redo)
     every = differences(run)
-    growth = [one for one in every if one.kind is Kind.GROWTH]
+    growth = [difference for difference in every if difference.kind is Kind.GROWTH]
     accepted = [Kind.GROWTH, *([Kind.PLAN] if run.replan else [])]
-    found = [one for one in every if one.kind not in accepted and (one.action is None or one.action not in redo)]
-    if not found:
+    refused = [
+        difference
+        for difference in every
+        if difference.kind not in accepted and (difference.action is None or difference.action not in redo)
+    ]
+    if not refused:
         return growth
-    if all(one.planned for one in found):
+    if all(difference.planned for difference in refused):
         plan = find_plan(run.store, run.study.name, run.study.model.id)
         if plan is not None:
             check_plan_agrees(plan, run.study)
-    listed = "; ".join(map(str, found))
-    if all(one.kind in {Kind.ACTION, Kind.PLAN} for one in found):
-        redone = dict.fromkeys(one.action for one in found if one.kind is Kind.ACTION)
-        planned = any(one.kind is Kind.PLAN for one in found)
+    listed = "; ".join(map(str, refused))
+    if all(difference.kind in {Kind.ACTION, Kind.PLAN} for difference in refused):
+        redone = dict.fromkeys(difference.action for difference in refused if difference.kind is Kind.ACTION)
+        planned = any(difference.kind is Kind.PLAN for difference in refused)
         options = " ".join([*(f"--redo {action}" for action in redone), *(["--replan"] if planned else [])])
         does = "generates them again and plans anew" if planned else "generates them again"
         accept = f"kvdrift run {options} {does}, restore the study file to keep them"
@@ -309,10 +317,10 @@ def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any
     for name in dict.fromkeys(names):
         if name not in there:
             continue
-        asked = actions[name].row(study, prespecified=there[name]["prespecified"], revision=newest[study, name])
-        if asked == there[name] and newest[study, name] and _can_go_on(runs, actions[name], newest[study, name]):
+        requested = actions[name].row(study, prespecified=there[name]["prespecified"], revision=newest[study, name])
+        if requested == there[name] and newest[study, name] and _can_go_on(runs, actions[name], newest[study, name]):
             continue
-        rows.append(asked | {"action_revision": newest[study, name] + 1})
+        rows.append(requested | {"action_revision": newest[study, name] + 1})
     return rows
 
 
@@ -343,21 +351,21 @@ def drop_action(store: Store, name: str, study: str | None = None) -> int:
     """
     stored = store.read("actions")
     studies = sorted({row["study"] for row in stored.to_pylist()} if study is None else {study})
-    having = {one: rows[name] for one in studies if name in (rows := current_actions(stored, one))}
+    having = {study: rows[name] for study in studies if name in (rows := current_actions(stored, study))}
     if not having:
-        known = sorted({action for one in studies for action in current_actions(stored, one)})
+        known = sorted({action for study in studies for action in current_actions(stored, study)})
         raise InputError(f"{store.location}: no action '{name}'; {nearest(name, known)}")
     if len(having) > 1:
         raise InputError(f"action '{name}' is in the studies {', '.join(having)}: name one with --study")
-    ((own, row),) = having.items()
+    ((owner, row),) = having.items()
     if row["control"]:
         raise PlanError(f"action '{name}' is the full-retention control, which every study has")
-    units = store.units(own)
+    units = store.units(owner)
     for model in sorted(set(units["model"].to_pylist())):
-        plan = find_plan(store, own, model)
+        plan = find_plan(store, owner, model)
         if plan is not None and name in plan.actions:
             raise PlanError(
-                f"action '{name}' is in the frozen plan of study '{own}', and what was planned is reported; "
+                f"action '{name}' is in the frozen plan of study '{owner}', and what was planned is reported; "
                 f"kvdrift run STUDY.toml --redo {name} generates it anew"
             )
     dropped = row | {"action_revision": row["action_revision"] + 1, "dropped": True}

@@ -69,14 +69,18 @@ def find_removal(store: Store, doc: str, study: str | None) -> Removal:
             "versions; copy the store to a disk, remove the document there, and copy the store back to another place"
         )
 
-    places, found, forgotten = dict[Key, dict[str, Any]](), dict[str, pa.Table](), forgotten_documents(store.location)
+    places, rows_by_table, forgotten = (
+        dict[Key, dict[str, Any]](),
+        dict[str, pa.Table](),
+        forgotten_documents(store.location),
+    )
     of_document = pc.field("doc") == doc if study is None else (pc.field("doc") == doc) & (pc.field("study") == study)
     with reading(store.location):
         for table, names in (("documents", (*_NAMES, "split", "stratum")), ("units", _NAMES), ("events", _NAMES)):
-            found[table] = store.dataset(table).to_table(columns=list(names), filter=of_document)
+            rows_by_table[table] = store.dataset(table).to_table(columns=list(names), filter=of_document)
         for path in _pieces(store):
-            found[path.name] = pq.read_table(path, columns=list(_NAMES), filters=of_document)
-    for rows in found.values():
+            rows_by_table[path.name] = pq.read_table(path, columns=list(_NAMES), filters=of_document)
+    for rows in rows_by_table.values():
         for row in rows.group_by(rows.column_names).aggregate([]).to_pylist():
             places.setdefault((row["study"], row["model"]), {"split": "", "stratum": "", **row})
     for line in forgotten.lines:  # an earlier call may have been killed
@@ -86,7 +90,7 @@ def find_removal(store: Store, doc: str, study: str | None) -> Removal:
         where = store.location if study is None else f"{store.location}: study '{study}'"
         known = store.read("documents", columns=["doc"])["doc"].unique().to_pylist()
         raise InputError(f"{where}: no document '{doc}'; {nearest(doc, known) if known else 'there is none'}")
-    return Removal(doc, tuple(places.values()), found["units"].num_rows, found["events"].num_rows)
+    return Removal(doc, tuple(places.values()), rows_by_table["units"].num_rows, rows_by_table["events"].num_rows)
 
 
 def remove_document(store: Store, removal: Removal, say: Callable[[str], None]) -> None:
@@ -120,13 +124,13 @@ def _changes(store: Store, removal: Removal) -> Iterator[tuple[str, Callable[[pa
         hashes = rows["plan_sha256"].to_pylist()
         if not revised.keys() & set(hashes):
             return rows
-        return _with(rows, "plan_sha256", [revised[one][1] if one in revised else one for one in hashes])
+        return _with(rows, "plan_sha256", [revised[sha256][1] if sha256 in revised else sha256 for sha256 in hashes])
 
     def planned(rows: pa.Table) -> pa.Table:
         hashes, texts = (rows[name].to_pylist() for name in ("plan_sha256", "plan"))
         if not revised.keys() & set(hashes):
             return rows
-        texts = [revised[one][0] if one in revised else text for one, text in zip(hashes, texts, strict=True)]
+        texts = [revised[sha256][0] if sha256 in revised else text for sha256, text in zip(hashes, texts, strict=True)]
         return _with(cited(rows), "plan", texts)
 
     def unestimated(rows: pa.Table) -> pa.Table:
@@ -162,11 +166,11 @@ def without_document(plan: str, doc: str) -> str | None:
         for stratum, rows in strata.items():
             strata[stratum] = [row for row in rows if row["doc"] != doc]
     for stratum, order in orders.items():
-        orders[stratum] = [one for one in order if one != doc]
+        orders[stratum] = [name for name in order if name != doc]
     forgotten = content.setdefault("forgotten", {})
     for (split, stratum), count in lacks.items():
-        own = forgotten.setdefault(split, {})
-        own[stratum] = own.get(stratum, 0) + count
+        counts = forgotten.setdefault(split, {})
+        counts[stratum] = counts.get(stratum, 0) + count
     return frozen_text(content)
 
 
@@ -195,8 +199,8 @@ def _pieces(store: Store) -> list[Path]:
 
 
 def _of_keys(rows: pa.Table, keys: set[Key]) -> pa.ChunkedArray:
-    own = [pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)) for study, model in keys]
-    return functools.reduce(pc.or_, own)
+    masks = [pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)) for study, model in keys]
+    return functools.reduce(pc.or_, masks)
 
 
 def _filtered(rows: pa.Table, kept: pa.ChunkedArray) -> pa.Table:

@@ -206,7 +206,10 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
     reason += f"; {saved}" if saved else ""
     if before is None:
         return f"{frozen}: {k}, {n}; {reason}"
-    changed = "".join(f", {one.what} = {one.asked} (was {one.before})" for one in plan_differences(before, study))
+    changed = "".join(
+        f", {difference.what} = {difference.requested} (was {difference.before})"
+        for difference in plan_differences(before, study)
+    )
     sizes = f"{k} (was {before.replicates}), {n} (was {before.documents_per_stratum})"
     seen = f", planned after {plan.evaluated} evaluation documents were seen" if plan.evaluated else ""
     return f"{frozen}, revision {plan.revision}{changed}: {sizes}{seen}; {reason}"

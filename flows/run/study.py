@@ -153,7 +153,10 @@ def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
 
 
 def _is_finished(runs: Sequence[StudyRun]) -> bool:
-    compared = (report_is_current(laws[0].store, _laws_page(laws).parent) for laws in _several_laws(runs))
+    compared = (
+        report_is_current(runs_of_model[0].store, _laws_page(runs_of_model).parent)
+        for runs_of_model in _several_laws(runs)
+    )
     return all(map(stages.is_finished, runs)) and all(compared)
 
 
@@ -188,10 +191,10 @@ def run_name(studies: Sequence[Study]) -> str:
 def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
     """Take the studies through their stages in order, as tasks of the current flow."""
     tasks, limit = _tasks(scheduled=scheduled), runs[0].limit
-    for laws in _by_model(runs):
-        develop(laws, tasks, plan_only=plan_only)
+    for runs_of_model in _by_model(runs):
+        develop(runs_of_model, tasks, plan_only=plan_only)
         if not (limit.left_over or plan_only):
-            _evaluate(laws, tasks)
+            _evaluate(runs_of_model, tasks)
     stopped = limit.left_over or plan_only
     for run in [] if stopped else runs:  # estimates and reports record the version of all models' events
         tasks.analyze(run)
@@ -200,8 +203,8 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
         return Outcome(runs[0].location, [], limit.left_over, did_something=True)
     for run in runs:
         tasks.report(run, _page_beside(run, runs))
-    for laws in _several_laws(runs):
-        tasks.compare(*laws)
+    for runs_of_model in _several_laws(runs):
+        tasks.compare(*runs_of_model)
     if page is not None:
         for run in runs:
             page.publish(run.store, run.study.name, run.study.model.id, run.page)
@@ -229,37 +232,37 @@ def _tasks(*, scheduled: bool) -> SimpleNamespace:
     )
 
 
-def develop(laws: Sequence[StudyRun], tasks: SimpleNamespace, *, plan_only: bool) -> None:
+def develop(runs: Sequence[StudyRun], tasks: SimpleNamespace, *, plan_only: bool) -> None:
     """Generate development documents and freeze the plans of all laws of a model.
 
     All plans are frozen before any evaluation, whose outcomes later plans would have seen.
     """
-    limit = laws[0].limit
-    tasks.develop(*laws)
-    if limit.left_over or plan_only or not all(map(stages.is_planned, laws)):
-        _derive(laws, tasks)  # else one derivation covers the evaluation documents too
-    for run in laws if not limit.left_over else []:
+    limit = runs[0].limit
+    tasks.develop(*runs)
+    if limit.left_over or plan_only or not all(map(stages.is_planned, runs)):
+        _derive(runs, tasks)  # else one derivation covers the evaluation documents too
+    for run in runs if not limit.left_over else []:
         tasks.plan(run)
 
 
-def _evaluate(laws: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
+def _evaluate(runs: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
     """Evaluate until all sequential studies stop; other studies evaluate all documents at once."""
     more = True
     while more:
-        tasks.evaluate(*laws)
-        _derive(laws, tasks)
-        for run in laws:
+        tasks.evaluate(*runs)
+        _derive(runs, tasks)
+        for run in runs:
             tasks.check(run)
-        if laws[0].limit.left_over or laws[0].study.plan.stopping == FIXED:
+        if runs[0].limit.left_over or runs[0].study.plan.stopping == FIXED:
             return
-        looks = [tasks.look(run) for run in laws]
-        more = any(looks)
+        taken = [tasks.look(run) for run in runs]
+        more = any(taken)
 
 
-def _derive(laws: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
+def _derive(runs: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
     """Derive the units of all laws of a model, and score their answers."""
-    tasks.derive(laws[0])
-    for run in laws:
+    tasks.derive(runs[0])
+    for run in runs:
         tasks.score(run)
 
 
@@ -306,19 +309,19 @@ def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
 
 
 def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
-    return [laws for laws in _by_model(runs) if len(laws) > 1]
+    return [model_runs for model_runs in _by_model(runs) if len(model_runs) > 1]
 
 
-def _laws_page(laws: Sequence[StudyRun]) -> Path:
+def _laws_page(runs: Sequence[StudyRun]) -> Path:
     """Return the page that compares the laws of one model, in a folder beside the pages of its studies."""
-    study = laws[0].study
+    study = runs[0].study
     model = study.model.id if study.several_models else None
-    return laws_report_folder(laws[0].store, study.name_in_file, model) / "index.html"
+    return laws_report_folder(runs[0].store, study.name_in_file, model) / "index.html"
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
     """Return the page that will compare a run's law with the model's other laws; None if there is only one law."""
-    return next((_laws_page(laws) for laws in _several_laws(runs) if run in laws), None)
+    return next((_laws_page(model_runs) for model_runs in _several_laws(runs) if run in model_runs), None)
 
 
 def _pages(runs: Sequence[StudyRun]) -> list[Path]:

@@ -116,8 +116,8 @@ class StudyRun:
 
     def _named(self, name: str) -> Progress:
         model = self.study.model.id if self.study.several_models else ""
-        told = " on ".join(filter(None, (name, model)))
-        return NamedProgress(self.progress, told) if told else self.progress
+        label = " on ".join(filter(None, (name, model)))
+        return NamedProgress(self.progress, label) if label else self.progress
 
     @cached_property
     def identity(self) -> Callable[[Action], ActionIdentity]:
@@ -230,9 +230,9 @@ def pending_work(
     for document in documents:
         pending = [
             PendingUnit(
-                actions[one.action], first, count, one.estimator, revisions.get((material.study.name, one.action), 0)
+                actions[unit.action], first, count, unit.estimator, revisions.get((material.study.name, unit.action), 0)
             )
-            for one, first, count in lacking(held[document.doc], wanted)
+            for unit, first, count in lacking(held[document.doc], wanted)
         ]
         if pending:
             work.append((document, pending))
@@ -267,7 +267,7 @@ class SplitForecast:
     @property
     def bounded(self) -> bool:
         """Whether the work may turn out smaller: the plan is still to be made, or a sequential study may stop."""
-        return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
+        return self.replicates[0] < self.replicates[1] or any(fewest < most for fewest, most in self.documents.values())
 
     @property
     def pending(self) -> Counter[str]:
@@ -281,7 +281,7 @@ class Forecast:
 
     plan: FrozenPlan | None  # the frozen plan, None before there is one
     # the plan with the study file's K and N, equal to ``plan`` unless these grow; None if a plan is to be made
-    asked: FrozenPlan | None
+    requested_plan: FrozenPlan | None
     splits: tuple[SplitForecast, SplitForecast]  # development and evaluation
     underived: int = 0  # how many stored units are still to be derived
     unscored: int = 0  # how many stored pairs are still to be scored, if the model's tokenizer is here
@@ -294,7 +294,7 @@ class Forecast:
         """Whether nothing of the study is left to do."""
         return (
             self.plan is not None
-            and self.plan is self.asked
+            and self.plan is self.requested_plan
             and not any(split.work for split in self.splits)
             and not self.underived
             and not self.unscored
@@ -311,13 +311,13 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
     """
     store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
-    asked = None if plan is None or run.replan else grown_plan(plan, run.study)
+    grown = None if plan is None or run.replan else grown_plan(plan, run.study)
     units = stored_units(store, run.material)
     splits = (
-        _development(store, run.material, redone, units), _evaluation(store, run.material, asked, redone, units)
+        _development(store, run.material, redone, units), _evaluation(store, run.material, grown, redone, units)
     )  # fmt: skip
     if store is None:
-        return Forecast(plan, asked, splits)
+        return Forecast(plan, grown, splits)
     named, model = (run.study.name, run.study.model.id), run.study.model
     scoring = Scoring.stored(store, *named)
     unscored = scoring.unscored_pairs.total()
@@ -325,13 +325,13 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         unscored = 0
     return Forecast(
         plan,
-        asked,
+        grown,
         splits,
         underived=store.all_underived().size,
         unscored=unscored,
         estimated=estimates_are_current(store, *named) and answers_are_current(store, *named, scoring),
         reported=report_is_current(store, run.page.parent),
-        looked=asked is None or (taken := LooksTaken.in_store(store, asked)) is None or taken.stopped,
+        looked=grown is None or (taken := LooksTaken.in_store(store, grown)) is None or taken.stopped,
     )
 
 
@@ -350,7 +350,10 @@ def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
 
 def _development(store: Store | None, material: Material, redone: Collection[str], units: pa.Table) -> SplitForecast:
     replicates = material.study.plan.development_replicates
-    documents = {stratum: (len(own),) * 2 for stratum, own in material.documents["development"].items()}
+    documents = {
+        stratum: (len(stratum_documents),) * 2
+        for stratum, stratum_documents in material.documents["development"].items()
+    }
     work = pending_development(store, material, redone, units)
     names = {document.doc for document in material.of_split("development")}
     count = _count(units, material, names, redone)

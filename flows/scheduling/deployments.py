@@ -179,7 +179,7 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
     """
     from kvdrift.flows.scheduling.flows import study  # noqa: PLC0415 - torch takes seconds
 
-    tags = [_TAG, schedule.studies[0].name_in_file, *dict.fromkeys(one.model.id for one in schedule.studies)]
+    tags = [_TAG, schedule.studies[0].name_in_file, *dict.fromkeys(study.model.id for study in schedule.studies)]
     if schedule.notify is not None:
         tags.append(schedule.tag)
     deployed: RunnerDeployment = RunnerDeployment.from_flow(
@@ -264,16 +264,16 @@ def check_block(block: str) -> UUID:
         raise InputError(f"--notify {block}: write TYPE/NAME of a block, as in slack-webhook/laboratory")
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_block_document_by_name(name, kind)
+            document = client.read_block_document_by_name(name, kind)
         except ObjectNotFound:
             raise InputError(
                 f"--notify {block}: the server has no such block; prefect block ls lists them, and prefect block "
                 f"create {kind} makes one"
             ) from None
-    schema = found.block_schema
+    schema = document.block_schema
     if schema is None or "notify" not in schema.capabilities:
         raise InputError(f"--notify {block}: the block sends no notifications; name one such as slack-webhook/NAME")
-    return found.id
+    return document.id
 
 
 def each_tagged_run(tag: str) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def notify(deployment: str, tag: str, block: str) -> None:
     """
     ends, every = _events(*_ENDS), each_tagged_run(tag)
     started = _events("Running", "Cancelled") | ends
-    told = {
+    notifications = {
         "how runs end": (EventTrigger(**every, expect=ends, posture=Posture.Reactive), BODY),
         "runs that do not start": (
             EventTrigger(**every, after=_events("Late"), expect=started, posture=Posture.Proactive, within=OVERDUE),
@@ -301,7 +301,7 @@ def notify(deployment: str, tag: str, block: str) -> None:
     }
     sent_to = check_block(block)
     with get_client(sync_client=True) as client:
-        for what, (trigger, body) in told.items():
+        for what, (trigger, body) in notifications.items():
             sent = SendNotification(block_document_id=sent_to, subject=f"kvdrift study {deployment}", body=body)
             made = AutomationCore(
                 name=f"kvdrift: {deployment}: {what}",

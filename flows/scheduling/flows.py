@@ -42,9 +42,9 @@ def _in_one_line(body: Callable[..., str]) -> Callable[..., Any]:
     """Have a flow end with a line on its result or its error."""
 
     @wraps(body)
-    def ending(*given: Any, **named: Any) -> Any:
+    def ending(*arguments: Any, **keywords: Any) -> Any:
         try:
-            return Completed(message=body(*given, **named))
+            return Completed(message=body(*arguments, **keywords))
         except KvdriftError as error:
             get_run_logger().error("%s", error)
             return Failed(message=str(error), data=error)
@@ -53,11 +53,11 @@ def _in_one_line(body: Callable[..., str]) -> Callable[..., Any]:
 
 
 def _study_run_name() -> str:
-    given = flow_run.parameters
+    parameters = flow_run.parameters
     try:
-        studies = load_studies(Path(given["study_file"]))
+        studies = load_studies(Path(parameters["study_file"]))
     except KvdriftError:  # the run has said so itself
-        return str(Path(given["study_file"]).stem)
+        return str(Path(parameters["study_file"]).stem)
     return run_name(studies)
 
 
@@ -158,5 +158,5 @@ def recompute(store: Name) -> str:
     return f"report {', '.join(map(str, pages))}; store {location}"
 
 
-def _path(given: str | None) -> Path | None:
-    return None if given is None else Path(given)
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

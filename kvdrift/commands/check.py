@@ -72,10 +72,10 @@ def check(
     from kvdrift.generator.checks.source_notes import source_notes
 
     trial, holds = trial_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind), list[bool | None]()
-    width = max(len(one.name) for one in trial.checks)
-    for one in trial.checks:
-        finding = one(trial)
-        holds.append(_said(one.name, one.tried, finding.line, holds=finding.holds, width=width))
+    width = max(len(part_check.name) for part_check in trial.checks)
+    for part_check in trial.checks:
+        finding = part_check(trial)
+        holds.append(_printed(part_check.name, part_check.tried, finding.line, holds=finding.holds, width=width))
     for note in source_notes(type(trial.part)):
         typer.echo(f"note   {note}")
     _end(name, holds)
@@ -91,7 +91,7 @@ def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoRetu
     if written is None:
         raise InputError(f"engine {name}: needs weights to be checked on: --weights")
     location = engine.location(written, folder, "weights = ")
-    _end(name, [_kept(one, partial(one.function, engine, location)) for one in PROMISES])
+    _end(name, [_holds(promise, partial(promise.function, engine, location)) for promise in PROMISES])
 
 
 def _check_study(path: Path) -> NoReturn:
@@ -110,11 +110,11 @@ def _check_study(path: Path) -> NoReturn:
     for name, side in {"reference": model.reference, **model.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
             typer.echo(f"{name} at {side.connection.url}")
-            holds += [_kept(one, partial(one.function, side), KvdriftError) for one in SERVER_PROMISES]
+            holds += [_holds(promise, partial(promise.function, side), KvdriftError) for promise in SERVER_PROMISES]
     _end(str(path), holds)
 
 
-def _kept(
+def _holds(
     promise: Promise[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
 ) -> bool | None:
     """Print and return whether a promise holds, None if unknown; an error of class ``faults`` means no."""
@@ -122,18 +122,18 @@ def _kept(
 
     holds: bool | None
     try:
-        holds, found = True, function()
+        holds, outcome = True, function()
     except faults as error:
-        holds, found = False, str(error)
-    if isinstance(found, Unknown):
-        holds, found = None, found.why
-    return _said(promise.name, promise.tried, found, holds=holds, width=_WIDTH)
+        holds, outcome = False, str(error)
+    if isinstance(outcome, Unknown):
+        holds, outcome = None, outcome.why
+    return _printed(promise.name, promise.tried, outcome, holds=holds, width=_WIDTH)
 
 
-def _said(name: str, tried: str, found: str, *, holds: bool | None, width: int) -> bool | None:
+def _printed(name: str, tried: str, result: str, *, holds: bool | None, width: int) -> bool | None:
     """Print one check's line, and return whether the check holds."""
-    outcome = {True: "holds", False: "FAILS", None: "?    "}[holds]
-    typer.echo(f"{outcome}  {name:<{width}}  {tried}: {'' if holds is not None else 'unknown: '}{found}")
+    verdict = {True: "holds", False: "FAILS", None: "?    "}[holds]
+    typer.echo(f"{verdict}  {name:<{width}}  {tried}: {'' if holds is not None else 'unknown: '}{result}")
     return holds
 
 

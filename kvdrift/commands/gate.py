@@ -117,20 +117,20 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     from kvdrift.schema.study import POOLED
     from kvdrift.stats.registry import Higher, Scale
 
-    asked, contrast = verdict.question, verdict.contrast
+    question, contrast = verdict.question, verdict.contrast
     shown = [verdict.estimate, verdict.low, verdict.high]
     decimals = 2 if any(value is not None and abs(value) * contrast.scale.factor < 1 for value in shown) else 1
     estimate = scaled(verdict.estimate, contrast.scale, decimals)
     between = _between(verdict, decimals)
-    where = "" if asked.stratum == POOLED else f" in {asked.stratum}"
-    few = " (few)" if verdict.clusters < FEW_CLUSTERS else ""
-    difference = f"{asked.quantity}{where}, {asked.action} less {asked.baseline}"
-    margin = fixed(asked.margin * contrast.scale.factor, decimals)
+    where = "" if question.stratum == POOLED else f" in {question.stratum}"
+    few_clusters = " (few)" if verdict.clusters < FEW_CLUSTERS else ""
+    difference = f"{question.quantity}{where}, {question.action} less {question.baseline}"
+    margin = fixed(question.margin * contrast.scale.factor, decimals)
     parts = [f"{verdict.decision}: {difference}: {estimate} {contrast.scale.sign} {between}, margin {margin}"]
     if contrast.higher is Higher.BETTER:
         parts.append("higher is better")
     parts.append(f"{percent(verdict.interval_level)} interval, {verdict.interval}")
-    parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few}")
+    parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few_clusters}")
     if verdict.alike:
         more = "no number of similar documents" if verdict.more is None else f"{count(verdict.more)} more like these"
         parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
@@ -141,13 +141,13 @@ def _line(verdict: Verdict, *, named: bool) -> str:
         )
     if verdict.from_floors:
         ends = {
-            name: " to ".join(scaled(one, Scale.POINTS, 2) for one in between)
+            name: " to ".join(scaled(end, Scale.POINTS, 2) for end in between)
             for name, between in verdict.from_floors.items()
         }
         apart = "distinguished" if verdict.distinguished else "not distinguished"
         floors = ", ".join(f"{name} {between} pp" for name, between in ends.items())
         parts.append(f"{apart} from the floors in R: {floors}, 95% over all pairs")
-    return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
+    return "; ".join([*parts, verdict.status, *([f"study {question.study}"] if named else [])])
 
 
 def _between(verdict: Verdict, decimals: int) -> str:
@@ -173,22 +173,22 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
     from kvdrift.log.studies import count_waiting, store_size
     from kvdrift.report.reading.estimates import FEW_CLUSTERS
 
-    asked, times = verdict.question, last_times(store.location)
-    study, model = str(asked.study), str(asked.model)
+    question, times = verdict.question, last_times(store.location)
+    study, model = str(question.study), str(question.model)
     waiting = count_waiting(store).get((study, model))
     return {
         "decision": verdict.decision,
-        "quantity": asked.quantity,
+        "quantity": question.quantity,
         "contrast": verdict.contrast.name,
         "higher": verdict.contrast.higher.value,
-        "action": asked.action,
-        "baseline": asked.baseline,
-        "stratum": asked.stratum,
+        "action": question.action,
+        "baseline": question.baseline,
+        "stratum": question.stratum,
         "estimate": verdict.estimate,
         "low": verdict.low,
         "high": verdict.high,
-        "margin": asked.margin,
-        "level": asked.level,
+        "margin": question.margin,
+        "level": question.level,
         "interval_level": verdict.interval_level,
         "method": verdict.interval,
         "draws": verdict.draws,
@@ -201,8 +201,8 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "from_floors": dict(verdict.from_floors),
         "few_clusters": verdict.clusters < FEW_CLUSTERS,
         "status": verdict.status,
-        "study": asked.study,
-        "model": asked.model,
+        "study": question.study,
+        "model": question.model,
         **last_of_study(store, study, model, times),
         "last_check": iso(times.check),
         "check_faults": times.faults,

@@ -161,14 +161,14 @@ def summary(report: IngestReport, location: str) -> str:
 def _lines(report: IngestReport) -> list[str]:
     """Return a line for each finding, at most ``NAMED_FINDINGS`` of a kind and then a count; the remarks follow."""
     lines = []
-    said: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for finding in report.findings:
-        said[finding.kind] += 1
-        if said[finding.kind] <= NAMED_FINDINGS:
+        counts[finding.kind] += 1
+        if counts[finding.kind] <= NAMED_FINDINGS:
             lines.append(str(finding))
     lines += [
         f"and {count - NAMED_FINDINGS} more findings of the kind '{kind}'"
-        for kind, count in said.items()
+        for kind, count in counts.items()
         if count > NAMED_FINDINGS
     ]
     return lines + [f"note: {remark}" for remark in report.remarks]

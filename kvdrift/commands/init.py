@@ -106,9 +106,9 @@ def init(
         from kvdrift.study_files.new_study import engine_choice, named_action, new_study, swept_action, write_study
 
         check_absent([study])
-        asked = [*map(named_action, action or []), *map(swept_action, sweep or [])]
+        actions = [*map(named_action, action or []), *map(swept_action, sweep or [])]
         chosen = engine_choice(model, engine, gguf, cache_types, weights or [])
-        made = new_study(study, model, documents, task or [], length, asked, horizon, chosen)
+        made = new_study(study, model, documents, task or [], length, actions, horizon, chosen)
         write_study(made)
     _say_written(study, made.remark)
 

@@ -148,12 +148,12 @@ def _quantities() -> list[tuple[str, str]]:
     decidable = decidable_quantities()
     return [
         (
-            one.name,
-            f"{one.meaning} ({one.scale.sign}"
-            + (f", one for each {one.axis}" if one.axis else "")
-            + (f"; gate: higher is {one.higher.value})" if one.name in decidable else ")"),
+            quantity.name,
+            f"{quantity.meaning} ({quantity.scale.sign}"
+            + (f", one for each {quantity.axis}" if quantity.axis else "")
+            + (f"; gate: higher is {quantity.higher.value})" if quantity.name in decidable else ")"),
         )
-        for one in PAIR_QUANTITIES.values()
+        for quantity in PAIR_QUANTITIES.values()
     ]
 
 

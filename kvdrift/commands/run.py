@@ -110,8 +110,8 @@ def run(
         from kvdrift.plan_lines import plan_lines
 
         opened = Store.open(outcome.location)
-        for one in studies:
-            for line in plan_lines(require_plan(opened, one)):
+        for planned_study in studies:
+            for line in plan_lines(require_plan(opened, planned_study)):
                 typer.echo(line)
         where = "" if store is None else f" --store {shlex.quote(store)}"
         typer.echo(f"the evaluation goes on with: kvdrift run {shlex.quote(str(study))}{where}")

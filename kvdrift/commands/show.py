@@ -85,24 +85,24 @@ def show(
 
 def _trajectory(views: Views, study: str, model: str, doc: str, action: str, replicate: int) -> dict[str, Any]:
     """Find a trajectory's row, and add the columns of its document."""
-    found: dict[str, Any] = {"study": study, "model": model}
-    for name, asked in (("doc", doc), ("action", action), ("replicate", replicate)):
-        known = views.rows("trajectories", (name,), **found)[name].unique().to_pylist()
+    keys: dict[str, Any] = {"study": study, "model": model}
+    for name, requested in (("doc", doc), ("action", action), ("replicate", replicate)):
+        known = views.rows("trajectories", (name,), **keys)[name].unique().to_pylist()
         if not known:
             raise InputError(f"study '{study}' has no trajectories yet; kvdrift derive makes them of its events")
-        if asked not in known:
-            raise InputError(f"{name.upper()} {asked}: no such trajectory; {_nearest(asked, sorted(known))}")
-        found[name] = asked
-    trajectory = max(views.rows("trajectories", **found).to_pylist(), key=lambda row: int(row["action_revision"]))
+        if requested not in known:
+            raise InputError(f"{name.upper()} {requested}: no such trajectory; {_nearest(requested, sorted(known))}")
+        keys[name] = requested
+    trajectory = max(views.rows("trajectories", **keys).to_pylist(), key=lambda row: int(row["action_revision"]))
     (document,) = views.rows("documents", _OF_DOCUMENT, study=study, model=model, doc=doc).to_pylist() or [{}]
     return {**trajectory, **dict.fromkeys(_OF_DOCUMENT), **document}
 
 
-def _nearest(asked: str | int, known: Sequence[Any]) -> str:
+def _nearest(requested: str | int, known: Sequence[Any]) -> str:
     """Say which known value is nearest to ``asked``; there may be thousands."""
-    if isinstance(asked, int):
+    if isinstance(requested, int):
         return f"there are {known[0]} to {known[-1]}"
-    near = alike(asked, known)
+    near = alike(requested, known)
     return f"did you mean '{near}'?" if near else f"there are {', '.join(known[:5])}{', …' * (len(known) > 5)}"
 
 
@@ -161,11 +161,11 @@ def _record_rows(
     kept = {row["answer"]: row["kept"] for row in shares}
     rows = []
     for number, answer in enumerate(answers):
-        own = [record for record in newest["records"] or () if record["answer"] == number]
-        if own and number in kept:
+        answer_records = [record for record in newest["records"] or () if record["answer"] == number]
+        if answer_records and number in kept:
             places = [
                 {name: record[name] for name in ("first", "last")} | {"line": _line(newest["tokens"], record, text)}
-                for record in own
+                for record in answer_records
             ]
             rows.append({"answer": number, "text": answer, "kept": kept[number], "places": places})
     return rows
@@ -187,5 +187,5 @@ def _line(tokens: Sequence[int], record: Mapping[str, int], text: Callable[[int]
     first, last = record["first"] - 1, record["last"]
     before = "".join(map(text, tokens[max(0, first - _AROUND) : first])).rpartition("\n")[2]
     after = "".join(map(text, tokens[last : last + _AROUND])).partition("\n")[0]
-    said = before + "".join(map(text, tokens[first:last])) + after
-    return f"… {' '.join(said.split())} …"
+    line = before + "".join(map(text, tokens[first:last])) + after
+    return f"… {' '.join(line.split())} …"

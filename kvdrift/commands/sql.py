@@ -197,8 +197,8 @@ def _misspelt(views: Views, query: str) -> str:
     Empty if each text is a known name, or resembles none.
     """
     known = {name for view, column in _NAMES for name in views.rows(view, (column,))[column].to_pylist()} - {None}
-    asked = dict.fromkeys(text for text in _TEXTS.findall(query) if text not in known)
-    meant = [f"'{text}': did you mean '{name}'?" for text in asked if (name := alike(text, known)) is not None]
+    unknown = dict.fromkeys(text for text in _TEXTS.findall(query) if text not in known)
+    meant = [f"'{text}': did you mean '{name}'?" for text in unknown if (name := alike(text, known)) is not None]
     return "; ".join(meant)
 
 

@@ -85,7 +85,7 @@ def status(
         from kvdrift.live import show_live
 
         live = LiveStore(Store.open(store))
-        show_live((live.look() for _ in itertools.count()), interval)
+        show_live((live.snapshots() for _ in itertools.count()), interval)
         return
     if as_json:
         typer.echo(json.dumps(store_status(Store.open(store)), ensure_ascii=False))
@@ -109,9 +109,9 @@ def status_lines(store: Store) -> Iterator[str]:
     known = held["check_faults"]
     faults = "" if known is None else f", {known:,} {'fault' if known == 1 else 'faults'}"
     yield f"verified: {_when(held['last_check'])}{faults}"
-    for one in held["waiting"]:
-        count = Waiting(one["replicates"], one["documents"])
-        yield f"waiting: {count} of study {one['study']}, model {one['model']}, in no estimate before they are whole"
+    for left in held["waiting"]:
+        count = Waiting(left["replicates"], left["documents"])
+        yield f"waiting: {count} of study {left['study']}, model {left['model']}, in no estimate before they are whole"
     for study in held["studies"]:
         yield f"study {study['study']}, model {study['model']}:"
         yield from _study_lines(study)
@@ -134,16 +134,16 @@ def store_status(store: Store) -> Row:
     for study, model in there:
         scoring = Scoring(store, study, model, counts)
         several = len({other for name, other in there if name == study}) > 1
-        own = counts.of_study(study, model)
-        status = _study_status(store, study, model, actions, own, scoring, left[study, model], several=several)
+        study_counts = counts.of_study(study, model)
+        status = _study_status(store, study, model, actions, study_counts, scoring, left[study, model], several=several)
         status |= last_of_study(store, study, model, times)
         status["waiting_replicates"] = waiting[study, model].replicates if (study, model) in waiting else 0
         studies.append(status)
     return {
         "store": store.location, "events_version": version, "event_files": len(store.paths("events", version)),
         "units": _count_units(counts.current), "underived": len(underived), "size": store_size(store.location),
-        "last_run": max((one["last_run"] for one in studies if one["last_run"]), default=None),
-        "last_estimate": max((one["last_estimate"] for one in studies if one["last_estimate"]), default=None),
+        "last_run": max((row["last_run"] for row in studies if row["last_run"]), default=None),
+        "last_estimate": max((row["last_estimate"] for row in studies if row["last_estimate"]), default=None),
         "last_check": iso(times.check), "check_faults": times.faults,
         "waiting": [
             {"study": study, "model": model, "replicates": count.replicates, "documents": count.documents}
@@ -177,8 +177,8 @@ def _study_status(
     pending = _pending(actions, counts, plan, by_now or {}) if ours else None
     units, estimated = _count_units(counts.current), estimated_version(store, study, model)
     revised = any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study)
-    own = [work for work in pending or () if work["reason"] != "of another generator"]
-    if ours and (own or plan is None or (taken is not None and not taken.stopped)):
+    pending_here = [work for work in pending or () if work["reason"] != "of another generator"]
+    if ours and (pending_here or plan is None or (taken is not None and not taken.stopped)):
         command = f"kvdrift run STUDY.toml --store {store.location}"
     elif left or estimated != version or not answers_are_current(store, study, model, scoring):
         command = f"kvdrift {'derive' if left else 'analyze'} {store.location}"
@@ -285,7 +285,7 @@ def _pending(
     for place, count in counts.documents.items():
         if place.split and place.stratum:
             wanted[place.split, place.stratum] += count
-    found = []
+    rows = []
     for work in units_done(actions, wanted, covered, plan, by_now):
         if lacking := work.wanted - work.done:
             if actions[work.action]["selector"] == EXTERNAL:
@@ -294,8 +294,8 @@ def _pending(
                 reason = "missing"
             else:
                 reason = "redone" if actions[work.action]["action_revision"] else "new"
-            found.append({"split": work.split, "action": work.action, "units": lacking, "reason": reason})
-    return found
+            rows.append({"split": work.split, "action": work.action, "units": lacking, "reason": reason})
+    return rows
 
 
 def _count_units(units: Holdings) -> int:
@@ -358,18 +358,18 @@ def _samples(status: Mapping[str, Any]) -> Iterator[tuple[str, Labels, Any]]:
     yield "kvdrift_last_check_timestamp_seconds", {}, status["last_check"]
     yield "kvdrift_check_faults", {}, status["check_faults"]
     for study in status["studies"]:
-        own = {"study": study["study"], "model": study["model"]}
-        yield "kvdrift_last_run_timestamp_seconds", own, study["last_run"]
-        yield "kvdrift_last_estimate_timestamp_seconds", own, study["last_estimate"]
-        yield "kvdrift_units", own, study["units"]
-        yield "kvdrift_underived_units", own, study["units"] - study["derived_units"]
+        labels = {"study": study["study"], "model": study["model"]}
+        yield "kvdrift_last_run_timestamp_seconds", labels, study["last_run"]
+        yield "kvdrift_last_estimate_timestamp_seconds", labels, study["last_estimate"]
+        yield "kvdrift_units", labels, study["units"]
+        yield "kvdrift_underived_units", labels, study["units"] - study["derived_units"]
         pending = study["pending"]
-        yield "kvdrift_pending_units", own, None if pending is None else sum(work["units"] for work in pending)
+        yield "kvdrift_pending_units", labels, None if pending is None else sum(work["units"] for work in pending)
         for split in study["splits"]:
-            place = {**own, "split": split["split"] or ""}
+            place = {**labels, "split": split["split"] or ""}
             yield "kvdrift_documents", place, split["documents"]
             yield "kvdrift_generated_documents", place, split["generated"]
-        yield "kvdrift_waiting_replicates", own, study["waiting_replicates"]
+        yield "kvdrift_waiting_replicates", labels, study["waiting_replicates"]
     for table, size in status["size"]["tables"].items():
         yield "kvdrift_table_bytes", {"table": table}, size["bytes"]
         yield "kvdrift_table_files", {"table": table}, size["files"]

@@ -58,8 +58,8 @@ def verify(
     within = None if since is None else seconds_of(since, "--since")
     if repair and since is not None:
         raise InputError("--since and --repair: a repair reads all files first; leave one of the two out")
-    said: list[str] = []
-    tell = said.append if as_json else typer.echo
+    unprinted: list[str] = []
+    tell = unprinted.append if as_json else typer.echo
     with ConsoleProgress() as console:
         repaired = _repair(store, tell) if repair else []
         checks = _verified(Store(store), console, tell, within)
@@ -114,9 +114,9 @@ def _verified(store: Store, console: Progress, tell: Callable[[str], None], with
     from kvdrift.verification.whole_store import scrub
     from kvdrift.verification.whole_store import verify as verified
 
-    found: list[Verified] = []
+    checks: list[Verified] = []
     for check in verified(store, console) if within is None else scrub(store, within):
-        found.append(check)
+        checks.append(check)
         tell(str(check))
         for fault in check.faults[:NAMED_FAULTS]:
             tell(f"  fault: {fault}")
@@ -124,4 +124,4 @@ def _verified(store: Store, console: Progress, tell: Callable[[str], None], with
             tell(f"  and {number_of(len(check.faults) - NAMED_FAULTS, 'more fault')} of {check.subject}")
         for note in check.notes:
             tell(f"  note: {note}")
-    return found
+    return checks

@@ -71,40 +71,41 @@ def describe_studies(
     yield from remarks(runs)
     for run, absent in zip(runs, unchecked, strict=True):
         study, redone = run.study, {row["action"] for row in begun if row["study"] == run.study.name}
-        found = forecast(run, redone)
-        law = f", {study.sampling.other_words}" if study.sampling.other_words else ""
-        yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{law}; store {location}"
+        expected = forecast(run, redone)
+        sampling = f", {study.sampling.other_words}" if study.sampling.other_words else ""
+        yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{sampling}; store {location}"
         yield from end_lines(study)
         for what in absent:
             yield f"  not checked: {what}"
-        yield _plan_line(found)
-        for split in found.splits:
+        yield _plan_line(expected)
+        for split in expected.splits:
             yield from _split_lines(run, split, redone)
-        yield from _later_lines(found)
-        if any(split.work for split in found.splits) and study.model.kind == FINITE_STATE:
+        yield from _later_lines(expected)
+        if any(split.work for split in expected.splits) and study.model.kind == FINITE_STATE:
             yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
-        elif any(split.work for split in found.splits):
-            yield from _need_lines(run.material, found, doing, served=served, gpus=gpus)
+        elif any(split.work for split in expected.splits):
+            yield from _need_lines(run.material, expected, doing, served=served, gpus=gpus)
             if study.name != study.name_in_file and len(studies) > 1:
                 yield "    the run prefills prompts once for all temperatures; this forecast has a prefill for each"
 
 
-def _plan_line(found: Forecast) -> str:
-    if found.plan is None:
+def _plan_line(expected: Forecast) -> str:
+    if expected.plan is None:
         return (
             "  plan: to be made from the development documents; the evaluation below is the largest that the plan may "
             "choose"
         )
     line = (
-        f"  plan: {found.plan.sha256[:12]}, frozen {found.plan.frozen_at:%Y-%m-%d %H:%M} UTC: "
-        f"K = {found.plan.replicates}, N = {found.plan.documents_per_stratum} documents of each stratum"
+        f"  plan: {expected.plan.sha256[:12]}, frozen {expected.plan.frozen_at:%Y-%m-%d %H:%M} UTC: "
+        f"K = {expected.plan.replicates}, N = {expected.plan.documents_per_stratum} documents of each stratum"
     )
-    if found.plan.looks is not None:
-        line += f" at most, in {len(found.plan.looks)} looks"
-    if found.asked is None:
+    if expected.plan.looks is not None:
+        line += f" at most, in {len(expected.plan.looks)} looks"
+    if expected.requested_plan is None:
         return f"{line}; to be made again, so the evaluation below is the largest that the plan may choose"
-    if found.asked is not found.plan:
-        return f"{line}; it grows to K = {found.asked.replicates}, N = {found.asked.documents_per_stratum}"
+    if expected.requested_plan is not expected.plan:
+        grown = expected.requested_plan
+        return f"{line}; it grows to K = {grown.replicates}, N = {grown.documents_per_stratum}"
     return line
 
 
@@ -152,17 +153,17 @@ def _is_control(action: Action, *, engine: bool) -> bool:
     return action.name == FLOOR_ACTION if engine else action.control
 
 
-def _later_lines(found: Forecast) -> Iterator[str]:
+def _later_lines(expected: Forecast) -> Iterator[str]:
     """Yield a line for each step after generation."""
-    generated = sum(split.pending.total() for split in found.splits)
-    if found.finished:
+    generated = sum(split.pending.total() for split in expected.splits)
+    if expected.finished:
         yield "  nothing to do"
         return
-    derived = [f"{found.underived} units that are stored"] if found.underived else []
+    derived = [f"{expected.underived} units that are stored"] if expected.underived else []
     derived += ["those that are generated"] if generated else []
     lacking = [f"derive {' and '.join(derived)}"] if derived else []
-    lacking += ["score answers"] if found.unscored else []
-    current = found.estimated and not (generated or found.unscored) and found.asked is found.plan
+    lacking += ["score answers"] if expected.unscored else []
+    current = expected.estimated and not (generated or expected.unscored) and expected.requested_plan is expected.plan
     lacking += [] if current else ["estimate"]
     yield f"  then: {', '.join([*lacking, 'write the report'])}"
 
@@ -183,7 +184,7 @@ def end_lines(study: Study) -> Iterator[str]:
 
 
 def _need_lines(
-    material: Material, found: Forecast, doing: Callable[[str], None], *, served: bool, gpus: int
+    material: Material, expected: Forecast, doing: Callable[[str], None], *, served: bool, gpus: int
 ) -> Iterator[str]:
     """Yield the needs of a study, for this machine or, if ``served``, for another.
 
@@ -191,7 +192,7 @@ def _need_lines(
     """
     model = material.study.model
     if model.engine is not None:
-        yield from _engine_lines(material, found, doing)
+        yield from _engine_lines(material, expected, doing)
         return
     location = model_location(model)
     footprints = _footprints(material.study)
@@ -209,7 +210,7 @@ def _need_lines(
                 f"  the model has {positions:,} positions: a prompt of more than {room:,} tokens will be refused, "
                 f"if there is one in {', '.join(tight)}"
             )
-    memory = None if footprints is None else _plan_memory(material, found, footprints)
+    memory = None if footprints is None else _plan_memory(material, expected, footprints)
     if footprints is None or memory is None:
         several = "s of the model and of the actions' weights, which are not all"
         whose = several if material.study.own_weights else " of the model, which is not"
@@ -218,10 +219,10 @@ def _need_lines(
         yield _memory_line(material.study, footprints, memory)
     if gpus:
         yield f"  generation on {gpus} GPU{'s' if gpus > 1 else ''} of this machine, one worker each"
-    yield from time_lines(material, found, memory, doing, served=served, gpus=gpus)
+    yield from time_lines(material, expected, memory, doing, served=served, gpus=gpus)
 
 
-def _engine_lines(material: Material, found: Forecast, doing: Callable[[str], None]) -> Iterator[str]:
+def _engine_lines(material: Material, expected: Forecast, doing: Callable[[str], None]) -> Iterator[str]:
     """Yield the needs of a study that an engine decodes."""
     for action in material.actions:
         yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
@@ -232,7 +233,7 @@ def _engine_lines(material: Material, found: Forecast, doing: Callable[[str], No
     else:
         yield f"  memory of generation: {need.words}"
     if need.fits:
-        yield from _measured_lines(material, found, doing, gpus=0)
+        yield from _measured_lines(material, expected, doing, gpus=0)
 
 
 def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
@@ -248,7 +249,7 @@ def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) 
 
 
 def time_lines(
-    material: Material, found: Forecast, memory: MemoryPlan | None, doing: Callable[[str], None], *, served: bool,
+    material: Material, expected: Forecast, memory: MemoryPlan | None, doing: Callable[[str], None], *, served: bool,
     gpus: int,
 ) -> Iterator[str]:  # fmt: skip
     """Yield the time of generation, measured here; or why it is not measured."""
@@ -263,13 +264,15 @@ def time_lines(
     if not (has_local_weights(model_location(model), model.revision) and all(map(has_local_weights, others))):
         yield "  time: needs the model's weights, which are not on this machine"
         return
-    yield from _measured_lines(material, found, doing, gpus=gpus)
+    yield from _measured_lines(material, expected, doing, gpus=gpus)
 
 
-def _measured_lines(material: Material, found: Forecast, doing: Callable[[str], None], *, gpus: int) -> Iterator[str]:
+def _measured_lines(
+    material: Material, expected: Forecast, doing: Callable[[str], None], *, gpus: int
+) -> Iterator[str]:
     model = material.study.model
     try:
-        took = study_time(material, found.splits, doing)
+        took = study_time(material, expected.splits, doing)
     except KvdriftError as error:
         yield f"  time: not measured; {error}"
         return
@@ -293,7 +296,7 @@ def _measured(took: StudyTime, material: Material) -> str:
         return (
             f"from {took.measuring:.0f} s of reading a prompt here, at {rate}; decoding was not tried, and is guessed"
         )
-    read, decoded = (max(getattr(one, name) for one in took.samples) for name in ("tokens", "positions"))
+    read, decoded = (max(getattr(sample, name) for sample in took.samples) for name in ("tokens", "positions"))
     line = f"from {took.measuring:.0f} s of generating here, at {rate}"
     cut = [f"{read:,} of {longest:,} prompt tokens"] if read < _NEARLY * longest else []
     cut += [f"{decoded} of {horizon} positions"] if decoded < horizon else []
@@ -318,13 +321,13 @@ def _footprints(study: Study) -> _Footprints | None:
     None if some model's configuration is not on this machine.
     """
     model = study.model
-    found: dict[str | None, Footprint | None] = {
+    footprints: dict[str | None, Footprint | None] = {
         None: local_footprint(model_location(model), model.dtype, model.revision)
     }
     for action in with_own_weights(study):
-        found[action.weights] = local_footprint(weights_location(study, action), model.dtype)
-    known = {weights: footprint for weights, footprint in found.items() if footprint is not None}
-    return known if len(known) == len(found) else None
+        footprints[action.weights] = local_footprint(weights_location(study, action), model.dtype)
+    known = {weights: footprint for weights, footprint in footprints.items() if footprint is not None}
+    return known if len(known) == len(footprints) else None
 
 
 def _action_lines(material: Material, footprints: _Footprints | None) -> Iterator[str]:
@@ -337,8 +340,8 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
         what, cache = "prompt entries", "prompt cache"
         if action.policy is not None:
             what, cache = "entries at most in every step", "cache, generated entries included"
-        told = described_action(action.row(material.study.study.name, prespecified=True))
-        line = f"  action {action.name}: {told}: {_span(*(f'{m:,}' for m in kept))} {what}"
+        described = described_action(action.row(material.study.study.name, prespecified=True))
+        line = f"  action {action.name}: {described}: {_span(*(f'{m:,}' for m in kept))} {what}"
         if footprints is not None:
             held = (
                 footprints[action.weights].cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
@@ -351,19 +354,19 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
         yield line
 
 
-def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -> MemoryPlan:
+def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints) -> MemoryPlan:
     """Plan memory for the longest prompt and the most replicates; all replicates at once if the device is not here."""
     study, longest = material.study, max(_lengths(material))
     here = memory_here(study.model.device, study.model.device_map)
-    least, most = CONTROL_REPLICATES, max(split.replicates[1] for split in found.splits)
+    least, most = CONTROL_REPLICATES, max(split.replicates[1] for split in expected.splits)
     sides = [
         (
-            one.shape,
-            [0 if action.control else action.retention.kept(longest) for action in own],
-            [min(least, most) if action.control else most for action in own],
+            footprint.shape,
+            [0 if action.control else action.retention.kept(longest) for action in actions],
+            [min(least, most) if action.control else most for action in actions],
         )
-        for weights, one in footprints.items()  # the reference's is the first; a control reads its entries
-        for own in [[action for action in material.actions if action.weights == weights]]
+        for weights, footprint in footprints.items()  # the reference's is the first; a control reads its entries
+        for actions in [[action for action in material.actions if action.weights == weights]]
     ]
     (shape, kept, replicates), *others = sides
     return plan_memory(

@@ -112,10 +112,10 @@ def study_time(
     trial = _Trial(model, material, began + budget, doing)
     trial.measure([item for split in splits for item in split.work])
     least = _SIDE_BY_SIDE if model.pairs_at_once else 1.0
-    found = {split.split: trial.split_seconds(split).times(least, 1.0) for split in splits if split.work}
+    seconds = {split.split: trial.split_seconds(split).times(least, 1.0) for split in splits if split.work}
     trials = sum(sample.trials for sample in trial.samples)
     measuring = time.perf_counter() - began - loading
-    return StudyTime(found, model.device, loading + trials, measuring, trial.samples, trial.prompt_rate)
+    return StudyTime(seconds, model.device, loading + trials, measuring, trial.samples, trial.prompt_rate)
 
 
 class _Trial:
@@ -134,17 +134,17 @@ class _Trial:
     def measure(self, work: Sequence[tuple[Document, _Pending]]) -> None:
         """Measure the shortest document a little, then documents of each stratum as a whole, if there is time."""
         ordered = sorted(work, key=lambda item: item[0].prompt_tokens)
-        first, own = max(ordered, key=lambda item: (_pairs(item[1]), -item[0].prompt_tokens))
-        self._read_a_little(first, own)
+        first, pending = max(ordered, key=lambda item: (_pairs(item[1]), -item[0].prompt_tokens))
+        self._read_a_little(first, pending)
         least = self._beginning(first, self._left / 6) or self._least(first)
         if self._prefill(least.prompt_tokens) > self._left / 2:
             return
         row = self._probe.prefill / self._probe.tokens  # a step has more rows than pairs, and costs less than prefill
-        affordable = self._left / 2 / max(2 * row * _pairs(_at_most(own, 1)) * (_PROBE_POSITIONS - 1), 1e-9)
-        own = _at_most(own, max(int(affordable), 1))
-        self.samples.append(self._sample(least, own, _PROBE_POSITIONS))
+        affordable = self._left / 2 / max(2 * row * _pairs(_at_most(pending, 1)) * (_PROBE_POSITIONS - 1), 1e-9)
+        pending = _at_most(pending, max(int(affordable), 1))
+        self.samples.append(self._sample(least, pending, _PROBE_POSITIONS))
         if self._prefill(least.prompt_tokens) <= self._left / 4:
-            self._few = self._sample(least, _at_most(own, 1), _PROBE_POSITIONS)
+            self._few = self._sample(least, _at_most(pending, 1), _PROBE_POSITIONS)
         by_stratum = defaultdict[str, list[Document]](list)
         for document, _ in ordered:
             by_stratum[document.stratum].append(document)
@@ -154,17 +154,19 @@ class _Trial:
             for number, document in enumerate(chosen):
                 if document.doc not in seen:
                     seen.add(document.doc)
-                    self._measure_one(document, own, self._left / (len(chosen) - number), needed=place == _PLACES[0])
+                    self._measure_one(
+                        document, pending, self._left / (len(chosen) - number), needed=place == _PLACES[0]
+                    )
 
     def split_seconds(self, split: SplitForecast) -> Seconds:
         """Return the seconds of a split, from those of the least to those of the greatest size it may have."""
         count = Counter(document.stratum for document, _ in split.work)
         fewer = split.replicates[0] / split.replicates[1]
         total = Seconds(0.0, 0.0)
-        for document, own in split.work:
+        for document, pending in split.work:
             fewest = min(split.documents[document.stratum][0] / count[document.stratum], 1.0) if split.bounded else 1.0
-            least = fewest * self._seconds(document, fewer * _pairs(own), branched=False)
-            total += Seconds(least, self._seconds(document, _pairs(own)))
+            least = fewest * self._seconds(document, fewer * _pairs(pending), branched=False)
+            total += Seconds(least, self._seconds(document, _pairs(pending)))
         return total
 
     @property
@@ -203,29 +205,29 @@ class _Trial:
 
     def _relative(self, pairs: float) -> float:
         """Return the cost of a step of some pairs, relative to a step of the samples' pairs: a part is fixed."""
-        most, few = self.samples[0].pairs, self._few
-        if few is None or few.pairs == most:
+        most, smallest = self.samples[0].pairs, self._few
+        if smallest is None or smallest.pairs == most:
             return max(pairs / most, 1.0)
-        saved = 1 - (few.decode / few.steps) / max(self.samples[0].decode / self.samples[0].steps, 1e-9)
-        of_pair = min(max(saved / (most - few.pairs), 0.0), 1 / most)
+        saved = 1 - (smallest.decode / smallest.steps) / max(self.samples[0].decode / self.samples[0].steps, 1e-9)
+        of_pair = min(max(saved / (most - smallest.pairs), 0.0), 1 / most)
         return 1 + of_pair * (pairs - most)
 
-    def _read_a_little(self, document: Document, own: _Pending) -> None:
+    def _read_a_little(self, document: Document, pending: _Pending) -> None:
         """Time the prefill of the fewest tokens of which all actions can keep entries."""
         short, before = self._least(document), self._left
         for _ in range(2):
-            self._probe = self._sample(short, _at_most(own, 1), 1)
+            self._probe = self._sample(short, _at_most(pending, 1), 1)
             if before - self._left > _WARM * before:
                 break
 
-    def _measure_one(self, document: Document, own: _Pending, seconds: float, *, needed: bool) -> None:
+    def _measure_one(self, document: Document, pending: _Pending, seconds: float, *, needed: bool) -> None:
         """Measure a document within some seconds: the whole; or, if ``needed``, as much as there is time for."""
-        step = max(self._step(document.prompt_tokens, _pairs(own)), 1e-9)
+        step = max(self._step(document.prompt_tokens, _pairs(pending)), 1e-9)
         if self._prefill(document.prompt_tokens) + step * (self._horizon - 1) <= seconds:
-            self.samples.append(self._sample(document, own, self._horizon))
+            self.samples.append(self._sample(document, pending, self._horizon))
         elif needed and (part := self._beginning(document, seconds / 2)) is not None:
             room = seconds - self._prefill(part.prompt_tokens)
-            self.samples.append(self._sample(part, own, max(1 + int(room / step), 2)))
+            self.samples.append(self._sample(part, pending, max(1 + int(room / step), 2)))
 
     def _beginning(self, document: Document, seconds: float) -> Document | None:
         """Return as much of a document as is read in some seconds; None if that is too little for the actions."""
@@ -249,23 +251,23 @@ class _Trial:
                 return replace(document, tokens=document.tokens[:tokens])
         return document
 
-    def _sample(self, document: Document, own: _Pending, positions: int) -> Sample:
+    def _sample(self, document: Document, pending: _Pending, positions: int) -> Sample:
         """Generate a document, or the beginning of one."""
         study, positions = self._material.study, min(positions, self._horizon)
         self._doing(
-            f"measuring: {document.prompt_tokens:,} prompt tokens of document '{document.doc}', {_pairs(own)} pairs, "
-            f"{positions} position{'s' if positions > 1 else ''}"
+            f"measuring: {document.prompt_tokens:,} prompt tokens of document '{document.doc}', "
+            f"{_pairs(pending)} pairs, {positions} position{'s' if positions > 1 else ''}"
         )
         if document.stratum in self._material.nominal and not isinstance(self._model, EngineModel):
             most = self._model.positions - self._horizon
             document = _with_random_tokens(document, most, self._model.shape.vocabulary, study.study.seed)
         began = time.perf_counter()
-        units = generate_units(self._model, study.name, document, own, positions, study.study.seed)
+        units = generate_units(self._model, study.name, document, pending, positions, study.study.seed)
         seconds = time.perf_counter() - began
         prefill, decode = (sum(unit.record[f"{part}_seconds"] for unit in units) for part in ("prefill", "decode"))
         branched = sum(unit.record["decode_seconds"] for unit in units if unit.record["estimator"] == SWRB)
         trials = max(seconds - prefill - decode, 0.0)
-        return Sample(document.prompt_tokens, _pairs(own), positions, prefill, decode, branched, trials)
+        return Sample(document.prompt_tokens, _pairs(pending), positions, prefill, decode, branched, trials)
 
 
 def _load(material: Material, say: Callable[[str], None]) -> LoadedModel | ModelWithOthers | EngineModel:
@@ -275,12 +277,12 @@ def _load(material: Material, say: Callable[[str], None]) -> LoadedModel | Model
     return load_transformer(study, say) if study.model.engine is None else engine_model(study)
 
 
-def _pairs(own: Iterable[PendingUnit]) -> int:
-    return sum(unit.count for unit in own)
+def _pairs(pending: Iterable[PendingUnit]) -> int:
+    return sum(unit.count for unit in pending)
 
 
-def _at_most(own: _Pending, replicates: int) -> _Pending:
-    return [replace(unit, count=min(unit.count, replicates)) for unit in own]
+def _at_most(pending: _Pending, replicates: int) -> _Pending:
+    return [replace(unit, count=min(unit.count, replicates)) for unit in pending]
 
 
 def _line(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:

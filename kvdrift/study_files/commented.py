@@ -35,22 +35,24 @@ class Heading:
 def headings() -> dict[str, Heading]:
     """Return the sections of a study file, by name, in the file's order."""
     schema = Study.model_json_schema()
-    found = {}
-    for name, own in schema["properties"].items():
-        listed = "items" in own
-        section = schema["$defs"][(own["items"] if listed else own)["$ref"].rpartition("/")[2]]
+    sections = {}
+    for name, property_schema in schema["properties"].items():
+        listed = "items" in property_schema
+        section = schema["$defs"][(property_schema["items"] if listed else property_schema)["$ref"].rpartition("/")[2]]
         keys = {
             key: {"needed": key in section.get("required", ()), **values}
             for key, values in section["properties"].items()
         }
-        found[name] = Heading(f"[[{name}]]" if listed else f"[{name}]", own["description"], keys)
-    return found
+        sections[name] = Heading(f"[[{name}]]" if listed else f"[{name}]", property_schema["description"], keys)
+    return sections
 
 
 def kind(schema: Mapping[str, Any]) -> str:
     """Return the values that a key takes, in words."""
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(kind(one) for one in schema["anyOf"] if one.get("type") != "null"))
+        return " or ".join(
+            dict.fromkeys(kind(alternative) for alternative in schema["anyOf"] if alternative.get("type") != "null")
+        )
     if "enum" in schema or "const" in schema:
         return " or ".join(map(toml, schema.get("enum", [schema.get("const")])))
     if "prefixItems" in schema:

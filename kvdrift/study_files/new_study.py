@@ -82,8 +82,8 @@ def engine_choice(
     """
     by_model = model.endswith(GGUF)
     if engine is None and gguf is None and not by_model:
-        given = {"--cache-types": cache_types is not None, "--weights": bool(weights)}
-        if option := next((name for name, there in given.items() if there), None):
+        options = {"--cache-types": cache_types is not None, "--weights": bool(weights)}
+        if option := next((name for name, there in options.items() if there), None):
             raise InputError(f"{option}: belongs to an engine; add --model FILE{GGUF}, or --engine {LLAMA_CPP}")
         return None
     if engine in {HTTP, *ENGINES} - {LLAMA_CPP}:
@@ -165,7 +165,7 @@ def new_study(
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded
     if engine is not None and actions:
         raise InputError(f"--action: not for engine {LLAMA_CPP}; use --cache-types and --weights")
-    own = _model(model, folder, embedded=embedded) if engine is None else engine.model(folder)
+    model_table = _model(model, folder, embedded=embedded) if engine is None else engine.model(folder)
     reader = None if embedded else text_model(_reader(model) if engine is None else str(engine.file))
     tokens = horizon or _HORIZON
     if reader is not None and (most := reader.most_tokens(tokens)) is not None and most < (length or 1):
@@ -188,7 +188,7 @@ def new_study(
     text = commented_study(
         Draft(
             study={"name": _study_name(path), "horizon": tokens, "seed": 0, "temperature": 1.0},
-            model=own,
+            model=model_table,
             documents=prompts.strata,
             actions=actions or [named_action(text) for text in DEFAULT_ACTIONS]
             if engine is None
@@ -222,8 +222,8 @@ def _exclude_file(path: Path) -> Path:
 
 def _reader(model: str) -> str:
     """Return where the tokenizer of ``--model`` is: its folder, or the Hugging Face id."""
-    found = local_folder(model)
-    return model if found is None else str(found)
+    local = local_folder(model)
+    return model if local is None else str(local)
 
 
 def _study_name(path: Path) -> str:
@@ -232,15 +232,15 @@ def _study_name(path: Path) -> str:
 
 
 def _model(model: str, folder: Path, *, embedded: bool) -> Table:
-    found = None if embedded else local_folder(model)
-    if found is not None and not model.startswith(("/", "~")):
-        model = os.path.relpath(found.absolute(), folder)
+    local = None if embedded else local_folder(model)
+    if local is not None and not model.startswith(("/", "~")):
+        model = os.path.relpath(local.absolute(), folder)
         model = model if model.startswith("..") else f"./{model}"
-    elif found is None and Path(model).expanduser().is_file():
+    elif local is None and Path(model).expanduser().is_file():
         raise InputError(f"--model {model}: is a file; name the model's folder, a Hugging Face id or a file *{GGUF}")
-    elif found is None and model.startswith((".", "/", "~")):
+    elif local is None and model.startswith((".", "/", "~")):
         raise InputError(f"--model {model}: no such folder")
-    elif found is None and not embedded:
+    elif local is None and not embedded:
         check_hub_id(model, Path.cwd(), "--model ")
     return {"id": model} if embedded else {"id": model, "device": "cpu", "dtype": "float32"}
 
@@ -264,9 +264,9 @@ def _made_prompts(tasks: Sequence[str], length: int | None, model: TextModel | N
         chat = {"chat_template": True} if model.has_chat_template else {}
         remark = f"{model.unknown_tokenizer}: chat_template is not set" if model.tokenizer is None else ""
     strata = [
-        {"source": source, "tasks": [task], "length": one, "stratum": f"{task}-{one}", **chat, **_COUNTS}
+        {"source": source, "tasks": [task], "length": tokens, "stratum": f"{task}-{tokens}", **chat, **_COUNTS}
         for task in chosen
-        for one in (lengths if length is None else [length])
+        for tokens in (lengths if length is None else [length])
     ]
     return OwnPrompts(strata, [], remark)
 
@@ -283,11 +283,11 @@ def named_action(text: str) -> Table:
 def swept_action(text: str) -> Table:
     """Return the sweep that an option names as SELECTOR:KEEP,KEEP; the sweep's name is the selector's."""
     selector, colon, listed = text.rpartition(":")
-    values = [one.strip() for one in listed.split(",")]
+    values = [value.strip() for value in listed.split(",")]
     if not (colon and selector and all(values)) or len(values) < 2:
         raise InputError(f"--sweep {text}: write SELECTOR:KEEP,KEEP, as in snapkv:3/4,1/2,1/4")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", selector).lstrip("._-") or "sweep"
-    return {"name": name, "selector": selector, "keep": [_kept(one) for one in values]}
+    return {"name": name, "selector": selector, "keep": [_kept(value) for value in values]}
 
 
 def _kept(keep: str) -> Any:

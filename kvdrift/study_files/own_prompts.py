@@ -130,8 +130,8 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
         uncounted = "prompts are not counted" if length else "length is an estimate from characters, a token to a byte"
         remark = f"{model.unknown_tokenizer}: {uncounted}, and chat_template is not set"
     else:
-        counted = {doc: one for stratum in strata for doc, one in _counted(documents, stratum, model).items()}
-        beyond = {doc: one for doc, one in counted.items() if bounds and one[1] > min(bounds)}
+        counted = {doc: counts for stratum in strata for doc, counts in _counted(documents, stratum, model).items()}
+        beyond = {doc: counts for doc, counts in counted.items() if bounds and counts[1] > min(bounds)}
         too_long = {doc: cluster for doc, (cluster, _) in beyond.items()}
         clusters = set(too_long.values())
         kept = {doc: tokens for doc, (cluster, tokens) in counted.items() if cluster not in clusters}
@@ -143,8 +143,8 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
     relative = os.path.relpath(expanded(str(documents)).absolute(), folder)
     splits, tables = cluster_splits([documents]), []
     for stratum in strata:
-        own = [row for row in rows if not named or not row.has("stratum") or row.text("stratum") == stratum]
-        counts = _counts(documents, stratum, list(map(cluster_of, own)), set(too_long.values()), splits)
+        stratum_rows = [row for row in rows if not named or not row.has("stratum") or row.text("stratum") == stratum]
+        counts = _counts(documents, stratum, list(map(cluster_of, stratum_rows)), set(too_long.values()), splits)
         chat = {"chat_template": True} if model.has_chat_template else {}
         tables.append({"source": "jsonl", "path": relative, "length": most, "stratum": stratum, **chat, **counts})
     return OwnPrompts(tables, sorted(set(too_long.values())), remark, shortest)

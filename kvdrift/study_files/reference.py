@@ -129,14 +129,14 @@ def _default(key: dict[str, Any]) -> str:
 def _source(name: str) -> str:
     source = SOURCES[name]
     keys = [f"`{key}`{' (required)' if key in source.needs else ''}" for key in source.takes]
-    own = [task for task in source.tasks if task in source.generated]
+    generated = [task for task in source.tasks if task in source.generated]
     read = [task for task in source.tasks if task not in source.generated]
     lines = [
         f"### source = {toml(name)}",
         "",
         f"- {source.summary}",
         f"- optional keys of this source: {', '.join(keys) or 'none'}",
-        *([f"- tasks that are made here: {_listed(own)}"] if own else []),
+        *([f"- tasks that are made here: {_listed(generated)}"] if generated else []),
         *([f"- tasks that are read from files: {_listed(read)}"] if read else []),
     ]
     return "\n".join(lines) + "\n"

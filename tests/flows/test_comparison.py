@@ -33,20 +33,20 @@ def changed(folder: Path, store: Path, *changes: tuple[str, str]) -> StudyRun:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("seed = 3", "seed = 4"), "study.seed: stored 3, asked 4"),
-        (("horizon = 12", "horizon = 13"), "study.horizon: stored 12, asked 13"),
+        (("seed = 3", "seed = 4"), "study.seed: stored 3, requested 4"),
+        (("horizon = 12", "horizon = 13"), "study.horizon: stored 12, requested 13"),
         (
             ("seed = 3", "seed = 3\ntemperature = 0.7\ntop_p = 0.9"),
-            "study.temperature: stored 1.0, asked 0.7; study.top_p: stored none, asked 0.9",
+            "study.temperature: stored 1.0, requested 0.7; study.top_p: stored none, requested 0.9",
         ),
         (
             ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndtype = "bfloat16"'),
-            "model.dtype: stored float32, asked bfloat16",
+            "model.dtype: stored float32, requested bfloat16",
         ),
-        (('stratum = "needle"', 'stratum = "hay"'), r"documents\[0\].stratum: stored needle, asked hay"),
-        (("length = 384", "length = 448"), r"documents\[0\].length: stored 384, asked 448"),
-        (("development = 2", "development = 3"), "development documents of needle: stored 2, asked 3"),
-        (("evaluation = 3", "evaluation = 2"), "evaluation documents of needle: stored 3, asked 2"),
+        (('stratum = "needle"', 'stratum = "hay"'), r"documents\[0\].stratum: stored needle, requested hay"),
+        (("length = 384", "length = 448"), r"documents\[0\].length: stored 384, requested 448"),
+        (("development = 2", "development = 3"), "development documents of needle: stored 2, requested 3"),
+        (("evaluation = 3", "evaluation = 2"), "evaluation documents of needle: stored 3, requested 2"),
     ],
 )
 def test_a_changed_setting_is_refused(finished: Path, tmp_path: Path, change: tuple[str, str], line: str) -> None:
@@ -59,12 +59,15 @@ def test_a_changed_setting_is_refused(finished: Path, tmp_path: Path, change: tu
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ((KEEP, 'selector = "recent"\nkeep = "1/4"'), "keep of action 'recent-half': stored 1/2, asked 1/4 (10 units)"),
+        (
+            (KEEP, 'selector = "recent"\nkeep = "1/4"'),
+            "keep of action 'recent-half': stored 1/2, requested 1/4 (10 units)",
+        ),
         (
             (KEEP, 'selector = "h2o"\nkeep = "1/2"'),
-            "selector of action 'recent-half': stored recent, asked h2o (10 units)",
+            "selector of action 'recent-half': stored recent, requested h2o (10 units)",
         ),
-        ((KEEP, KEEP + "\nsinks = 2"), "sinks of action 'recent-half': stored 4, asked 2 (10 units)"),
+        ((KEEP, KEEP + "\nsinks = 2"), "sinks of action 'recent-half': stored 4, requested 2 (10 units)"),
     ],
 )
 def test_a_changed_action_names_the_command_that_redoes_it(
@@ -107,7 +110,7 @@ def test_the_order_of_document_sections_decides_nothing(finished: Path, tmp_path
     file.write_text(swapped)
     assert differences(run_of(load_study(file), finished)) == []
     file.write_text(swapped.replace("length = 384", "length = 512", 1))
-    assert [(one.what, one.stored, one.asked) for one in differences(run_of(load_study(file), finished))] == [
+    assert [(one.what, one.stored, one.requested) for one in differences(run_of(load_study(file), finished))] == [
         ("documents[1].length", "384", "512")
     ]
 
@@ -208,7 +211,7 @@ def test_new_documents_enter_behind_the_frozen_ones_by_a_revision(study: tuple[P
     more = (("evaluation = 2", "evaluation = 4"), ("\ndocuments = 2", "\ndocuments = 4"))
     grown = own_run(folder, rows[::-1], *more)
     said = [str(one) for one in check_agrees(grown)]
-    assert said == ["evaluation documents of words: stored 2, asked 4", "plan.documents: frozen 2, asked 4"]
+    assert said == ["evaluation documents of words: stored 2, requested 4", "plan.documents: frozen 2, requested 4"]
     assert named(grown)["development"] == frozen["development"]
     assert named(grown)["evaluation"][:2] == frozen["evaluation"]
     finish(grown)

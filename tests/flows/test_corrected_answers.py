@@ -112,12 +112,12 @@ def test_answers_that_are_added_are_scored_and_those_that_are_gone_are_not_estim
     added = own_run(other, rows, *changes)
     (line,) = map(str, check_agrees(added))
     assert line.startswith("answers of document ")
-    assert "asked k00 k01 k02; " in line
+    assert "requested k00 k01 k02; " in line
     finish(added)
     of_answers = [row for row in rows_of(added, "estimates") if row["quantity"] in ANSWER_QUANTITIES]
     assert of_answers
     gone = own_run(other, none, *changes)
-    assert ": stored k00 k01 k02, asked none" in str(check_agrees(gone)[0])
+    assert ": stored k00 k01 k02, requested none" in str(check_agrees(gone)[0])
     finish(gone)
     assert is_done(own_run(other, none, *changes))
     assert rows_of(gone, "answers") == []

@@ -76,9 +76,9 @@ def test_a_grown_study_is_marked_seen(laws: Path) -> None:
     first = plan_of(study_run(laws, "store"))
     run = study_run(laws, "store", K, N, MORE)
     assert [str(one) for one in check_agrees(run)] == [
-        "evaluation documents of all: stored 3, asked 5",
-        "plan.replicates: frozen 3, asked 5",
-        "plan.documents: frozen 3, asked 4",
+        "evaluation documents of all: stored 3, requested 5",
+        "plan.replicates: frozen 3, requested 5",
+        "plan.documents: frozen 3, requested 4",
     ]
     assert not stages.is_planned(run)
     lines = [line for line in describe_studies([run.study], run.location) if not line.startswith("plan.draws")]
@@ -114,15 +114,15 @@ def test_a_grown_study_is_marked_seen(laws: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("replicates = 3\n", "replicates = 2\n"), "plan.replicates: frozen 3, asked 2"),
-        (("documents = 3\n", "documents = 2\n"), "plan.documents: frozen 3, asked 2"),
-        (("replicates = 3\n", 'replicates = "auto"\n'), "plan.replicates: frozen 3, asked auto"),
-        (("draws = 100\n", "draws = 100\nalpha = 0.1\n"), "plan.alpha: frozen 0.05, asked 0.1"),
-        (('baseline = "one"', 'baseline = "two"'), "plan.baseline: frozen one, asked two"),
-        (('["mismatch", "gap"]', '["gap"]'), "plan.primary: frozen ['mismatch', 'gap'], asked ['gap']"),
+        (("replicates = 3\n", "replicates = 2\n"), "plan.replicates: frozen 3, requested 2"),
+        (("documents = 3\n", "documents = 2\n"), "plan.documents: frozen 3, requested 2"),
+        (("replicates = 3\n", 'replicates = "auto"\n'), "plan.replicates: frozen 3, requested auto"),
+        (("draws = 100\n", "draws = 100\nalpha = 0.1\n"), "plan.alpha: frozen 0.05, requested 0.1"),
+        (('baseline = "one"', 'baseline = "two"'), "plan.baseline: frozen one, requested two"),
+        (('["mismatch", "gap"]', '["gap"]'), "plan.primary: frozen ['mismatch', 'gap'], requested ['gap']"),
     ],
 )  # fmt: skip
-@pytest.mark.by_default("plan.replicates: frozen 3, asked 2")
+@pytest.mark.by_default("plan.replicates: frozen 3, requested 2")
 def test_another_plan_is_refused_with_the_command_that_accepts_it(
     laws: Path, change: tuple[str, str], line: str
 ) -> None:
@@ -139,7 +139,7 @@ def test_another_plan_is_refused_with_the_command_that_accepts_it(
 def test_windows_cannot_be_planned_anew(laws: Path) -> None:
     run = study_run(laws, "store", ("[plan]", "[windows]\nagreement_run = 2\n\n[plan]"), replan=True)
     told = refused(check_agrees, run, error=PlanError)
-    assert "windows.agreement_run: frozen 16, asked 2; " in told
+    assert "windows.agreement_run: frozen 16, requested 2; " in told
     assert "--replan" not in told
 
 
@@ -187,7 +187,7 @@ def test_a_plan_made_anew_before_the_evaluation_is_not_seen(laws: Path) -> None:
 def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(laws: Path) -> None:
     note = "; the plan keeps N = 3, a larger plan.documents takes more"
     assert [str(one) for one in check_agrees(study_run(laws, "store", MORE))] == [
-        f"evaluation documents of all: stored 3, asked 5{note}"
+        f"evaluation documents of all: stored 3, requested 5{note}"
     ]
     chosen = study_run(laws, "auto", AUTO)
     for stage in (stages.prepare, stages.develop, stages.derive, stages.plan, stages.evaluate):
@@ -195,7 +195,7 @@ def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(law
     assert plan_of(chosen).documents_per_stratum == 3
     run = study_run(laws, "auto", AUTO, MORE)
     note = "; the plan keeps N = 3, kvdrift run STUDY.toml --replan plans anew"
-    assert [str(one) for one in check_agrees(run)] == [f"evaluation documents of all: stored 3, asked 5{note}"]
+    assert [str(one) for one in check_agrees(run)] == [f"evaluation documents of all: stored 3, requested 5{note}"]
     stages.prepare(run)
     assert stages.plan(run) == plan_of(chosen).sha256
     assert stages.evaluate(run) == 0
@@ -207,7 +207,7 @@ def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(law
     assert plan_of(again).documents_per_stratum == 5
     assert stages.evaluate(again) == 2 * 3
     number = study_run(laws, "auto", ("documents = 3\n", "documents = 5\n"), MORE)
-    assert "plan.documents: frozen auto (5), asked 5" in refused(check_agrees, number, error=PlanError)
+    assert "plan.documents: frozen auto (5), requested 5" in refused(check_agrees, number, error=PlanError)
 
 
 def test_the_same_revision_of_another_run_is_adopted(laws: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_more_documents_of_the_same_file_are_no_other_laws(laws: Path) -> None:
     study.write_text(study.read_text().replace("evaluation = 2", "evaluation = 4"))
     run = run_of(load_study(study), laws / "store")
     (line,) = map(str, differences(run))
-    assert line.startswith("evaluation documents of all: stored 2, asked 4; ")
+    assert line.startswith("evaluation documents of all: stored 2, requested 4; ")
 
 
 def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:

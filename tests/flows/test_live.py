@@ -12,7 +12,7 @@ from fixtures.command import call
 from fixtures.event_logs import documents_csv, make_log, write
 from scipy import special, stats
 
-from kvdrift.flows.pages.live import Divergence, LiveStore, StudyLook
+from kvdrift.flows.pages.live import Divergence, LiveStore, StudySnapshot
 from kvdrift.flows.plan.frozen_plan import UnitsDone
 from kvdrift.ingestion.ingest import ingest
 from kvdrift.live import show_live
@@ -33,8 +33,8 @@ def test_what_is_counted_as_it_comes_is_what_is_there(tmp_path: Path) -> None:
     store = Store.open(location)
     live = LiveStore(store)
 
-    def check() -> StudyLook:
-        (found,), (anew,) = live.look(), LiveStore(Store.open(location)).look()
+    def check() -> StudySnapshot:
+        (found,), (anew,) = live.snapshots(), LiveStore(Store.open(location)).snapshots()
         assert replace(found, rate=None) == replace(anew, rate=None)
         return found
 
@@ -57,7 +57,7 @@ def test_what_is_counted_as_it_comes_is_what_is_there(tmp_path: Path) -> None:
 
 
 def test_the_divergence_is_that_of_the_views(finished: Path) -> None:
-    (look,) = LiveStore(Store.open(finished)).look()
+    (look,) = LiveStore(Store.open(finished)).snapshots()
     assert look.finished
     assert look.done == look.wanted > 0
     with open_views(Store.open(finished)) as views:
@@ -93,7 +93,7 @@ def test_the_quick_interval_is_the_textbooks() -> None:
 
 
 def test_a_line_for_each_change_until_all_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
-    first = StudyLook(
+    first = StudySnapshot(
         "s", "m", (UnitsDone("development", "half", 2, 4),), planned=False, stored=2, derived=8, rate=0.5,
         split="development", divergence=(Divergence("half", 2, 0.25, 0.125, 0.375, 0.5, None, None),), finished=False,
     )  # fmt: skip
@@ -109,9 +109,9 @@ def test_a_line_for_each_change_until_all_is_finished(capsys: pytest.CaptureFixt
 
 
 def test_ctrl_c_ends_it_quietly(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    looks = LiveStore(Store.open(finished)).look()
+    looks = LiveStore(Store.open(finished)).snapshots()
 
-    def interrupted() -> Iterator[list[StudyLook]]:
+    def interrupted() -> Iterator[list[StudySnapshot]]:
         yield [replace(look, finished=False) for look in looks]
         raise KeyboardInterrupt
 

@@ -100,7 +100,7 @@ def test_the_hash_of_a_plan_does_not_depend_on_measured_seconds(finished: Path, 
 def test_each_difference_to_a_plan_is_named(finished: Path, tmp_path: Path) -> None:
     changes = (("draws = 200", "draws = 300\nalpha = 0.1"), ("[plan]", "[windows]\nagreement_run = 4\n\n[plan]"))
     run, plan = run_of(load_study(write_study(tmp_path, *changes)), finished), frozen(finished)
-    listed = "plan.alpha: frozen 0.05, asked 0.1; plan.draws: frozen 200, asked 300; windows.agreement_run: frozen 16, asked 4"
+    listed = "plan.alpha: frozen 0.05, requested 0.1; plan.draws: frozen 200, requested 300; windows.agreement_run: frozen 16, requested 4"
     with pytest.raises(PlanError, match=f"({plan.sha256[:12]}…).*{re.escape(listed)}; "):
         check_plan_agrees(plan, run.study)
     assert "; ".join(map(str, differences(run))) == listed
@@ -111,7 +111,7 @@ def test_a_plan_that_is_there_is_printed(finished: Path, tmp_path: Path, capsys:
     before, study = Store.open(finished).versions(), write_study(tmp_path, ("evaluation = 3", "evaluation = 5"))
     code, out, err = call(capsys, "run", study, "--store", finished, "--plan-only")
     assert (code, err.count("\n")) == (0, 1)
-    assert err.startswith("evaluation documents of needle: stored 3, asked 5; ")
+    assert err.startswith("evaluation documents of needle: stored 3, requested 5; ")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == "plan of study 'small', model kvdrift/tiny"
     assert lines[1].endswith(f"UTC, SHA-256 {frozen(finished).sha256}")
@@ -139,7 +139,7 @@ def test_a_study_file_that_says_nothing_has_the_plans_interval_and_variance(
         for value in (frozen_value, other)
     )
     assert same == []
-    ((what, before, asked),) = [(one.what, one.frozen, one.asked) for one in unlike if one.replanned]
+    ((what, before, asked),) = [(one.what, one.frozen, one.requested) for one in unlike if one.replanned]
     assert (what, before, asked) == (f"plan.{key}", frozen_value, other)
     assert planning.decides_the_same(plan.content, plan.content | {"reduction": []})
     assert not planning.decides_the_same(plan.content, plan.content | {key: other})

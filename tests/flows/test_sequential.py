@@ -154,7 +154,7 @@ def test_documents_that_are_added_after_a_stop_are_a_plan_of_their_own_that_has_
 def test_a_fixed_plan_becomes_sequential_by_planning_anew(stopped_laws: Path) -> None:
     fixed = ('stopping = "sequential"\n', "")
     line = refused(stages.prepare, study_run(stopped_laws, "store", fixed), error=PlanError)
-    assert "plan.stopping: frozen sequential, asked fixed" in line
+    assert "plan.stopping: frozen sequential, requested fixed" in line
     run = study_run(stopped_laws, "store", fixed, replan=True)
     begin(run)
     plan = find_plan(run.store, "laws", "tables")

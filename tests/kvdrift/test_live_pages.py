@@ -13,7 +13,7 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
-from kvdrift.flows.pages.live import LiveStore, StudyLook
+from kvdrift.flows.pages.live import LiveStore, StudySnapshot
 from kvdrift.flows.pages.reports import report_folder
 from kvdrift.flows.run import stages
 from kvdrift.live import live_folder, write_live_pages
@@ -100,11 +100,11 @@ def test_ctrl_c_ends_it_quietly(
 def test_studies_of_one_model_have_their_page_in_their_report_s_folder(finished: Path, tmp_path: Path) -> None:
     """Studies of several temperatures share a page, too; studies of several models have a folder each."""
     store = Store.open(finished)
-    (cold,) = LiveStore(store).look()
+    (cold,) = LiveStore(store).snapshots()
     warm, other = replace(cold, study="warm"), replace(cold, model="other")
     report = finished / "report" / "small"
 
-    def folder(own: StudyLook, output: Path | None, *looks: StudyLook) -> Path:
+    def folder(own: StudySnapshot, output: Path | None, *looks: StudySnapshot) -> Path:
         return live_folder(store, own, output, [(look.study, look.model) for look in looks])
 
     assert folder(cold, None, cold, warm) == report / "live"
