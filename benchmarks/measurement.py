@@ -132,16 +132,16 @@ def run(
             _cell(row.rate, 16, 0), _cell(row.ratio, 7, 2) + (f" x {row.peer}" if row.peer else ""),
         ]  # fmt: skip
         print(f"{row.part:{width}}{''.join(cells)}".rstrip())
-    print(*_said(facts), sep="\n")
+    print(*_fact_lines(facts), sep="\n")
 
 
-def _said(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
+def _fact_lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
     """Yield the lines of facts; each fact of a long group has a line of its own."""
     for name, value in facts.items():
         head = f"{indent}{name if indent else name.replace('_', ' ')}:"
         if isinstance(value, dict) and len(f"{head} {value}") > _LINE:
             yield head
-            yield from _said(value, indent + "  ")
+            yield from _fact_lines(value, indent + "  ")
         else:
             yield f"{head} {value}"
 

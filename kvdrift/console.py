@@ -29,7 +29,7 @@ class Listener:
     def __init__(self) -> None:
         self._stage, self._unit = "", ""
         self._total = self._done = self._derived = 0
-        self._began = self._said = 0.0
+        self._began = self._last_printed = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -52,15 +52,15 @@ class Listener:
     def begin(self, stage: str, total: int, unit: str) -> None:
         """Start a stage of ``total`` units."""
         self._stage, self._unit, self._total, self._done = stage, unit, total, 0
-        self._began = self._said = time.monotonic()
+        self._began = self._last_printed = time.monotonic()
         self.show()
 
     def advance(self, done: int) -> None:
         """Count ``done`` more units of the stage."""
         self._done += done
         now = time.monotonic()
-        if self._done >= self._total or now - self._said >= PLAIN_SECONDS:
-            self._said = now
+        if self._done >= self._total or now - self._last_printed >= PLAIN_SECONDS:
+            self._last_printed = now
             self.show()
 
     def show(self) -> None:

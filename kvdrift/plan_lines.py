@@ -49,12 +49,12 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
     return [*lines, *_table(rows)]
 
 
-def _row(entry: dict[str, Any], own_level: float) -> Sequence[str]:
+def _row(entry: dict[str, Any], endpoint_level: float) -> Sequence[str]:
     scale = PAIR_QUANTITIES[entry["quantity"]].scale
     spread = Scale.POINTS if scale is Scale.PERCENT else scale
     subject = entry["action"] if entry["baseline"] is None else f"{entry['action']} − {entry['baseline']}"
     value, half_width = _number(entry["development_value"], scale), _number(entry["expected_half_width"], spread)
-    return entry["quantity"], subject, value, half_width, level(own_level)
+    return entry["quantity"], subject, value, half_width, level(endpoint_level)
 
 
 def _number(value: float | None, scale: Scale) -> str:

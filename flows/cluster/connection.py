@@ -186,7 +186,7 @@ class Cluster:
         self._address, self._say = address, say
         self._client: Client | None = None
         self._local: SpecCluster | None = None
-        self._said = set[str]()
+        self._printed_lines = set[str]()
         self._security: Security | None = None  # of workers started here; others use Dask's
 
     def __enter__(self) -> Self:
@@ -278,8 +278,8 @@ class Cluster:
 
     def say(self, line: str) -> None:
         """Say a line about the cluster, unless it was said before."""
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._printed_lines:
+            self._printed_lines.add(line)
             self._say(f"cluster {self.name}: {line}")
 
     def result(self, task: Future) -> Any:

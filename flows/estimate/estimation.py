@@ -267,8 +267,8 @@ def parts_of(
         some, request = moments.of_actions(actions_of_kind), analysis.request.of(actions_of_kind, pairs)
         reduced = reduced_documents(some, coefficients)
         for quantities, draws in analysis.draws:
-            own_names = [name for name in quantities if (name in ANSWER_QUANTITIES) == answers]
-            names = [name for name in own_names if PAIR_QUANTITIES[name].kind == kind]
+            suited_names = [name for name in quantities if (name in ANSWER_QUANTITIES) == answers]
+            names = [name for name in suited_names if PAIR_QUANTITIES[name].kind == kind]
             parts += [
                 AnalysisPart(some, group, draws, analysis.seed, request, pairs, reduced)
                 for group in groups(some, draws, names, pairs, studentized=request.interval == STUDENTIZED)

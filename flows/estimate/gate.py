@@ -209,8 +209,8 @@ def _from_floors(
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
     """Return how many more documents would settle a question that alike documents leave open."""
-    alike, between = _alike(moments, contrast, question)
-    factor = settling_factor(alike, question.interval_level, between, question.margin)
+    similarity, between = _alike(moments, contrast, question)
+    factor = settling_factor(similarity, question.interval_level, between, question.margin)
     return None if factor is None else math.ceil(documents * (factor - 1))
 
 
@@ -220,11 +220,11 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
     If more than a few documents differ by more than the margin, the interval does not reckon with documents that are
     farther off than all of these. Such documents may be a share of 1 - alpha^(1/n), and lose all that can be lost.
     """
-    alike, between = _alike(moments, contrast, question)
-    if alike.unlike[0] <= MOST_UNLIKE or not between.bounded:
+    similarity, between = _alike(moments, contrast, question)
+    if similarity.unlike[0] <= MOST_UNLIKE or not between.bounded:
         return None
     worse = np.array([_worse_sign(contrast) * row["estimate"]])
-    seen = replace(alike, value=worse, spread=np.zeros(1), unlike=np.zeros(1), farthest=np.zeros(1))
+    seen = replace(similarity, value=worse, spread=np.zeros(1), unlike=np.zeros(1), farthest=np.zeros(1))
     if seen.ends(np.array([question.interval_level]), between)[1][0] < question.margin:
         return None
     factor = settling_factor(seen, question.interval_level, between, question.margin)
@@ -236,9 +236,13 @@ def _alike(moments: DocumentMoments, contrast: Quantity, question: GateQuestion)
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)
-    alike = alike_documents(pooling, contrast, question.margin).of((slice(row, row + 1), 0, 0))
+    similarity = alike_documents(pooling, contrast, question.margin).of((slice(row, row + 1), 0, 0))
     between = contrast.range.between(moments.windows.horizon)
-    return (alike, between) if _worse_sign(contrast) > 0 else (alike.turned, Between(-between.high, -between.low))
+    return (
+        (similarity, between)
+        if _worse_sign(contrast) > 0
+        else (similarity.turned, Between(-between.high, -between.low))
+    )
 
 
 def _worse_sign(contrast: Quantity) -> int:

@@ -188,15 +188,15 @@ def _divergence(
     split: str | None,
 ) -> Iterator[Divergence]:
     for name, row in sorted(actions.items()):
-        own = {doc: sums for (doc, action), sums in groups.items() if action == name}
-        own = {doc: sums for doc, sums in own.items() if documents[doc]["split"] == split}
-        if row["control"] or not own:
+        sums_by_doc = {doc: sums for (doc, action), sums in groups.items() if action == name}
+        sums_by_doc = {doc: sums for doc, sums in sums_by_doc.items() if documents[doc]["split"] == split}
+        if row["control"] or not sums_by_doc:
             continue
-        strata, clusters = ([documents[doc][column] for doc in own] for column in ("stratum", "cluster"))
-        mismatch = [mismatches / positions for _, mismatches, positions, _ in own.values()]
-        apart = [diverged / replicates for replicates, _, _, diverged in own.values()]
+        strata, clusters = ([documents[doc][column] for doc in sums_by_doc] for column in ("stratum", "cluster"))
+        mismatch = [mismatches / positions for _, mismatches, positions, _ in sums_by_doc.values()]
+        apart = [diverged / replicates for replicates, _, _, diverged in sums_by_doc.values()]
         means = [preliminary_mean(values, strata, clusters) for values in (mismatch, apart)]
-        yield Divergence(name, len(own), *means[0], *means[1])
+        yield Divergence(name, len(sums_by_doc), *means[0], *means[1])
 
 
 _DRAWS = 400  # ten draws lie beyond each end at 95%; every look repeats them
@@ -231,13 +231,13 @@ class PreliminaryViews:
         parts = []
         for split in splits:
             moments = document_moments(self.views, self.study, self.model, split, windows)
-            found = estimate(
+            estimates = estimate(
                 moments, draws=_DRAWS, seed=0, request=Request(EXPLORATORY_LEVEL), quantities=_QUANTITIES,
                 pairs=list(itertools.permutations(moments.actions, 2)),
             )  # fmt: skip
-            columns = {name: found.columns[name] for name in COLUMNS}
+            columns = {name: estimates.columns[name] for name in COLUMNS}
             constant = {"study": self.study, "model": self.model, "split": split}
-            parts.append(pa.table({**{name: [value] * len(found) for name, value in constant.items()}, **columns}))
+            parts.append(pa.table({**{name: [value] * len(estimates) for name, value in constant.items()}, **columns}))
         return pa.concat_tables(parts, promote_options="permissive")
 
 
@@ -246,7 +246,7 @@ def write_preliminary(
     study: str,
     model: str,
     folder: Path,
-    said: str,
+    progress: str,
     *,
     token_text: Callable[[int], str] | None = None,
 ) -> Path:
@@ -263,7 +263,7 @@ def write_preliminary(
             PreliminaryViews(views, study, model), study, model, folder,
             token_text=token_text,
             provenance=Provenance(Path(store.location).name, views.versions, waiting=waiting),
-            preliminary=said,
+            preliminary=progress,
         )  # fmt: skip
 
 

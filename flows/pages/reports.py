@@ -181,14 +181,14 @@ def page_folder(
     store: Store, study: str, model: str, pages: Collection[tuple[str, str]], output: Path | None = None
 ) -> Path:
     """Return the folder of one of some pages: the report's, or ``output`` if it is the only one, else in there."""
-    own_page_model = own_model(study, model, pages)
+    page_model = own_model(study, model, pages)
     if output is None:
-        return report_folder(store, study, own_page_model)
+        return report_folder(store, study, page_model)
     folder = output / folder_name(study)
-    return output if len(pages) == 1 else folder if own_page_model is None else folder / folder_name(own_page_model)
+    return output if len(pages) == 1 else folder if page_model is None else folder / folder_name(page_model)
 
 
-def laws_report_folder(store: Store, name: str, model: str | None = None) -> Path:
+def samplings_report_folder(store: Store, name: str, model: str | None = None) -> Path:
     """Return the folder of the page that compares temperatures of one model; ``name`` is the study file's name."""
     return report_folder(store, f"{name}-laws", model)
 
@@ -196,7 +196,7 @@ def laws_report_folder(store: Store, name: str, model: str | None = None) -> Pat
 def page_beside(store: Store, study: str, model: str | None = None) -> Path | None:
     """Return the page that compares a study with the other temperatures of its file; None without such a page."""
     name = name_of_all(study)
-    page = None if name is None else laws_report_folder(store, name, model) / "index.html"
+    page = None if name is None else samplings_report_folder(store, name, model) / "index.html"
     return page if page is not None and page.is_file() else None
 
 

@@ -147,9 +147,9 @@ class Looks:
     def __len__(self) -> int:
         return len(self.documents)
 
-    def names(self, look: int) -> set[str]:
+    def names(self, number: int) -> set[str]:
         """Return the documents of a look, counted from 1."""
-        return {doc for stratum, count in self.documents[look - 1].items() for doc in self.order[stratum][:count]}
+        return {doc for stratum, count in self.documents[number - 1].items() for doc in self.order[stratum][:count]}
 
 
 def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
@@ -361,8 +361,8 @@ class LooksTaken:
     @classmethod
     def in_store(cls, store: Store, plan: FrozenPlan) -> LooksTaken | None:
         """Read the looks from a store; None if the study is not sequential."""
-        looks = plan.looks
-        if looks is None:
+        interim_looks = plan.looks
+        if interim_looks is None:
             return None
         rows_of_plan = [row for row in store.read("looks").to_pylist() if row["plan_sha256"] == plan.sha256]
         rows_of_plan = [row for row in rows_of_plan if (row["study"], row["model"]) == (plan.study, plan.model)]
@@ -376,7 +376,10 @@ class LooksTaken:
             return current and row["documents_revision"] == documents
 
         return cls(
-            plan, looks, reached, tuple(row for row in rows_of_plan if row["look"] == reached and is_current(row))
+            plan,
+            interim_looks,
+            reached,
+            tuple(row for row in rows_of_plan if row["look"] == reached and is_current(row)),
         )
 
     @cached_property

@@ -26,7 +26,7 @@ from kvdrift.flows.generate.storing import GenerateInto, Identify, storing
 from kvdrift.flows.material import SharedMaterial
 from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, as_task, ended_by_sigterm, retried
 from kvdrift.flows.orchestration.server import orchestration
-from kvdrift.flows.pages.reports import laws_report_folder, present_inputs, record_inputs, report_is_current
+from kvdrift.flows.pages.reports import present_inputs, record_inputs, report_is_current, samplings_report_folder
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study, remarks
 from kvdrift.flows.run.comparison import begun_revisions, check_agrees, redo_actions
@@ -154,8 +154,8 @@ def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
 
 def _is_finished(runs: Sequence[StudyRun]) -> bool:
     compared = (
-        report_is_current(runs_of_model[0].store, _laws_page(runs_of_model).parent)
-        for runs_of_model in _several_laws(runs)
+        report_is_current(runs_of_model[0].store, _samplings_page(runs_of_model).parent)
+        for runs_of_model in _several_samplings(runs)
     )
     return all(map(stages.is_finished, runs)) and all(compared)
 
@@ -203,7 +203,7 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
         return Outcome(runs[0].location, [], limit.left_over, did_something=True)
     for run in runs:
         tasks.report(run, _page_beside(run, runs))
-    for runs_of_model in _several_laws(runs):
+    for runs_of_model in _several_samplings(runs):
         tasks.compare(*runs_of_model)
     if page is not None:
         for run in runs:
@@ -292,7 +292,7 @@ def _report(run: StudyRun, beside: Path | None) -> bool:
 
 def _compare(*runs: StudyRun) -> bool:
     """Write the page that compares the laws of one model, unless it is current; return whether it was written."""
-    store, folder = runs[0].store, _laws_page(runs).parent
+    store, folder = runs[0].store, _samplings_page(runs).parent
     if report_is_current(store, folder):
         return False
     from kvdrift.flows.pages.side_by_side import write_comparison  # noqa: PLC0415 - a current page needs no libraries
@@ -308,24 +308,24 @@ def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
     return [[run for run in runs if run.study.model.id == model] for model in models]
 
 
-def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
+def _several_samplings(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
     return [model_runs for model_runs in _by_model(runs) if len(model_runs) > 1]
 
 
-def _laws_page(runs: Sequence[StudyRun]) -> Path:
+def _samplings_page(runs: Sequence[StudyRun]) -> Path:
     """Return the page that compares the laws of one model, in a folder beside the pages of its studies."""
     study = runs[0].study
     model = study.model.id if study.several_models else None
-    return laws_report_folder(runs[0].store, study.name_in_file, model) / "index.html"
+    return samplings_report_folder(runs[0].store, study.name_in_file, model) / "index.html"
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
     """Return the page that will compare a run's law with the model's other laws; None if there is only one law."""
-    return next((_laws_page(model_runs) for model_runs in _several_laws(runs) if run in model_runs), None)
+    return next((_samplings_page(model_runs) for model_runs in _several_samplings(runs) if run in model_runs), None)
 
 
 def _pages(runs: Sequence[StudyRun]) -> list[Path]:
-    return [*(run.page for run in runs), *map(_laws_page, _several_laws(runs))]
+    return [*(run.page for run in runs), *map(_samplings_page, _several_samplings(runs))]
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,9 @@ class _Trial:
         self._horizon = material.study.study.horizon
         self._probe = Sample(1, 1, 1, 0.0, 0.0, 0.0, 0.0)
         self.samples: list[Sample] = []  # all of as many pairs
-        self._few: Sample | None = None  # of one replicate of each action; None if the model is too slow for it
+        self._fewest_pairs: Sample | None = (
+            None  # of one replicate of each action; None if the model is too slow for it
+        )
 
     def measure(self, work: Sequence[tuple[Document, _Pending]]) -> None:
         """Measure the shortest document a little, then documents of each stratum as a whole, if there is time."""
@@ -144,7 +146,7 @@ class _Trial:
         pending = _at_most(pending, max(int(affordable), 1))
         self.samples.append(self._sample(least, pending, _PROBE_POSITIONS))
         if self._prefill(least.prompt_tokens) <= self._left / 4:
-            self._few = self._sample(least, _at_most(pending, 1), _PROBE_POSITIONS)
+            self._fewest_pairs = self._sample(least, _at_most(pending, 1), _PROBE_POSITIONS)
         by_stratum = defaultdict[str, list[Document]](list)
         for document, _ in ordered:
             by_stratum[document.stratum].append(document)
@@ -205,7 +207,7 @@ class _Trial:
 
     def _relative(self, pairs: float) -> float:
         """Return the cost of a step of some pairs, relative to a step of the samples' pairs: a part is fixed."""
-        most, smallest = self.samples[0].pairs, self._few
+        most, smallest = self.samples[0].pairs, self._fewest_pairs
         if smallest is None or smallest.pairs == most:
             return max(pairs / most, 1.0)
         saved = 1 - (smallest.decode / smallest.steps) / max(self.samples[0].decode / self.samples[0].steps, 1e-9)
