@@ -110,30 +110,37 @@ class SortedRows:
         return int(ends[0]) if len(ends) == 1 and padded.any() else 0
 
 
-def find_errors(given: SortedRows, horizon: Ints, control: Flags) -> list[Anomaly]:
+def find_errors(ordered: SortedRows, horizon: Ints, control: Flags) -> list[Anomaly]:
     """Find the errors among the rows, one ``Anomaly`` for each kind."""
-    found = [*_flaws(given.rows), *_key_errors(given, horizon), *_value_errors(given.rows), *_eos_errors(given)]
-    found.append(_moved(given.rows, control))
-    return [anomaly for anomaly in found if anomaly.rows.size]
+    anomalies = [
+        *_flaws(ordered.rows),
+        *_key_errors(ordered, horizon),
+        *_value_errors(ordered.rows),
+        *_eos_errors(ordered),
+    ]
+    anomalies.append(_moved(ordered.rows, control))
+    return [anomaly for anomaly in anomalies if anomaly.rows.size]
 
 
-def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
+def find_remarks(ordered: SortedRows, control: Flags) -> list[Anomaly]:
     """Find unusual values that are no errors; ``control`` marks the groups that are full-retention controls."""
-    rows = given.rows
+    rows = ordered.rows
     moved = (rows.delta != 0) | (rows.f != 0)
     mismatch = np.not_equal(rows.x_token, rows.y_token)
     before = np.cumsum(mismatch, dtype=np.int64) - mismatch  # number of mismatches in all previous rows
-    same_history = before == np.repeat(before[given.pair_first], given.pair_last - given.pair_first + 1)
+    same_history = before == np.repeat(before[ordered.pair_first], ordered.pair_last - ordered.pair_first + 1)
     with np.errstate(invalid="ignore"):  # infinities are errors, not remarks
         apart = same_history & (np.abs(rows.delta - rows.f) > FORCED_TOLERANCE)
     ours = control[rows.group]
     first = moved & ~ours & (rows.t == 1)
-    found = [
+    remarks = [
         ("first position", first, "delta is {:g}, f {:g}; both are 0 if eviction follows prefill"),
         ("before divergence", apart, "delta is {:g}, f {:g}; they are equal before the first mismatch"),
     ]
     return [
-        Anomaly(kind, np.flatnonzero(here), _says(text, rows.delta, rows.f)) for kind, here, text in found if here.any()
+        Anomaly(kind, np.flatnonzero(here), _says(text, rows.delta, rows.f))
+        for kind, here, text in remarks
+        if here.any()
     ]
 
 
@@ -162,15 +169,15 @@ def _says_outside(name: str, values: npt.NDArray[Any]) -> Callable[[int], str]:
 def _flaws(rows: EventRows) -> list[Anomaly]:
     if not rows.flaws.any():
         return []
-    found = []
+    anomalies = []
     for bit, name in enumerate(VALUES):
         null, misfit = (np.flatnonzero(rows.flaws & np.uint16(1 << shift)) for shift in (bit, 8 + bit))
         wanted = "does not fit int32" if name in INTEGERS else "is no number" if name in DISTANCES else "is not 0 or 1"
-        found += [
+        anomalies += [
             Anomaly("null", null, _says(f"{name} is null")),
             Anomaly("type", misfit, _says(f"{name} {wanted}")),
         ]
-    return found
+    return anomalies
 
 
 def _moved(rows: EventRows, control: Flags) -> Anomaly:
@@ -181,8 +188,8 @@ def _moved(rows: EventRows, control: Flags) -> Anomaly:
     return Anomaly("control", np.flatnonzero(moved & control[rows.group]), says)
 
 
-def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
-    rows, pair_first, pair_last = given.rows, given.pair_first, given.pair_last
+def _key_errors(ordered: SortedRows, horizon: Ints) -> list[Anomaly]:
+    rows, pair_first, pair_last = ordered.rows, ordered.pair_first, ordered.pair_last
     keyed = ~(rows.is_flawed("replicate") | rows.is_flawed("t"))
     before = _of_row_before(rows.t)
     again = rows.t == before
@@ -216,22 +223,22 @@ def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
 
 
 def _value_errors(rows: EventRows) -> list[Anomaly]:
-    found = []
+    anomalies = []
     for name in ("delta", "f"):
         values = getattr(rows, name)
-        given = rows.flaws & np.uint16(1 << VALUES.index(name)) == 0
+        readable = rows.flaws & np.uint16(1 << VALUES.index(name)) == 0
         outside = ~((values >= 0) & (values <= 1))  # true for NaN as well
-        found.append(Anomaly("range", np.flatnonzero(outside & given), _says_outside(name, values)))
+        anomalies.append(Anomaly("range", np.flatnonzero(outside & readable), _says_outside(name, values)))
     agreed = (rows.delta == 0) & (rows.flaws == 0)
     mismatch = np.flatnonzero(agreed & (rows.x_token != rows.y_token))
     say = _says("x_token {} and y_token {} differ although delta is 0", rows.x_token, rows.y_token)
-    return [*found, Anomaly("impossible mismatch", mismatch, say)]
+    return [*anomalies, Anomaly("impossible mismatch", mismatch, say)]
 
 
-def _eos_errors(given: SortedRows) -> list[Anomaly]:
-    rows = given.rows
-    sound = given.follows & (rows.flaws == 0) & (_of_row_before(rows.flaws) == 0)
-    found = []
+def _eos_errors(ordered: SortedRows) -> list[Anomaly]:
+    rows = ordered.rows
+    sound = ordered.follows & (rows.flaws == 0) & (_of_row_before(rows.flaws) == 0)
+    anomalies = []
     ended = []  # for each side: whether the side had ended before this row
     for name, flag, token in (("x", rows.x_eos, rows.x_token), ("y", rows.y_eos, rows.y_token)):
         before = _of_row_before(flag) & sound
@@ -239,13 +246,13 @@ def _eos_errors(given: SortedRows) -> list[Anomaly]:
         undone = np.flatnonzero(before & ~flag)
         changed = np.flatnonzero(before & repeats & flag & (token != _of_row_before(token)))
         repeated = f"{name}_token is {{}} after {{}}, must repeat it after EOS"
-        found.append(Anomaly("EOS undone", undone, _says(f"{name}_eos is false after it was true")))
-        found.append(Anomaly("token after EOS", changed, _says(repeated, token, _of_row_before(token))))
+        anomalies.append(Anomaly("EOS undone", undone, _says(f"{name}_eos is false after it was true")))
+        anomalies.append(Anomaly("token after EOS", changed, _says(repeated, token, _of_row_before(token))))
         ended.append(before & flag)
     after_x = np.flatnonzero(ended[0] & (rows.f > 0))
     after_both = np.flatnonzero(ended[0] & ended[1] & (rows.delta > 0))
     return [
-        *found,
+        *anomalies,
         Anomaly("delta after EOS", after_both, _says("delta is {:g} after both sides' EOS, must be 0", rows.delta)),
         Anomaly("f after EOS", after_x, _says("f is {:g} after X's EOS, must be 0", rows.f)),
     ]

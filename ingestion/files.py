@@ -98,14 +98,14 @@ class EventFile:
 
     def digest(self) -> str:
         """Return the SHA-256 of the files' contents and the columns that names of folders give."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for log in self._logs:
-            if log.given:
-                found.update(repr(log.given).encode())
+            if log.constants:
+                digest.update(repr(log.constants).encode())
             with reading(f"{log.file.location}: cannot be read"), log.file.open() as source:
                 while data := source.read(_READ_BYTES):
-                    found.update(data)
-        return found.hexdigest()
+                    digest.update(data)
+        return digest.hexdigest()
 
     @property
     def unknown_columns(self) -> list[str]:
@@ -137,12 +137,12 @@ class EventFile:
                 )
         first, group = np.concatenate(firsts), np.concatenate(ids)
         begins = run_begins(group)  # a run may go on from one batch into the next
-        found = FileGroups(list(groups), np.append(first[begins], row), group[begins])
-        largest = int(np.diff(found.run_first).max(initial=0))
+        file_groups = FileGroups(list(groups), np.append(first[begins], row), group[begins])
+        largest = int(np.diff(file_groups.run_first).max(initial=0))
         if largest > formats.MOST_ROWS:
-            names = found.names[found.run_group[int(np.argmax(np.diff(found.run_first)))]]
+            names = file_groups.names[file_groups.run_group[int(np.argmax(np.diff(file_groups.run_first)))]]
             raise self._too_large(f"{largest:,} rows of {names}, must be {formats.MOST_ROWS:,} at most;")
-        return found
+        return file_groups
 
     def _too_large(self, what: str) -> InputError:
         return InputError(f"{self.path}: {what} give some replicates in a file of their own")
@@ -195,18 +195,18 @@ class _Log:
         self.file, self.reader = file, open_log(file)
         self.schema = self.reader.schema
         lacking = [name for name in (*GROUP_KEY, *VALUES, *LATER) if name not in self.schema.names]
-        self.given = {name: value for name, value in file.columns if name in lacking}
-        for name in self.given:
+        self.constants = {name: value for name, value in file.columns if name in lacking}
+        for name in self.constants:
             self.schema = self.schema.append(EVENTS.schema.field(name))
         self._check_columns(file.location)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         names = [name for name in columns if name in self.schema.names]
-        own = [name for name in names if name not in self.given]
-        for batch in self.reader.batches(own or VALUES[:1]):
+        present = [name for name in names if name not in self.constants]
+        for batch in self.reader.batches(present or VALUES[:1]):
             values = [
-                pa.repeat(pa.scalar(self.given[name], EVENTS.schema.field(name).type), batch.num_rows)
-                if name in self.given
+                pa.repeat(pa.scalar(self.constants[name], EVENTS.schema.field(name).type), batch.num_rows)
+                if name in self.constants
                 else batch.column(name)
                 for name in names
             ]

@@ -139,12 +139,12 @@ def ingest(
     Returns:
         How many units are new, how many the store had already, and which units were kept out and why.
     """
-    given, known = read_about(documents, facts)
+    document_rows, known = read_about(documents, facts)
     sources = [source for file in files for source in expanded(file)]
     report = IngestReport(len(sources))
     report.remarks += [
         f"{side}: columns ignored: {', '.join(names)}"
-        for side, names in ((documents, given.unknown), (facts, known.unknown))
+        for side, names in ((documents, document_rows.unknown), (facts, known.unknown))
         if names
     ]
     opened = [file for source in sources if (file := open_file(source, report))]
@@ -154,8 +154,8 @@ def ingest(
         return report  # and no store is made
     total, seen = sum(file.rows for file in opened), 0
     store = Store.create(location)
-    revised = _differing(opened, Comparison(store, given, horizon)) if revise else ()
-    intake = Intake(store, given, horizon, known, revised)
+    revised = _differing(opened, Comparison(store, document_rows, horizon)) if revise else ()
+    intake = Intake(store, document_rows, horizon, known, revised)
     if progress is not None:
         progress(seen, total)
     for file in opened:
@@ -256,19 +256,19 @@ class Filing:
         rows = self.named(rows, first)
         if not len(rows):
             return []
-        given = SortedRows.of(rows)
-        horizon = self._horizons(given)[self._model_of_group]
-        wrong = np.zeros(len(given.unit_first) - 1, dtype=np.bool_)
-        for error in find_errors(given, horizon, self.control):
-            wrong[given.unit_of(error.rows)] = True
-            self._report.findings += self.by_unit(given, error)
-        for unit, group in enumerate(given.unit_group.tolist()):
-            start, end = given.unit_first[unit : unit + 2].tolist()
+        ordered = SortedRows.of(rows)
+        horizon = self._horizons(ordered)[self._model_of_group]
+        wrong = np.zeros(len(ordered.unit_first) - 1, dtype=np.bool_)
+        for error in find_errors(ordered, horizon, self.control):
+            wrong[ordered.unit_of(error.rows)] = True
+            self._report.findings += self.by_unit(ordered, error)
+        for unit, group in enumerate(ordered.unit_group.tolist()):
+            start, end = ordered.unit_first[unit : unit + 2].tolist()
             if wrong[unit]:
                 self._report.kept_out.add(1, end - start)
             else:
-                self._offer(given, group, start, end, horizon)
-        return self._remarks(given, wrong)
+                self._offer(ordered, group, start, end, horizon)
+        return self._remarks(ordered, wrong)
 
     def named(self, rows: EventRows, first: int) -> EventRows:
         """Return the rows of studies and models with the call's H, and of these no row with a null or empty name."""
@@ -290,24 +290,24 @@ class Filing:
 
     def _contradicts(self, study: str, model: str) -> bool:
         """Tell whether the store has another H than the call, and report it."""
-        given, known = self._intake.given_horizon, self._intake.horizon(study, model)
-        if given in {None, known}:
+        requested, known = self._intake.requested_horizon, self._intake.horizon(study, model)
+        if requested in {None, known}:
             return False
-        text = f"the horizon given is {given}, but the store has {known}"
+        text = f"the horizon given is {requested}, but the store has {known}"
         self._report.findings.append(Finding(self._file, "horizon", text, {"study": study, "model": model}))
         return True
 
-    def _horizons(self, given: SortedRows) -> Ints:
+    def _horizons(self, ordered: SortedRows) -> Ints:
         """Return H of each group's (study, model): the known H, else the H that these rows suggest, else 0."""
         known = [self._intake.horizon(*model) for model in self._models]
-        for model in np.unique(self._model_of_group[given.unit_group]).tolist():
+        for model in np.unique(self._model_of_group[ordered.unit_group]).tolist():
             if known[model] is None:
-                known[model] = given.suggested_horizon(self._model_of_group == model)
+                known[model] = ordered.suggested_horizon(self._model_of_group == model)
         return np.array([horizon or 0 for horizon in known], dtype=np.int32)
 
-    def _offer(self, given: SortedRows, group: int, start: int, end: int, horizons: Ints) -> None:
+    def _offer(self, ordered: SortedRows, group: int, start: int, end: int, horizons: Ints) -> None:
         study, model, doc, action = (str(name) for name in self._groups.names[group])
-        rows, horizon = filled(given.rows.take(slice(start, end)), horizons), int(horizons[group])
+        rows, horizon = filled(ordered.rows.take(slice(start, end)), horizons), int(horizons[group])
         report = self._report
 
         def answered(answer: int | Refusal) -> None:
@@ -325,25 +325,25 @@ class Filing:
 
         self._intake.offer((study, model, doc, action), rows, horizon, answered)
 
-    def by_unit(self, given: SortedRows, error: Anomaly) -> list[Finding]:
+    def by_unit(self, ordered: SortedRows, error: Anomaly) -> list[Finding]:
         """Return one finding for each unit that has the error; the finding names the unit's first such row."""
-        units, first, counts = np.unique(given.unit_of(error.rows), return_index=True, return_counts=True)
-        found = []
+        units, first, counts = np.unique(ordered.unit_of(error.rows), return_index=True, return_counts=True)
+        findings = []
         for unit, row, count in zip(units.tolist(), error.rows[first].tolist(), counts.tolist(), strict=True):
-            key = self._key(given.rows, int(given.unit_group[unit]), row)
+            key = self._key(ordered.rows, int(ordered.unit_group[unit]), row)
             if error.position is not None:
                 key["t"] = error.position(row)
-            found.append(Finding(self._file, error.kind, error.say(row), key, count))
-        return found
+            findings.append(Finding(self._file, error.kind, error.say(row), key, count))
+        return findings
 
-    def _remarks(self, given: SortedRows, wrong: Flags) -> list[Finding]:
+    def _remarks(self, ordered: SortedRows, wrong: Flags) -> list[Finding]:
         """Return one finding for each kind of remark about the units that have no error."""
         remarks = []
-        for remark in find_remarks(given, self.control):
-            rows = remark.rows[~wrong[given.unit_of(remark.rows)]]
+        for remark in find_remarks(ordered, self.control):
+            rows = remark.rows[~wrong[ordered.unit_of(remark.rows)]]
             if rows.size:
                 row = int(rows[0])
-                key = self._key(given.rows, int(given.rows.group[row]), row)
+                key = self._key(ordered.rows, int(ordered.rows.group[row]), row)
                 remarks.append(Finding(self._file, remark.kind, remark.say(row), key, int(rows.size)))
         return remarks
 

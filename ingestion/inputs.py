@@ -171,12 +171,12 @@ class _Place:
     def files(self) -> list[tuple[str, ...]]:
         """Return the files below, each as the parts of its path from here, sorted."""
         if self.filesystem is None:
-            found = (path.relative_to(self.path) for path in Path(self.path).rglob("*") if path.is_file())
+            below = (path.relative_to(self.path) for path in Path(self.path).rglob("*") if path.is_file())
         else:
             selector = pa.fs.FileSelector(self.path, recursive=True, allow_not_found=True)
             infos = self.filesystem.get_file_info(selector)
-            found = (Path(i.path).relative_to(self.path) for i in infos if i.type == pa.fs.FileType.File)
-        return sorted(path.parts for path in found)
+            below = (Path(i.path).relative_to(self.path) for i in infos if i.type == pa.fs.FileType.File)
+        return sorted(path.parts for path in below)
 
     def sources(self, *, found: bool) -> list[EventSource]:
         """Return the sources that the place stands for; ``found`` tells that a pattern matched the place."""
@@ -207,11 +207,11 @@ def _matching(text: str) -> list[_Place]:
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
     start, pattern = _Place.of("/".join(parts[:first]) or "/" * bool(first)), parts[first:]
     if start.filesystem is None:
-        found = {path.relative_to(start.path).parts for path in Path(start.path).glob("/".join(pattern))}
+        matches = {path.relative_to(start.path).parts for path in Path(start.path).glob("/".join(pattern))}
     else:
         prefixes = {file[:end] for file in start.files() for end in range(len(file) + 1)}
-        found = {prefix for prefix in prefixes if _matches(prefix, pattern)}
-    return [start.below("/".join(match)) for match in sorted(found) if not _is_hidden(match)]
+        matches = {prefix for prefix in prefixes if _matches(prefix, pattern)}
+    return [start.below("/".join(match)) for match in sorted(matches) if not _is_hidden(match)]
 
 
 def _refuse_parts_of_tables(places: list[_Place]) -> None:

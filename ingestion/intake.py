@@ -79,8 +79,8 @@ class _Offer:
 
     def values(self, begin: int, end: int) -> dict[str, npt.NDArray[Any]]:
         """Return the events of replicates ``begin`` to ``end`` - 1 by column, without the names."""
-        own = slice((begin - self.first) * self.horizon, (end - self.first) * self.horizon)
-        return {name: getattr(self.rows, name)[own] for name in VALUES}
+        part = slice((begin - self.first) * self.horizon, (end - self.first) * self.horizon)
+        return {name: getattr(self.rows, name)[part] for name in VALUES}
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Intake:
         ``horizon`` is H for each study and model of which the store has no H. Units of the actions ``revised``, pairs
         of study and action, begin a new revision of the action, which supersedes its earlier units.
         """
-        self._store, self._given, self._facts = store, documents, facts or FactRows()
-        self.given_horizon, self._revised = horizon, frozenset(revised)
+        self._store, self._document_rows, self._facts = store, documents, facts or FactRows()
+        self.requested_horizon, self._revised = horizon, frozenset(revised)
         newest = newest_revisions(store.read("actions"))
         self._is_durable = True  # whether all units that are known to be there are synced
         self._begun = {named: newest.get(named, 0) + 1 for named in self._revised}
@@ -173,13 +173,13 @@ class Intake:
     def horizon(self, study: str, model: str) -> int | None:
         """Return H of a study and model; None if neither the store nor the call gave H."""
         pair = study, model
-        return self._declared.get(pair, self._horizons.get(pair, self.given_horizon))
+        return self._declared.get(pair, self._horizons.get(pair, self.requested_horizon))
 
     def horizon_origin(self, study: str, model: str) -> str:
         """Return in words where H of a study and model comes from."""
         if (study, model) in self._declared or (study, model) in self._horizons:
             return "from the store"
-        return "from the rows" if self.given_horizon is None else "as given"
+        return "from the rows" if self.requested_horizon is None else "as given"
 
     def is_control(self, study: str, action: str) -> bool:
         """Tell whether an action is the full-retention control."""
@@ -255,11 +255,11 @@ class Intake:
 
     def _enqueue(self, offered: _Offer) -> None:
         """Compare an offer with the store; queue its new replicates, or answer why it cannot go in."""
-        found = self._compared(offered)
-        if isinstance(found, Refusal):
-            offered.answered(found)
+        spans = self._compared(offered)
+        if isinstance(spans, Refusal):
+            offered.answered(spans)
             return
-        if not found:
+        if not spans:
             self._is_durable = False  # another writer's units may not be synced yet
             offered.answered(0)
             return
@@ -267,7 +267,7 @@ class Intake:
         self._horizons.setdefault(key[:2], horizon)
         self._note(key)
         records = []
-        for begin, end in found:
+        for begin, end in spans:
             named = dict(zip(GROUP_KEY, key, strict=True))
             record = named | {"first_replicate": begin, "replicates": end - begin, "horizon": horizon}
             record |= {"estimator": PLAIN, "action_revision": self._revisions.get((key[0], key[3]), 0)}
@@ -329,13 +329,13 @@ class Intake:
     def _conflict(self, offered: _Offer, held: _Held) -> Refusal | None:
         """Return how an offer differs from a stored unit that it overlaps; None if they are equal there."""
         low, high, horizon = max(offered.first, held.first), min(offered.end, held.end), offered.horizon
-        own = slice((low - offered.first) * horizon, (high - offered.first) * horizon)
+        overlap = slice((low - offered.first) * horizon, (high - offered.first) * horizon)
         if held.horizon != horizon:
             what = f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}"
-            return Refusal("conflict", what, own.start)
+            return Refusal("conflict", what, overlap.start)
         if (low, high) == (held.first, held.end) and pairs_sha256(offered.values(low, high)) == held.sha256:
             return None
-        rows = offered.rows.take(own)
+        rows = offered.rows.take(overlap)
         stored = self._rows_of(held, offered.key).slice((low - held.first) * horizon, len(rows))
         differ = {name: getattr(rows, name) != stored.column(name).to_numpy() for name in VALUES}
         wrong = np.flatnonzero(np.any(list(differ.values()), axis=0))
@@ -345,35 +345,35 @@ class Intake:
         name = next(name for name in VALUES if differ[name][row])
         here, there = getattr(rows, name)[row].item(), stored.column(name)[row].as_py()
         what = f"{name} is {here!r}, but the store has {there!r}"
-        return Refusal("conflict", f"{what}; --revise takes the events as a revision", own.start + row, len(wrong))
+        return Refusal("conflict", f"{what}; --revise takes the events as a revision", overlap.start + row, len(wrong))
 
     def _document_fault(self, key: UnitGroup) -> Refusal | None:
         """Return why a unit's document has no row, or contradicts the store; None if all is right."""
         study, model, doc, _ = key
         stored = self._documents.get((study, model, doc))
-        given = self._given.find(study, model, doc)
-        if given is None:
+        row = self._document_rows.find(study, model, doc)
+        if row is None:
             absent = Refusal("document", "the document is neither in the store nor in the --documents file")
             return None if stored else absent
         if stored is not None:
-            for name, value in given.values.items():
+            for name, value in row.values.items():
                 if stored[name] != value:
-                    said = f"{name} is {value!r} ({given.where}), but the store has {stored[name]!r}"
-                    return Refusal("document", said)
+                    reason = f"{name} is {value!r} ({row.where}), but the store has {stored[name]!r}"
+                    return Refusal("document", reason)
             return None
-        split, cluster = given.values["split"], given.values.get("cluster", doc)
+        split, cluster = row.values["split"], row.values.get("cluster", doc)
         other = self._splits.get((study, model, cluster), split)
         if other != split:
-            said = f"split is '{split}' ({given.where})"
-            return Refusal("document", f"{said}, but cluster '{cluster}' is in split '{other}'")
+            reason = f"split is '{split}' ({row.where})"
+            return Refusal("document", f"{reason}, but cluster '{cluster}' is in split '{other}'")
         return None
 
     def _note(self, key: UnitGroup) -> None:
         """Queue rows for a unit's document and action if they have none."""
         study, model, doc, action = key
         if (study, model, doc) not in self._documents:
-            given = self._given.find(study, model, doc)
-            row = {"cluster": doc, **(given.values if given else {}), "study": study, "model": model}
+            details = self._document_rows.find(study, model, doc)
+            row = {"cluster": doc, **(details.values if details else {}), "study": study, "model": model}
             document = {field.name: row.get(field.name) for field in DOCUMENTS.schema}
             self._documents[study, model, doc] = document
             self._splits[study, model, document["cluster"]] = document["split"]
@@ -404,7 +404,7 @@ class Comparison(Intake):
 
     def horizon(self, study: str, model: str) -> int | None:  # noqa: ARG002
         """Return the call's H; None lets the rows suggest H, since the store's H may be what is corrected."""
-        return self.given_horizon
+        return self.requested_horizon
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
         """Note the action if the store has other events of these replicates, or other units with another horizon."""

@@ -67,8 +67,8 @@ def read_records(
         records = _parquet(path, data, kind) if numbered == "row" else _text(path, data, kind)
     if len(records) > MOST_ROWS:
         raise InputError(f"{path}: {len(records):,} rows, {kind.file} may have {MOST_ROWS:,} at most")
-    found = [Record(clean(values, where := f"{path}, {numbered} {number}"), where) for number, values in records]
-    return found, sorted({name for _, values in records for name in values if name not in kind.columns})
+    cleaned = [Record(clean(values, where := f"{path}, {numbered} {number}"), where) for number, values in records]
+    return cleaned, sorted({name for _, values in records for name in values if name not in kind.columns})
 
 
 def whole_number(name: str, value: Any, where: str, unit: str, bits: int) -> int:
@@ -210,7 +210,7 @@ class DocumentRows:
 def _applies_to(row: Record, study: str | None, model: str | None) -> bool:
     """Tell whether a row is about documents of a study and model; None in the row means any."""
     pairs = ((row.values.get("study"), study), (row.values.get("model"), model))
-    return all(own is None or other is None or own == other for own, other in pairs)
+    return all(value is None or wanted is None or value == wanted for value, wanted in pairs)
 
 
 def read_documents(path: Path) -> DocumentRows:
@@ -219,18 +219,18 @@ def read_documents(path: Path) -> DocumentRows:
 
 
 def _clean_document(record: dict[str, Any], where: str) -> dict[str, Any]:
-    given = {
+    values = {
         name: _document_value(name, record[name], where) for name in DOCUMENTS.columns if record.get(name) is not None
     }
-    given = {name: value for name, value in given.items() if not isinstance(value, str) or value.strip()}
+    values = {name: value for name, value in values.items() if not isinstance(value, str) or value.strip()}
     for name in _REQUIRED:
-        if name not in given:
+        if name not in values:
             raise InputError(f"{where}: {name} is missing")
-    if given["split"] not in SPLITS:
-        raise InputError(f"{where}: split is '{given['split']}'; {nearest(given['split'], SPLITS)}")
-    if given["stratum"] == POOLED:
+    if values["split"] not in SPLITS:
+        raise InputError(f"{where}: split is '{values['split']}'; {nearest(values['split'], SPLITS)}")
+    if values["stratum"] == POOLED:
         raise InputError(f"{where}: stratum is '{POOLED}', which names the rows that pool all strata; choose another")
-    return given
+    return values
 
 
 def _document_value(name: str, value: Any, where: str) -> Any:
@@ -283,20 +283,20 @@ class FactRows:
 
     def of_unit(self, key: Mapping[str, str]) -> dict[str, Any]:
         """Return the facts of a unit by column of table ``units``; parts of a cache that no row names are 0 bytes."""
-        found = {name: value for name, value in self._merged(key).items() if name not in (*_FACT_KEYS, *_OF_ACTIONS)}
-        if "payload_bytes" in found:
-            found = dict.fromkeys(_PARTS, 0) | found
-            found.setdefault("resident_bytes", sum(found[name] for name in ("payload_bytes", *_PARTS)))
-        return found
+        values = {name: value for name, value in self._merged(key).items() if name not in (*_FACT_KEYS, *_OF_ACTIONS)}
+        if "payload_bytes" in values:
+            values = dict.fromkeys(_PARTS, 0) | values
+            values.setdefault("resident_bytes", sum(values[name] for name in ("payload_bytes", *_PARTS)))
+        return values
 
     def of_action(self, study: str, model: str, action: str) -> dict[str, Any]:
         """Return the facts of an action by column of table ``actions``.
 
         An action whose engine is named always has settings, if only empty ones.
         """
-        found = self._merged({"study": study, "model": model, "action": action})
-        said: dict[str, Any] = {name: found[name] for name in _OF_ACTIONS if name in found}
-        return {"settings": "{}", **said} if said or "engine" in found else said
+        facts = self._merged({"study": study, "model": model, "action": action})
+        columns: dict[str, Any] = {name: facts[name] for name in _OF_ACTIONS if name in facts}
+        return {"settings": "{}", **columns} if columns or "engine" in facts else columns
 
     def _merged(self, key: Mapping[str, str]) -> dict[str, Any]:
         about = [row for row in self._rows.get(key["action"], ()) if _is_about(row, key)]
@@ -319,12 +319,12 @@ def read_facts_file(path: Path) -> FactRows:
 
 
 def _clean_facts(record: dict[str, Any], where: str) -> dict[str, Any]:
-    given = {name: _fact(name, record[name], where) for name in _FACT_COLUMNS if record.get(name) not in (None, "")}
-    if "action" not in given:
+    facts = {name: _fact(name, record[name], where) for name in _FACT_COLUMNS if record.get(name) not in (None, "")}
+    if "action" not in facts:
         raise InputError(f"{where}: action is missing")
-    if "doc" in given and (own := [name for name in _OF_ACTIONS if name in given]):
-        raise InputError(f"{where}: {own[0]} belongs to a whole action; give it in a row without doc")
-    return given
+    if "doc" in facts and (misplaced := [name for name in _OF_ACTIONS if name in facts]):
+        raise InputError(f"{where}: {misplaced[0]} belongs to a whole action; give it in a row without doc")
+    return facts
 
 
 def _fact(name: str, value: Any, where: str) -> Any:

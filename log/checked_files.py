@@ -33,7 +33,7 @@ READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, ValueE
 _NAMED = re.compile(r"[0-9a-f]{16}\.parquet")  # how the store names the files that it writes
 
 
-class _Look(NamedTuple):
+class _Check(NamedTuple):
     digest: str
     at: float  # seconds since 1970
 
@@ -43,19 +43,19 @@ class CheckedFiles:
 
     def __init__(self, store: Path) -> None:
         self._file = store / MEMORY
-        self._looks: dict[str, _Look] = {}
+        self._checks: dict[str, _Check] = {}
         with suppress(OSError, ValueError):
             for line in self._file.read_text(encoding="utf-8").splitlines():
                 path, digest, at = line.split("\t")
-                self._looks[path] = _Look(digest, float(at))
+                self._checks[path] = _Check(digest, float(at))
 
     def age(self, table: str, file: StoredFile) -> float:
         """Return how many seconds ago a file was found whole; infinity if it never was.
 
         It is infinity also if the file was found whole in the future: the clock was wrong then, or is wrong now.
         """
-        look = self._looks.get(f"{table}/{file.path}")
-        age = -1.0 if look is None else time.time() - look.at
+        check = self._checks.get(f"{table}/{file.path}")
+        age = -1.0 if check is None else time.time() - check.at
         return age if age >= 0 else float("inf")
 
     def damage(self, table: str, file: StoredFile, data: bytes) -> str | None:
@@ -63,30 +63,30 @@ class CheckedFiles:
 
         A damaged file is forgotten, so that no later check counts it as whole.
         """
-        digest, look = content_digest(data), self._looks.get(f"{table}/{file.path}")
+        digest, check = content_digest(data), self._checks.get(f"{table}/{file.path}")
         self.forget(table, file.path)
         if len(data) != file.size:
             return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
         if (wanted := named_digest(file.path)) and wanted != digest:
             return f"the content has digest {digest}, must have {wanted} as its name says"
-        if look is not None and look.digest != digest:
-            return f"the content has digest {digest}, had {look.digest} when it was read first"
+        if check is not None and check.digest != digest:
+            return f"the content has digest {digest}, had {check.digest} when it was read first"
         try:
             read_pages(data)
         except READ_ERRORS as error:
             return f"the file cannot be read ({first_line(error)}), must be Parquet with right page checksums"
-        self._looks[f"{table}/{file.path}"] = _Look(digest, time.time())
+        self._checks[f"{table}/{file.path}"] = _Check(digest, time.time())
         return None
 
     def forget(self, table: str, path: str) -> None:
         """Forget that a file was found whole; its digest is kept and still compared."""
-        if look := self._looks.get(f"{table}/{path}"):
-            self._looks[f"{table}/{path}"] = look._replace(at=0.0)
+        if check := self._checks.get(f"{table}/{path}"):
+            self._checks[f"{table}/{path}"] = check._replace(at=0.0)
 
     def save(self, visible: Iterable[str]) -> None:
         """Save the results for visible files, by table and path; nothing is saved if the store is read-only."""
         there = set(visible)
-        lines = [f"{path}\t{look.digest}\t{int(look.at)}\n" for path, look in self._looks.items() if path in there]
+        lines = [f"{path}\t{check.digest}\t{int(check.at)}\n" for path, check in self._checks.items() if path in there]
         with suppress(OSError):
             replace_file(self._file, "".join(lines).encode())
 
@@ -111,8 +111,8 @@ def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within
     """
     memory, visible = CheckedFiles(store), list[str]()
     try:
-        for table, own in files.items():
-            for file in own:
+        for table, table_files in files.items():
+            for file in table_files:
                 named = f"{table}/{file.path}"
                 visible.append(named)
                 path, recent = Path(store, named), table in NUMBERED and memory.age(table, file) < within

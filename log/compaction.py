@@ -78,9 +78,9 @@ def compact(folder: DeltaFolder, table: str, done: Callable[[int], None]) -> Rew
     small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
     replaced, damaged = 0, list[str]()
     for part in cut(by_first_rows(folder, loaded, small), PACK_ROWS):
-        found = put_together(folder, table, part)
-        replaced += found.replaced
-        damaged += found.damaged
+        rewritten = put_together(folder, table, part)
+        replaced += rewritten.replaced
+        damaged += rewritten.damaged
         done(len(part))
     return Rewritten(replaced, tuple(damaged))
 

@@ -84,16 +84,16 @@ class Counts(NamedTuple):
 
     def of_study(self, study: str, model: str) -> Counts:
         """Return the counts of one study and model."""
-        own = (study, model)
+        key = (study, model)
         documents, generated = (
-            Counter({place: count for place, count in part.items() if place[:2] == own})
+            Counter({place: count for place, count in part.items() if place[:2] == key})
             for part in (self.documents, self.generated)
         )
         units, current = (
-            Counter({(place, held): count for (place, held), count in part.items() if place[:2] == own})
+            Counter({(place, held): count for (place, held), count in part.items() if place[:2] == key})
             for part in (self.units, self.current)
         )
-        scores = Counter({scored: count for scored, count in self.scores.items() if scored[:2] == own})
+        scores = Counter({scored: count for scored, count in self.scores.items() if scored[:2] == key})
         return Counts(documents, generated, units, current, scores)
 
 
@@ -165,9 +165,9 @@ def _answered(answers: pa.ListArray) -> pa.Array:
 
 def _grouped(rows: pa.Table, names: Sequence[str], sums: Sequence[tuple[Any, str]]) -> pa.Table:
     """Return a row with sums for each combination of values of some columns, without dictionaries."""
-    found = rows.group_by([*names], use_threads=False).aggregate([*sums])
-    words = {field.name: field.type.value_type for field in found.schema if pa.types.is_dictionary(field.type)}
-    return found.cast(pa.schema([field.with_type(words.get(field.name, field.type)) for field in found.schema]))
+    sums_of = rows.group_by([*names], use_threads=False).aggregate([*sums])
+    words = {field.name: field.type.value_type for field in sums_of.schema if pa.types.is_dictionary(field.type)}
+    return sums_of.cast(pa.schema([field.with_type(words.get(field.name, field.type)) for field in sums_of.schema]))
 
 
 def _count(
@@ -177,8 +177,8 @@ def _count(
     total: tuple[str | list[str], str] = ([], "count_all"),
 ) -> Counter[Any]:
     """Count rows, or add up another total, by what ``key`` makes of study, model, place and some columns."""
-    found, of = Counter[Any](), ["study", "model", "place", *names]
+    counts, of = Counter[Any](), ["study", "model", "place", *names]
     counted = rows.group_by(of, use_threads=False).aggregate([total])
     for row in counted.rename_columns([*of, "total"]).to_pylist():
-        found[key(row)] += row["total"]
-    return found
+        counts[key(row)] += row["total"]
+    return counts

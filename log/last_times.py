@@ -104,14 +104,14 @@ def _record(location: str, record: dict[str, Any]) -> None:
 
 
 def _records(location: str) -> list[dict[str, Any]]:
-    found = []
+    records = []
     with suppress(OSError, pa.ArrowException):
         files, folder = filesystem_of(join(location, FOLDER))
-        for one in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
-            if one.extension != "json":
+        for info in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
+            if info.extension != "json":
                 continue
-            with suppress(OSError, ValueError), files.open_input_stream(one.path) as source:
+            with suppress(OSError, ValueError), files.open_input_stream(info.path) as source:
                 record = json.loads(source.read())
                 if isinstance(record, dict):
-                    found.append(record)
-    return found
+                    records.append(record)
+    return records

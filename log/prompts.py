@@ -71,19 +71,19 @@ def append_prompts(folder: DeltaFolder, rows: Iterable[Mapping[str, Any]]) -> in
 
     Returns how many rows are new.
     """
-    given = {tuple(row[name] for name in _NAMES): row for row in rows}
+    by_key = {tuple(row[name] for name in _NAMES): row for row in rows}
     new: list[Mapping[str, Any]] = []
 
     def attempt(loaded: Snapshot) -> Commit | None:
         known = folder.of_files(loaded, _NAMES, _keys)
-        keys = [key for key in given if not any(key in of_file for of_file in known.values())]
-        new[:] = [given[key] for key in keys]
+        keys = [key for key in by_key if not any(key in of_file for of_file in known.values())]
+        new[:] = [by_key[key] for key in keys]
         if not new:
             return None
         file = folder.put_rows("prompts", pa.Table.from_pylist(new, schema=PROMPTS.schema))
         return Commit([file], guards((f"kvdrift.prompts-{key!r}", 1) for key in keys))
 
-    if given:
+    if by_key:
         folder.commit("prompts", attempt)
     return len(new)
 

@@ -62,9 +62,9 @@ def _key(table: str, row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in TABLES[table].key)
 
 
-def _check_same(table: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
-    for name, value in given.items():
+def _check_same(table: str, stored: dict[str, Any], row: dict[str, Any]) -> None:
+    for name, value in row.items():
         both_nan = value != value and stored[name] != stored[name]  # noqa: PLR0124
         if stored[name] != value and not both_nan:
-            named = ", ".join(f"{column}={given[column]}" for column in TABLES[table].key)
+            named = ", ".join(f"{column}={row[column]}" for column in TABLES[table].key)
             raise InputError(f"{table} ({named}): {name} is {value!r}, but the store has {stored[name]!r}")

@@ -222,8 +222,8 @@ class Store:
         """Return the newest revision of each document of a study and model."""
         names = dict.fromkeys((*columns, "study", "model", "doc", "document_revision"))
         rows = self.read("documents", columns=list(names))
-        own = rows.filter(pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)))
-        return current_documents(own).select(list(columns))
+        of_study = rows.filter(pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)))
+        return current_documents(of_study).select(list(columns))
 
     def prompts_of(self, study: str, model: str) -> set[tuple[str, int]]:
         """Return the documents of a study and model whose prompts are stored, each with the revision of its answers."""
@@ -372,10 +372,10 @@ class Store:
         """
         if table not in KEYED:
             raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, KEYED)}")
-        given = conform(TABLES[table], rows, filled=True)
+        conformed = conform(TABLES[table], rows, filled=True)
         if table == DOCUMENTS.name:
-            refuse_forgotten(self.location, given.select(["study", "model", "doc"]).to_pylist())
-        return append_new_rows(self._folder, table, given)
+            refuse_forgotten(self.location, conformed.select(["study", "model", "doc"]).to_pylist())
+        return append_new_rows(self._folder, table, conformed)
 
     def put_derived(self, table: str, rows: pa.Table) -> DerivedFile:
         """Write derived rows, all rows of some units, as one file, which ``commit_derived`` makes visible.
@@ -385,10 +385,10 @@ class Store:
         """
         if table not in DERIVED_TABLES:
             raise InputError(f"'{table}' is not derived; {nearest(table, DERIVED_TABLES)}")
-        given = conform(TABLES[table], rows)
-        if given["unit"].null_count:
-            raise InputError(f"{table}: column 'unit' is null in {given['unit'].null_count} row(s)")
-        return DerivedFile(self._folder.put_rows(table, given), tuple(given["unit"].unique().to_pylist()))
+        conformed = conform(TABLES[table], rows)
+        if conformed["unit"].null_count:
+            raise InputError(f"{table}: column 'unit' is null in {conformed['unit'].null_count} row(s)")
+        return DerivedFile(self._folder.put_rows(table, conformed), tuple(conformed["unit"].unique().to_pylist()))
 
     def commit_derived(self, table: str, files: Iterable[DerivedFile], app_id: str, version: int) -> int:
         """Make derived rows visible by one commit, each unit once, and return how many units were not visible before.
@@ -470,18 +470,18 @@ def _set_aside(store: Store, error: ContradictionError) -> ContradictionError:
     return ContradictionError.of(error.units, f"{_difference(store, record, events)}{more}; {aside}")
 
 
-def _difference(store: Store, record: Mapping[str, Any], given: pa.Table) -> str:
+def _difference(store: Store, record: Mapping[str, Any], events: pa.Table) -> str:
     """Return the first value in which the given events of a unit differ from the stored events."""
     reader = store.rows_of_units("events")
-    stored = in_order(reader.read([record["unit"]], [record["doc"]], [*_COMPARED, "unit"], given.num_rows))
-    if stored.num_rows != given.num_rows:
-        return f"{given.num_rows:,} events are given, but the store has {stored.num_rows:,}"
-    given = in_order(given)
+    stored = in_order(reader.read([record["unit"]], [record["doc"]], [*_COMPARED, "unit"], events.num_rows))
+    if stored.num_rows != events.num_rows:
+        return f"{events.num_rows:,} events are given, but the store has {stored.num_rows:,}"
+    events = in_order(events)
     for name in _COMPARED:
-        one, other = given[name], stored[name].cast(given[name].type)
-        differ = pc.fill_null(pc.not_equal(one, other), fill_value=False).to_numpy(zero_copy_only=False)
+        new, held = events[name], stored[name].cast(events[name].type)
+        differ = pc.fill_null(pc.not_equal(new, held), fill_value=False).to_numpy(zero_copy_only=False)
         if differ.any():
             row = int(np.argmax(differ))
-            at = f"replicate {given['replicate'][row].as_py()}, t {given['t'][row].as_py()}"
-            return f"{name} is {one[row].as_py()!r} at {at}, but the store has {other[row].as_py()!r}"
+            at = f"replicate {events['replicate'][row].as_py()}, t {events['t'][row].as_py()}"
+            return f"{name} is {new[row].as_py()!r} at {at}, but the store has {held[row].as_py()!r}"
     return "its events differ from those in the store"

@@ -35,13 +35,13 @@ def stored_studies(store: Store, study: str | None = None) -> list[tuple[str, st
 def chosen_study(store: Store, study: str | None = None, model: str | None = None) -> tuple[str, str]:
     """Return the name and model id of the study of ``--study`` and ``--model``; without them, of the only study."""
     there = set(stored_studies(store))
-    for option, place, asked in (("study", 0, study), ("model", 1, model)):
-        known = {one[place] for one in there}
-        if asked is not None and asked not in known:
-            raise InputError(f"--{option} {asked}: not in {store.location}; {nearest(asked, known)}")
-        if asked is None and len(known) > 1:
+    for option, place, requested in (("study", 0, study), ("model", 1, model)):
+        known = {key[place] for key in there}
+        if requested is not None and requested not in known:
+            raise InputError(f"--{option} {requested}: not in {store.location}; {nearest(requested, known)}")
+        if requested is None and len(known) > 1:
             raise InputError(f"{store.location} holds several: give --{option}, one of {', '.join(sorted(known))}")
-        there = {one for one in there if asked in {None, one[place]}}
+        there = {key for key in there if requested in {None, key[place]}}
     (chosen,) = there
     return chosen
 
@@ -69,9 +69,9 @@ def _sizes_below(location: str) -> Iterator[tuple[str, int]]:
     """Yield the first folder and the size of each file below a location; files that vanish meanwhile are left out."""
     if not is_local(location):
         files, root = filesystem_of(location)
-        for one in files.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)):
-            if one.is_file:
-                yield one.path.removeprefix(f"{root}/").partition("/")[0], one.size
+        for info in files.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)):
+            if info.is_file:
+                yield info.path.removeprefix(f"{root}/").partition("/")[0], info.size
         return
     for folder, _, names in os.walk(location):
         first = os.path.relpath(folder, location).partition(os.sep)[0]

@@ -53,7 +53,7 @@ def column(
 ) -> pa.Field:
     """Declare a column. Rows to append may leave out a column that may be null or has a ``default``."""
     metadata = {"meaning": meaning, "unit": unit, "default": default}
-    return pa.field(name, kind, nullable=null, metadata={key: said for key, said in metadata.items() if said})
+    return pa.field(name, kind, nullable=null, metadata={key: value for key, value in metadata.items() if value})
 
 
 text = functools.partial(column, kind=pa.string())

@@ -111,10 +111,10 @@ def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
     except KvdriftError:
         raise
     except expected as error:
-        raise InputError(f"{unread}: {_said_by(error)}") from error
+        raise InputError(f"{unread}: {_message_of(error)}") from error
 
 
-def _said_by(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return the message of an exception about a file's content, without the place in our code."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
@@ -124,8 +124,8 @@ def _said_by(error: BaseException) -> str:
         return "a pickle that is damaged, or that would run code"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    said, name = first_line(error), type(error).__name__
-    return said if isinstance(error, OSError | ValueError) or said == name else f"{name}: {said}"
+    message, name = first_line(error), type(error).__name__
+    return message if isinstance(error, OSError | ValueError) or message == name else f"{name}: {message}"
 
 
 def failure_of(error: BaseException, part: object) -> str:
@@ -136,8 +136,8 @@ def failure_of(error: BaseException, part: object) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
     place = ([frame for frame in frames if frame.filename == file] or frames)[-1]
-    name, said = type(error).__name__, first_line(error)
-    return f"{name if said == name else f'{name}: {said}'} ({place.filename}, line {place.lineno})"
+    name, message = type(error).__name__, first_line(error)
+    return f"{name if message == name else f'{name}: {message}'} ({place.filename}, line {place.lineno})"
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def alike(name: str, known: Iterable[str]) -> str | None:
+def similar_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that ``name`` probably means; None if no known name is similar.
 
     A name that differs only by zeros before a number comes first, then the most similar name.
@@ -217,7 +217,7 @@ def _without_zeros(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error line: the known name most similar to ``name``, or all known names if none is alike."""
+    """Return the end of an error line: the known name similar to ``name``, or all known names if none is similar."""
     names = sorted(known)
-    close = alike(name, names)
+    close = similar_name(name, names)
     return f"did you mean '{close}'?" if close else f"known: {', '.join(names)}"

@@ -53,5 +53,5 @@ def _merged(value: Any, more: Any) -> Any:
     if isinstance(value, dict) and isinstance(more, dict):
         return value | {name: _merged(value[name], inner) if name in value else inner for name, inner in more.items()}
     if isinstance(value, list) and isinstance(more, list):
-        return [_merged(one, inner) for one, inner in zip(value, more, strict=False)] + value[len(more) :]
+        return [_merged(item, inner) for item, inner in zip(value, more, strict=False)] + value[len(more) :]
     return more

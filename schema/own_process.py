@@ -70,8 +70,8 @@ class _Context(SpawnContext):
         super().__init__()
         self.started: list[_Process] = []
 
-    def Process(self, *given: Any, **named: Any) -> _Process:  # type: ignore[override]  # noqa: N802 - of multiprocessing
-        self.started.append(_Process(*given, **named))
+    def Process(self, *arguments: Any, **options: Any) -> _Process:  # type: ignore[override]  # noqa: N802 - of multiprocessing
+        self.started.append(_Process(*arguments, **options))
         return self.started[-1]
 
 
@@ -98,6 +98,6 @@ def own_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": paths}
 
 
-def last_words(said: str, exit_code: int | None) -> str:
+def last_words(stderr: str, exit_code: int | None) -> str:
     """Return the last line that a process wrote to standard error, or else its exit code."""
-    return next(reversed(said.strip().splitlines()), f"ended with exit code {exit_code}")
+    return next(reversed(stderr.strip().splitlines()), f"ended with exit code {exit_code}")

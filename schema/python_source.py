@@ -46,7 +46,7 @@ def syntax_sha256(text: bytes) -> str:
             digest.update(f"{type(part).__name__}({' '.join(fields)})\n".encode())
             waiting += fields.values()
         elif isinstance(part, list):
-            counted = [one for one in part if not _is_prose(one)]
+            counted = [child for child in part if not _is_prose(child)]
             digest.update(f"{len(counted)}\n".encode())
             waiting += counted
         else:

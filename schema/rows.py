@@ -80,12 +80,12 @@ def row_hashes(columns: Iterable[pa.ChunkedArray]) -> Hashes:
 
     Equal rows have equal numbers within a process. Null is a value like others.
     """
-    found: Hashes | None = None
+    combined: Hashes | None = None
     for column in columns:
         whole = column.combine_chunks()
         hashes = _list_hashes(whole) if pa.types.is_list(whole.type) else _value_hashes(whole)
-        found = hashes if found is None else found * _ODD + hashes  # the order of columns counts
-    return np.zeros(0, dtype=np.uint64) if found is None else found
+        combined = hashes if combined is None else combined * _ODD + hashes  # the order of columns counts
+    return np.zeros(0, dtype=np.uint64) if combined is None else combined
 
 
 def _value_hashes(values: pa.Array) -> Hashes:
@@ -96,11 +96,11 @@ def _value_hashes(values: pa.Array) -> Hashes:
 
 
 def _list_hashes(lists: pa.Array) -> Hashes:
-    found = _value_hashes(lists.value_lengths())
+    sums = _value_hashes(lists.value_lengths())
     row = pc.list_parent_indices(lists).to_numpy()
     place = np.arange(len(row)) - np.searchsorted(row, row)
-    np.add.at(found, row, _mixed(_value_hashes(lists.flatten()) + place.astype(np.uint64)))
-    return found
+    np.add.at(sums, row, _mixed(_value_hashes(lists.flatten()) + place.astype(np.uint64)))
+    return sums
 
 
 def _mixed(values: Hashes) -> Hashes:

@@ -407,9 +407,12 @@ UNIT_MOMENTS = stored_table(
     long("unit", "unit of the row, as in units", "none"),
     *_WINDOWS,
     integer("replicates", "replicates that are summed", "count"),
-    *(_sum(f"scalar_{name}", own.meaning, null=True) for name, own in SCALAR_MOMENTS.items()),
-    *(_sum(f"position_{name}", f"{own.meaning}, at t = 1..H", _PROFILE) for name, own in POSITION_MOMENTS.items()),
-    *(_sum(f"lag_{name}", f"{own.meaning}, at j = 1..T", _PROFILE) for name, own in LAG_MOMENTS.items()),
+    *(_sum(f"scalar_{name}", moment.meaning, null=True) for name, moment in SCALAR_MOMENTS.items()),
+    *(
+        _sum(f"position_{name}", f"{moment.meaning}, at t = 1..H", _PROFILE)
+        for name, moment in POSITION_MOMENTS.items()
+    ),
+    *(_sum(f"lag_{name}", f"{moment.meaning}, at j = 1..T", _PROFILE) for name, moment in LAG_MOMENTS.items()),
     _sum("depth_observed", "H Z_L, at L = 1..H", _PROFILE),
     _sum("depth_capacity", "H W_L, at L = 1..H", _PROFILE),
 )

@@ -48,15 +48,15 @@ class Windows:
 
         ``overrides`` are values by the windows' names, in place of the defaults; None keeps the default.
         """
-        given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
-        bound = given.setdefault("cohort_bound", horizon // 2)
+        chosen: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+        bound = chosen.setdefault("cohort_bound", horizon // 2)
         scaled: dict[str, Any] = {
             "early_last": horizon // 8,
             "late_first": bound - horizon // 8 + 1,
             "first_block_last": horizon // 4,
             "second_block_last": horizon // 2,
         }
-        return cls(horizon, **(scaled | given))
+        return cls(horizon, **(scaled | chosen))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Windows:

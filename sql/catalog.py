@@ -269,8 +269,8 @@ def one_line(error: duckdb.Error) -> KvdriftError:
             break
         lines.append(line)
     message = " ".join(" ".join(lines).split()).removeprefix("Invalid Input Error: ")
-    if (found := _NO_COLUMN.match(message)) and (place := _place_of(found["name"])):
-        message = f"{found[0]}; {place}"
+    if (match := _NO_COLUMN.match(message)) and (place := _place_of(match["name"])):
+        message = f"{match[0]}; {place}"
     unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error or ".parquet" in message
     return OperationError(message) if unreadable else InputError(message)
 
@@ -331,7 +331,7 @@ def computed_views() -> tuple[str, ...]:
     return tuple(name for name, promised in computed.items() if not promised.costly)
 
 
-def promises(view: str) -> int:
+def contract_checks(view: str) -> int:
     """Return the number of promises in a view's contract."""
     promised = contract(view)
     return 1 + len(promised.not_null) + len(promised.identities)
@@ -346,11 +346,13 @@ def breaches(views: Views, view: str) -> list[Breach]:
     grain, rows = ", ".join(map(quoted, promised.grain)), f"from {promised.relation} as view"
     broken = {f"{name} is never null": f"{quoted(name)} is null" for name in promised.not_null}
     broken |= {name: f"({predicate}) is not true" for name, predicate in promised.identities.items()}
-    found = {f"one row for each {', '.join(promised.grain)}": f"{rows} select {grain} group by all having count(*) > 1"}
+    queries = {
+        f"one row for each {', '.join(promised.grain)}": f"{rows} select {grain} group by all having count(*) > 1"
+    }
     # One query tells whether any promise is broken. To count the rows of each promise would take twice as long.
     if views.table(f"{rows} where {' or '.join(broken.values())} limit 1").num_rows:
-        found |= {promise: f"{rows} select {grain} where {condition}" for promise, condition in broken.items()}
-    examples = {promise: views.table(query) for promise, query in found.items()}
+        queries |= {promise: f"{rows} select {grain} where {condition}" for promise, condition in broken.items()}
+    examples = {promise: views.table(query) for promise, query in queries.items()}
     return [
         Breach(view, promise, table.num_rows, table.slice(0, 1).to_pylist()[0])
         for promise, table in examples.items()

@@ -129,9 +129,9 @@ def _in_place(path: Path) -> str:
     Clients before DuckDB 2.0 may show a relative path. The condition is then true, since the place is unknown.
     """
     here = str(path.resolve())
-    said = f"this catalogue was written for the store {path.parent}; for a copy in FOLDER, run kvdrift derive FOLDER"
+    message = f"this catalogue was written for the store {path.parent}; for a copy in FOLDER, run kvdrift derive FOLDER"
     known = f"from duckdb_databases() where path = {literal(here)} or path not like '/%'"
-    return f"case when exists ({known}) then true else error({literal(said)}) end"
+    return f"case when exists ({known}) then true else error({literal(message)}) end"
 
 
 def catalog_fault(store: Store) -> str | None:

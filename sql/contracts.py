@@ -103,9 +103,9 @@ class Contract:
 @functools.cache
 def contracts() -> Mapping[str, Contract]:
     """Return the contracts of all views by name, sorted by name."""
-    found = {table: _stored_contract(table) for table in stored_tables()}
-    found |= {view: _contract(view, text) for view, text in view_files(".toml").items()}
-    return {view: found[view] for view in sorted(found)}
+    by_name = {table: _stored_contract(table) for table in stored_tables()}
+    by_name |= {view: _contract(view, text) for view, text in view_files(".toml").items()}
+    return {view: by_name[view] for view in sorted(by_name)}
 
 
 @functools.cache
@@ -132,10 +132,10 @@ def contract(view: str) -> Contract:
 
 def comments(promised: Contract, kind: str) -> str:
     """Return the SQL statements that set the comments of a view or table (``kind``) and of its columns."""
-    said = [f"comment on {kind} {promised.relation} is {literal(promised.description)}"]
+    statements = [f"comment on {kind} {promised.relation} is {literal(promised.description)}"]
     for name, meaning in promised.comments.items():
-        said.append(f"comment on column {promised.relation}.{quoted(name)} is {literal(meaning)}")
-    return "; ".join(said)
+        statements.append(f"comment on column {promised.relation}.{quoted(name)} is {literal(meaning)}")
+    return "; ".join(statements)
 
 
 def _stored_contract(table: str) -> Contract:
@@ -152,24 +152,26 @@ def _stored_contract(table: str) -> Contract:
 
 
 def _contract(view: str, text: str) -> Contract:
-    given = tomllib.loads(text)
-    if "table" in given:  # the view selects rows of a stored table
-        own = {name: given[name] for name in ("description", "identities", "internal") if name in given}
-        return dataclasses.replace(_stored_contract(given["table"]), view=view, grain=tuple(given["grain"]), **own)
-    moments = MOMENTS[given["moments"]] if "moments" in given else {}
+    declared = tomllib.loads(text)
+    if "table" in declared:  # the view selects rows of a stored table
+        changes = {name: declared[name] for name in ("description", "identities", "internal") if name in declared}
+        return dataclasses.replace(
+            _stored_contract(declared["table"]), view=view, grain=tuple(declared["grain"]), **changes
+        )
+    moments = MOMENTS[declared["moments"]] if "moments" in declared else {}
     meanings = {name: moment.meaning for name, moment in moments.items()}
     nullable = {name for name, moment in moments.items() if moment.nullable}
-    units = {name: EVENTS.units[name] for name in given["keys"] if name == "replicate"}
-    units |= {name: unit for unit, names in given.get("units", {}).items() for name in names}
+    units = {name: EVENTS.units[name] for name in declared["keys"] if name == "replicate"}
+    units |= {name: unit for unit, names in declared.get("units", {}).items() for name in names}
     units |= {name: moment.unit for name, moment in moments.items()}
     return Contract(
         view=view,
-        description=given["description"],
-        grain=tuple(given["grain"]),
-        columns={name: KEYS[name] for name in given["keys"]} | given.get("columns", {}) | meanings,
+        description=declared["description"],
+        grain=tuple(declared["grain"]),
+        columns={name: KEYS[name] for name in declared["keys"]} | declared.get("columns", {}) | meanings,
         units=units,
-        nullable=frozenset(nullable.union(given.get("nullable", ()))),
-        identities=given.get("identities", {}),
-        internal=given.get("internal", False),
-        costly=given.get("costly", False),
+        nullable=frozenset(nullable.union(declared.get("nullable", ()))),
+        identities=declared.get("identities", {}),
+        internal=declared.get("internal", False),
+        costly=declared.get("costly", False),
     )

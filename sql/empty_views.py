@@ -84,8 +84,8 @@ def create_views(connection: duckdb.DuckDBPyConnection) -> None:
             file.write(_empty_database())
             file.flush()
             connection.execute(f"attach {literal(file.name)} as empty_views (read_only)")
-            (own,) = connection.execute("select current_database()").fetchone() or ("memory",)
-            connection.execute(f"copy from database empty_views to {quoted(own)}")
+            (catalog,) = connection.execute("select current_database()").fetchone() or ("memory",)
+            connection.execute(f"copy from database empty_views to {quoted(catalog)}")
             connection.execute("detach empty_views")
     except OSError as error:
         reason = error.strerror or error
@@ -166,15 +166,15 @@ def _made_database(texts: Mapping[str, str]) -> bytes:
 @functools.cache
 def _view_columns() -> Mapping[str, str]:
     """Return the columns and types of every view as SQL text for ``create table``; computed once in a process."""
-    found = {}
+    declared = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         _create_empty_tables(connection)
         for name, text in qualified_texts().items():
             view = connection.sql(text)
             columns = zip(view.columns, view.types, strict=True)
-            found[name] = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
-            connection.execute(f"create table {name} ({found[name]})")
-    return found
+            declared[name] = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
+            connection.execute(f"create table {name} ({declared[name]})")
+    return declared
 
 
 def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:

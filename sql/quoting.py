@@ -20,7 +20,7 @@ def literal(text: str) -> str:
 
 def file_pattern(path: str) -> str:
     """Return a pattern that matches this path only, since DuckDB reads every path as a pattern."""
-    return re.sub(r"[*?\[]", lambda found: f"[{found.group()}]", path)
+    return re.sub(r"[*?\[]", lambda match: f"[{match.group()}]", path)
 
 
 def parquet_files(paths: Iterable[str]) -> str:

@@ -63,8 +63,8 @@ def check_reads(query: str) -> int:
         if kind == "EXPLAIN":
             check_reads(_EXPLAIN.sub("", text, count=1))
         elif kind == "PRAGMA":
-            found = _PRAGMA.match(text)
-            if found is None or found[1].lower() not in PRAGMAS:
+            pragma = _PRAGMA.match(text)
+            if pragma is None or pragma[1].lower() not in PRAGMAS:
                 raise InputError(f"'{_start(text)}': sql takes only the pragmas {', '.join(PRAGMAS)}")
         elif kind == "MULTI":
             raise InputError(

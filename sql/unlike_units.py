@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from kvdrift.log.store import Store
 from kvdrift.log.units import conditions
-from kvdrift.log.units.conditions import ALIKE, KEPT_COLUMNS, SAME, unlike_units
+from kvdrift.log.units.conditions import KEPT_COLUMNS, KEPT_HASHES, SAME, unlike_units
 from kvdrift.log.units.revisions import current_units
 from kvdrift.schema.errors import UnlikeUnitsError
 from kvdrift.schema.rows import Flags, Hashes, Wide, row_hashes
@@ -57,9 +57,9 @@ def refuse_unlike_units(
         "where database_name = current_database() order by column_index"
     ).fetchall()
     for view in pooled:
-        own = (contract(view).schema, view)
+        key = (contract(view).schema, view)
         columns = ", ".join(
-            f"cast({refusal} as {kind}) as {quoted(name)}" for *where, name, kind in kinds if tuple(where) == own
+            f"cast({refusal} as {kind}) as {quoted(name)}" for *where, name, kind in kinds if tuple(where) == key
         )
         relation = contract(view).relation
         connection.execute(f"create or replace view {relation} as select {columns} where {refusal} is null")
@@ -90,7 +90,7 @@ def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
 
 @dataclass(frozen=True)
 class _KeptFacts:
-    """What units keep and read: arrays [units], and [2, units] with one row for each column of ``ALIKE``."""
+    """What units keep and read: arrays [units], and [2, units] with one row for each column of ``KEPT_HASHES``."""
 
     number: Wide
     kept_set: Hashes
@@ -103,8 +103,8 @@ class _KeptFacts:
         return cls(
             units["unit"].to_numpy(),
             row_hashes(units[name] for name in SAME),
-            np.stack([row_hashes([units[name]]) for name in ALIKE]),
-            np.stack([pc.is_valid(units[name]).to_numpy() for name in ALIKE]),
+            np.stack([row_hashes([units[name]]) for name in KEPT_HASHES]),
+            np.stack([pc.is_valid(units[name]).to_numpy() for name in KEPT_HASHES]),
         )
 
     @classmethod
@@ -115,15 +115,15 @@ class _KeptFacts:
 
     def unlike(self) -> Wide:
         """Return the numbers of all units of kept sets in which units differ, superseded units included."""
-        found = np.zeros(len(self.number), dtype=np.bool_)
+        marked = np.zeros(len(self.number), dtype=np.bool_)
         order = np.argsort(self.kept_set)
         for kept, known in zip(self.kept, self.is_known, strict=True):
-            own = order[known[order]]
-            sets, kept_there = self.kept_set[own], kept[own]
+            members = order[known[order]]
+            sets, kept_there = self.kept_set[members], kept[members]
             differ = (sets[1:] == sets[:-1]) & (kept_there[1:] != kept_there[:-1])  # of neighbours: some do
             if differ.any():
-                found |= np.isin(self.kept_set, sets[1:][differ])
-        return self.number[found]
+                marked |= np.isin(self.kept_set, sets[1:][differ])
+        return self.number[marked]
 
 
 class _UnitFacts(NamedTuple):
@@ -140,7 +140,7 @@ class _UnitFacts(NamedTuple):
 
 def _unit_facts(store: Store, version: int) -> _UnitFacts:
     """Return the facts of all units at a version of ``units``; only files new since the last call are read."""
-    names = [*dict.fromkeys(("unit", *SAME, *ALIKE, *conditions.COMPARED))]
+    names = [*dict.fromkeys(("unit", *SAME, *KEPT_HASHES, *conditions.COMPARED))]
     parts = store.of_files("units", names, _UnitFacts.of, version)
     parts = parts or [_UnitFacts.of(UNITS.schema.empty_table().select(names))]
     return _UnitFacts(_KeptFacts.all([part.kept for part in parts]), frozenset().union(*(p.conditions for p in parts)))

@@ -54,13 +54,13 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
         more = f" and {len(damaged) - 1} more files" if len(damaged) > 1 else ""
         raise OperationError(f"{store.location}: {damaged[0]}{more}: kvdrift verify {store.location}")
     after = _count_files(store)
-    found = [CompactedTable(table, before[table], after[table]) for table in TABLES]
-    return [one for one in found if one.after.files < one.before.files]
+    tables = [CompactedTable(table, before[table], after[table]) for table in TABLES]
+    return [compacted for compacted in tables if compacted.after.files < compacted.before.files]
 
 
 def _count_files(store: Store) -> Mapping[str, FileCount]:
-    found = {table: store.stored_files(table) for table in TABLES}
-    return {table: FileCount(len(files), sum(file.size for file in files)) for table, files in found.items()}
+    stored = {table: store.stored_files(table) for table in TABLES}
+    return {table: FileCount(len(files), sum(file.size for file in files)) for table, files in stored.items()}
 
 
 class Gathering:

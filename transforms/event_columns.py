@@ -98,7 +98,9 @@ class SortedEvents:
     def keys(self, rows: Wide | None = None) -> dict[str, Any]:
         """Return the columns that name a replicate and its unit, at some rows or at all."""
         at = slice(None) if rows is None else rows
-        names = self.names if rows is None else {name: own.take(pa.array(rows)) for name, own in self.names.items()}
+        names = (
+            self.names if rows is None else {name: column.take(pa.array(rows)) for name, column in self.names.items()}
+        )
         numbers = {name: self.values[name][at] for name in ("replicate", "action_revision")}
         unit = self.values["unit"][at]
         return names | numbers | {"unit": with_nulls(unit, null=unit == _LATER["unit"])}

@@ -57,12 +57,12 @@ def _by_windows(
     longest = np.zeros((2, keys.num_rows), dtype=np.int32)  # of complete trajectories, of all
     np.maximum.at(longest[0], of_row[complete], horizon[complete])
     np.maximum.at(longest[1], of_row, horizon)
-    own = np.where(longest[0] > 0, longest[0], longest[1]).tolist()
-    names = zip(keys["study"].to_pylist(), keys["model"].to_pylist(), own, strict=True)
-    found: dict[Windows, list[int]] = {}
+    horizons = np.where(longest[0] > 0, longest[0], longest[1]).tolist()
+    names = zip(keys["study"].to_pylist(), keys["model"].to_pylist(), horizons, strict=True)
+    places_of: dict[Windows, list[int]] = {}
     for place, (study, model, last) in enumerate(names):
-        found.setdefault(studies.get((study, model)) or Windows.of(last), []).append(place)
-    for windows, places in found.items():
+        places_of.setdefault(studies.get((study, model)) or Windows.of(last), []).append(place)
+    for windows, places in places_of.items():
         yield windows, np.array(places)
 
 
@@ -85,8 +85,8 @@ def _of_windows(derived: _Derived, windows: Windows, units: Wide, of_row: Wide, 
     trajectories = derived.trajectories
     rows = np.flatnonzero(_entering(trajectories, windows) & np.isin(of_row, units))
     of_unit = np.searchsorted(units, of_row[rows])  # [K] place in ``units``
-    own = trajectories.select(_OF_TRAJECTORY).take(pa.array(rows))
-    pairs = _replicates(own, derived.steps, derived.first_step[rows][:, None], windows)
+    entering = trajectories.select(_OF_TRAJECTORY).take(pa.array(rows))
+    pairs = _replicates(entering, derived.steps, derived.first_step[rows][:, None], windows)
     sums = {column: _by_unit(moment.of(pairs), of_unit, len(units)) for column, moment in UNIT_SUMS.items()}
     sums |= _depths(pairs, of_unit, len(units))
     columns: dict[str, Any] = {name: column.combine_chunks() for name, column in _columns(keys.take(pa.array(units)))}
@@ -107,9 +107,9 @@ def replicate_moments(trajectories: pa.Table, steps: pa.Table, windows: Windows)
         window.
     """
     derived, rows = _Derived.of(trajectories, steps), np.flatnonzero(_entering(trajectories, windows))
-    own = trajectories.take(pa.array(rows))
-    pairs = _replicates(own, derived.steps, derived.first_step[rows][:, None], windows)
-    columns = {name: own[name] for name in (*GROUP_KEY, "replicate")}
+    entering = trajectories.take(pa.array(rows))
+    pairs = _replicates(entering, derived.steps, derived.first_step[rows][:, None], windows)
+    columns = {name: entering[name] for name in (*GROUP_KEY, "replicate")}
     for name, moment in SCALAR_MOMENTS.items():
         columns[name] = pa.array(moment.of(pairs).astype(np.float64), from_pandas=True)
     return pa.table(columns)
@@ -159,7 +159,9 @@ def _depths(pairs: Replicates, of_unit: Wide, units: int) -> _Sums:
     replicate, position = np.nonzero(lag >= 0)
     at = of_unit[replicate] * horizon + lag[replicate, position]
     mismatched = pairs.mismatch[replicate, position] != 0
-    there, open_ = (np.bincount(own, minlength=units * horizon).reshape(units, horizon) for own in (at[mismatched], at))
+    there, open_ = (
+        np.bincount(cells, minlength=units * horizon).reshape(units, horizon) for cells in (at[mismatched], at)
+    )
     beyond = open_[:, ::-1].cumsum(axis=1)[:, ::-1] - open_
     return {"depth_observed": there.cumsum(axis=1), "depth_capacity": beyond}
 

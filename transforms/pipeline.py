@@ -133,8 +133,8 @@ def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Se
         return _in_threads(location, batch)
     with _quiet_beam(), record_folder(location) as folder:
         beam = _beam()
-        own = _DASK_OPTIONS if _is_dask(runner) else ()
-        flags = _beam("options.pipeline_options").PipelineOptions([*own, *options])  # without a list, sys.argv
+        preset = _DASK_OPTIONS if _is_dask(runner) else ()
+        flags = _beam("options.pipeline_options").PipelineOptions([*preset, *options])  # without a list, sys.argv
         pipeline = beam.Pipeline(runner=_beam_runner(runner), options=flags)
         size = _AT_ONCE if runner == DEFAULT_RUNNER else 1
         groups = enumerate(batch[at : at + size] for at in range(0, len(batch), size))
@@ -263,8 +263,8 @@ def write_record(group: tuple[int, Sequence[SegmentOutcome]], folder: str) -> in
 def read_records(folder: str) -> list[SegmentOutcome]:
     """Return all outcomes recorded in the folder, in the order of group numbers."""
     filesystem, root = filesystem_of(folder)
-    found = filesystem.get_file_info(pa.fs.FileSelector(root))
-    records = sorted((info for info in found if info.extension == "json"), key=lambda info: int(info.base_name[:-5]))
+    infos = filesystem.get_file_info(pa.fs.FileSelector(root))
+    records = sorted((info for info in infos if info.extension == "json"), key=lambda info: int(info.base_name[:-5]))
     outcomes: list[SegmentOutcome] = []
     for info in records:
         with filesystem.open_input_stream(info.path) as source:

@@ -130,9 +130,9 @@ class PendingSegments:
 
 def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
     """Find the units left to derive, in segments of at most ``most`` events; a larger unit is a segment by itself."""
-    found = store.pending()
+    waiting = store.pending()
     return PendingSegments(
-        segments_of(store, found.lacking, found.events_version, most), found.events_version, found.whole
+        segments_of(store, waiting.lacking, waiting.events_version, most), waiting.events_version, waiting.whole
     )
 
 
@@ -148,14 +148,14 @@ def segments_of(
         return []
     units = store.unit_rows(numbers, _READ).sort_by([(name, "ascending") for name in _READ[1:-2]])
     groups = defaultdict[tuple[str, ...], list[Row]](list)
-    lacked = {table: set(own.tolist()) for table, own in lacking.items()}
+    lacked = {table: set(lacking_units.tolist()) for table, lacking_units in lacking.items()}
     for unit in units.to_pylist():
         tables = tuple(table for table in DERIVED[unit["estimator"]] if unit["unit"] in lacked[table])
         groups[tables].append(unit)
     return [
         _segment(part, tables, events_version)
-        for tables, own in groups.items()
-        for part in in_parts(own, lambda unit: unit["event_rows"], most)
+        for tables, group_units in groups.items()
+        for part in in_parts(group_units, lambda unit: unit["event_rows"], most)
     ]
 
 
@@ -166,7 +166,7 @@ def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
         events, errors = read_events(store, segment)
         rows, failed = _derived(segment, events, declared_windows(store))
         errors += failed
-        left = {table: own for table, own in rows.items() if own.num_rows}
+        left = {table: derived for table, derived in rows.items() if derived.num_rows}
         written = side_by_side(lambda table: store.put_derived(table, left[table]), [*left])
     except (OSError, pa.ArrowException, KvdriftError) as error:
         return SegmentOutcome(name, errors=(first_line(error),))
@@ -240,9 +240,9 @@ def _derived(segment: Segment, events: pa.Table, studies: StudyWindows) -> tuple
             return {}, [f"unit {segment.units[0]}: {first_line(error)}"]
     parts, errors = list[dict[str, pa.Table]](), list[str]()
     for number in segment.units:
-        own = events.filter(pc.equal(events["unit"], number))
+        unit_events = events.filter(pc.equal(events["unit"], number))
         try:
-            parts.append(derived_rows(segment.tables, own, studies))
+            parts.append(derived_rows(segment.tables, unit_events, studies))
         except UNREADABLE as error:
             errors.append(f"unit {number}: {first_line(error)}")
     return {table: pa.concat_tables([part[table] for part in parts]) for table in segment.tables if parts}, errors

@@ -52,7 +52,9 @@ def watch(
             looked = time.perf_counter()
             version = store.version("events")
             work = None if version == seen else pending(store, BATCH_EVENTS)
-            todo = [] if work is None else [one for one in work.segments if not failed.issuperset(one.units)]
+            todo = (
+                [] if work is None else [segment for segment in work.segments if not failed.issuperset(segment.units)]
+            )
             if work is None or not todo:
                 if work is not None:
                     # Units whose rows are about to come are looked for at the same version again.

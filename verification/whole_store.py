@@ -17,7 +17,7 @@ from kvdrift.schema.errors import DamagedStoreError, InputError, KvdriftError
 from kvdrift.schema.location import is_local
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.tables import TABLES
-from kvdrift.sql.catalog import PINNING, breaches, computed_views, open_views, promises
+from kvdrift.sql.catalog import PINNING, breaches, computed_views, contract_checks, open_views
 from kvdrift.sql.catalog_file import CATALOG_NAME, catalog_fault
 from kvdrift.verification.files import (
     Fault,
@@ -122,7 +122,7 @@ def scrub(store: Store, seconds: float) -> Iterator[Verified]:
 def check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Verified:
     """Check that the contracts of all computed views hold, such as R = O + E C."""
     names = computed_views()
-    counts = f"{number_of(len(names), 'view')}, {number_of(sum(map(promises, names)), 'promise')}"
+    counts = f"{number_of(len(names), 'view')}, {number_of(sum(map(contract_checks, names)), 'promise')}"
     if refused is not None:
         return Verified("views", counts, refused)
     faults = []

@@ -20,7 +20,7 @@ from kvdrift.generator.documents.registry import excluded_clusters
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study, load_studies
-from kvdrift.schema.study.reading import of_each_law, read_content, toml_table
+from kvdrift.schema.study.reading import of_each_temperature, read_content, toml_table
 from kvdrift.stats.quantities import PAIR_QUANTITIES
 
 _SEEDS = 20  # seeds that are tried
@@ -129,7 +129,10 @@ def _free_name(study: str, content: dict[str, Any], taken: Collection[str]) -> s
 
 def _names(name: str, content: dict[str, Any]) -> list[str]:
     """Return the names of the studies of a file with this name and content: one for each temperature."""
-    return [section["study"]["name"] for section in of_each_law(content | {"study": content["study"] | {"name": name}})]
+    return [
+        section["study"]["name"]
+        for section in of_each_temperature(content | {"study": content["study"] | {"name": name}})
+    ]
 
 
 def _draw(

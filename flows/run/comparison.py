@@ -27,7 +27,7 @@ from kvdrift.flows.run.study_run import StudyRun, forecast
 from kvdrift.generator.actions import Action
 from kvdrift.generator.identity import ActionIdentity, changes
 from kvdrift.log.store import Store
-from kvdrift.log.units.conditions import KEPT_COLUMNS, check_alike, unlike_units
+from kvdrift.log.units.conditions import KEPT_COLUMNS, check_same_entries, unlike_units
 from kvdrift.log.units.revisions import current_actions, newest_revisions
 from kvdrift.schema.document import SPLITS
 from kvdrift.schema.errors import InputError, PlanError, nearest
@@ -250,7 +250,7 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
     """
     if (store := run.stored) is not None:
         units = store.units(run.study.name, run.study.model.id, KEPT_COLUMNS).to_pylist()
-        check_alike(unit for unit in units if unit["action"] not in redo)
+        check_same_entries(unit for unit in units if unit["action"] not in redo)
     every = differences(run)
     growth = [difference for difference in every if difference.kind is Kind.GROWTH]
     accepted = [Kind.GROWTH, *([Kind.PLAN] if run.replan else [])]

@@ -10,7 +10,7 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import ModelOption, StoreArgument, StudyOption
-from kvdrift.schema.errors import InputError, alike, printable
+from kvdrift.schema.errors import InputError, printable, similar_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,7 @@ def _nearest(requested: str | int, known: Sequence[Any]) -> str:
     """Say which known value is nearest to ``asked``; there may be thousands."""
     if isinstance(requested, int):
         return f"there are {known[0]} to {known[-1]}"
-    near = alike(requested, known)
+    near = similar_name(requested, known)
     return f"did you mean '{near}'?" if near else f"there are {', '.join(known[:5])}{', …' * (len(known) > 5)}"
 
 

@@ -15,7 +15,7 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import StoreArgument
-from kvdrift.schema.errors import InputError, alike, nearest
+from kvdrift.schema.errors import InputError, nearest, similar_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,7 +198,7 @@ def _misspelt(views: Views, query: str) -> str:
     """
     known = {name for view, column in _NAMES for name in views.rows(view, (column,))[column].to_pylist()} - {None}
     unknown = dict.fromkeys(text for text in _TEXTS.findall(query) if text not in known)
-    meant = [f"'{text}': did you mean '{name}'?" for text in unknown if (name := alike(text, known)) is not None]
+    meant = [f"'{text}': did you mean '{name}'?" for text in unknown if (name := similar_name(text, known)) is not None]
     return "; ".join(meant)
 
 

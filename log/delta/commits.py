@@ -86,7 +86,7 @@ def replaced_files(table_folder: str, age: timedelta) -> tuple[int, set[str]]:
     a year, after which nobody knows how much time went by. So no wrong clock makes a file older than it is, unless it
     is wrong by less than a year.
     """
-    last, found, elapsed, later = 0, set[str](), 0.0, time.time()
+    last, hidden, elapsed, later = 0, set[str](), 0.0, time.time()
     for version, lines in sorted(_commits(table_folder), reverse=True):
         infos = [json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"')]
         at = next((info["timestamp"] / 1000 for info in infos if "timestamp" in info), later)
@@ -94,8 +94,8 @@ def replaced_files(table_folder: str, age: timedelta) -> tuple[int, set[str]]:
         later = at
         gone = {unquote(json.loads(line)["remove"]["path"]) for line in lines if line.startswith(b'{"remove"')}
         if gone and elapsed >= age.total_seconds():
-            last, found = max(last, version), found | gone
-    return last, found
+            last, hidden = max(last, version), hidden | gone
+    return last, hidden
 
 
 def changes_rows(lines: Iterable[bytes]) -> bool:
@@ -115,10 +115,10 @@ def changes_rows(lines: Iterable[bytes]) -> bool:
 def _commits(table_folder: str) -> Iterator[tuple[int, list[bytes]]]:
     """Yield each version that has a log file, and the file's lines."""
     filesystem, folder = filesystem_of(join(table_folder, "_delta_log"))
-    for found in filesystem.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
-        name = PurePath(found.path)
+    for info in filesystem.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
+        name = PurePath(info.path)
         if name.suffix == ".json" and name.stem.isdecimal():
-            with filesystem.open_input_stream(found.path) as content:
+            with filesystem.open_input_stream(info.path) as content:
                 yield int(name.stem), content.read().splitlines()
 
 

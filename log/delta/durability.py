@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 _AT_ONCE: Final = 16
 
-_OWN = threading.local()
+_THREAD = threading.local()
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -46,17 +46,17 @@ def sync(path: Path) -> None:
 
 def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> list[_Result]:
     """Do work that waits for the disk on many items at once; the disk then writes its journal once for many items."""
-    if len(items) <= 1 or getattr(_OWN, "is_one_of_them", False):  # which would wait for themselves
+    if len(items) <= 1 or getattr(_THREAD, "is_one_of_them", False):  # which would wait for themselves
         return [work(item) for item in items]
     done = [_threads().submit(work, item) for item in items]
     wait(done)
-    return [one.result() for one in done]
+    return [future.result() for future in done]
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     """Return the process's thread pool, which is kept: starting threads for each commit takes a sixth of its time."""
-    return ThreadPoolExecutor(_AT_ONCE, initializer=lambda: setattr(_OWN, "is_one_of_them", True))
+    return ThreadPoolExecutor(_AT_ONCE, initializer=lambda: setattr(_THREAD, "is_one_of_them", True))
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # it has none of them

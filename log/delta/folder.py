@@ -160,8 +160,8 @@ class DeltaFolder(TableVersions):
         """
         table, kept = snapshot.table, self._bounds.get((snapshot.table, column), {})
         if new := [path for path in paths if path not in kept]:
-            found = side_by_side(lambda path: self._bounds_of(table, path, column), new)
-            known = kept | dict(zip(new, found, strict=True))
+            bounds_of_new = side_by_side(lambda path: self._bounds_of(table, path, column), new)
+            known = kept | dict(zip(new, bounds_of_new, strict=True))
             kept = self._bounds[table, column] = {path: known[path] for path in snapshot.paths() if path in known}
 
         def may_have(path: str) -> bool:
@@ -212,10 +212,10 @@ class DeltaFolder(TableVersions):
         wanted = snapshot.paths() if paths is None else paths
         if new := [path for path in wanted if path not in kept]:
             kept = kept | {path: make(rows) for path, rows in self._each_file(snapshot, columns, new).items()}
-        found = {path: kept[path] for path in wanted}
+        made = {path: kept[path] for path in wanted}
         if new:  # a call for an older version must not drop the results of newer files
-            self._made[table, make] = found
-        return found
+            self._made[table, make] = made
+        return made
 
     def _each_file(self, snapshot: Snapshot, columns: Sequence[str], paths: Sequence[str]) -> dict[str, pa.Table]:
         """Read several files at once, with texts coded, and return the rows of each by path."""
@@ -228,7 +228,10 @@ class DeltaFolder(TableVersions):
         try:
             for tagged in scanner.scan_batches():
                 batches[tagged.fragment.path[beginning:]].append(tagged.record_batch)
-            tables = {path: pa.Table.from_batches(own, scanner.projected_schema) for path, own in batches.items()}
+            tables = {
+                path: pa.Table.from_batches(file_batches, scanner.projected_schema)
+                for path, file_batches in batches.items()
+            }
             return {path: _cast(rows, declared).unify_dictionaries() for path, rows in tables.items()}
         except _DAMAGED as error:
             raise self._is_damaged(snapshot.table, paths, error) from None
@@ -346,14 +349,14 @@ class DeltaFolder(TableVersions):
         loaded = self._open(table, snapshot.version)
         try:
             disk = self._disk
-            said = {} if disk is None else disk.prepare_commit(table, commit, snapshot.version, snapshot.id)
+            metadata = {} if disk is None else disk.prepare_commit(table, commit, snapshot.version, snapshot.id)
             loaded.create_write_transaction(
                 commit.actions(),
                 mode="append",
                 schema=TABLES[table].schema,
                 commit_properties=CommitProperties(
                     app_transactions=commit.transactions,
-                    custom_metadata=said,
+                    custom_metadata=metadata,
                     max_commit_retries=0 if alone else AT_ONCE,
                 ),
                 post_commithook_properties=self._checkpoints,
@@ -374,7 +377,7 @@ class DeltaFolder(TableVersions):
         paths = set(now.paths())
         if commit.files or commit.replaced:
             return {file.path for file in commit.files} <= paths and paths.isdisjoint(commit.replaced)
-        return all(now.transaction_version(one.app_id) == one.version for one in commit.transactions)
+        return all(now.transaction_version(guard.app_id) == guard.version for guard in commit.transactions)
 
     def remove(self, table: str, paths: Collection[str]) -> int:
         """Hide files by one commit without deleting them; return how many were visible."""

@@ -136,8 +136,8 @@ class DataFiles:
     def sizes(self, table: str, paths: Collection[str]) -> dict[str, int]:
         """Return the sizes in bytes of those files that exist, by path, sorted."""
         ordered = sorted(paths)
-        found = self._files.get_file_info([join(self._root, table, path) for path in ordered])
-        return {path: info.size for path, info in zip(ordered, found, strict=True) if info.is_file}
+        infos = self._files.get_file_info([join(self._root, table, path) for path in ordered])
+        return {path: info.size for path, info in zip(ordered, infos, strict=True) if info.is_file}
 
     def sweep(self, table: str) -> None:
         """Delete the temporary files that killed writers have left in a local table."""
@@ -173,14 +173,14 @@ def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
     for name in names:
         if name not in declared:
             raise InputError(f"{table.name}: unknown column '{name}'; {nearest(name, declared)}")
-    given = dict(zip(names, rows.columns, strict=True))
-    if len(given) < len(names):
+    by_name = dict(zip(names, rows.columns, strict=True))
+    if len(by_name) < len(names):
         raise InputError(f"{table.name}: two columns have the same name")
     columns = []
     for field in table.schema:
-        if field.name not in given and field.name not in defaults:
+        if field.name not in by_name and field.name not in defaults:
             raise InputError(f"{table.name}: column '{field.name}' is missing")
-        column = given.get(field.name)
+        column = by_name.get(field.name)
         if column is None:
             column = pa.chunked_array([pa.repeat(pa.scalar(defaults[field.name], field.type), rows.num_rows)])
         if column.type != field.type:

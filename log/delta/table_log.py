@@ -80,8 +80,8 @@ class TableLog:
 
     def state(self, version: int) -> LogState | None:
         """Return a value that changes if the version is replaced; None if the version has no file."""
-        found = self._stat(version)
-        return None if found is None else (version, found.st_ino, found.st_size, found.st_mtime_ns)
+        status = self._stat(version)
+        return None if status is None else (version, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _stat(self, version: int) -> os.stat_result | None:
         """Return the status of a version's file, None without a file; text paths are fast."""
@@ -136,12 +136,12 @@ class TableLog:
         """Return a fault that delta-rs would not notice in the newest files; None if there is none."""
         newest = self.newest()
         for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
-            found = self._stat(version)
-            if found is None and version == self.checkpointed():  # a clean-up may have deleted it
+            status = self._stat(version)
+            if status is None and version == self.checkpointed():  # a clean-up may have deleted it
                 continue
-            if found is None:
+            if status is None:
                 return f"log file {self.file(version).name} is missing"
-            if not found.st_size:
+            if not status.st_size:
                 return f"log file {self.file(version).name} is empty"
             # What is in a checkpoint is not read from its file, and may be long.
             if version == newest and version > self.checkpointed() and (fault := self._lacking(version)):
@@ -150,8 +150,9 @@ class TableLog:
         return None
 
     def _lacking(self, version: int) -> str | None:
-        said, lines = _said(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
-        return None if said.get("actions", lines) == lines else f"is not whole: {lines} actions of {said['actions']}"
+        recorded, lines = _record_of(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
+        expected = recorded.get("actions", lines)
+        return None if expected == lines else f"is not whole: {lines} actions of {expected}"
 
     def break_of_tail(self, table_id: str) -> str | None:
         """Return how one of the newest commits shows that files of another log were copied over this one.
@@ -171,19 +172,19 @@ class TableLog:
 
     def breaks(self) -> dict[Path, str]:
         """Read the whole log; return by path how commits contradict the versions that they were made from."""
-        found, table_id = dict[Path, str](), None
+        faults, table_id = dict[Path, str](), None
         for file in self._files():
             if fault := self._break(file, table_id):
-                found[file] = fault
+                faults[file] = fault
             table_id = _table_id(file) or table_id
-        return found
+        return faults
 
     def _break(self, file: Path, table_id: str | None, since: int = 0) -> str | None:
         """Return how a commit contradicts the version that it was made from, or the table's id if that is known.
 
         Versions before ``since`` are not read.
         """
-        made_from = _said(file).get("made_from")
+        made_from = _record_of(file).get("made_from")
         if not made_from:
             return None
         if table_id is not None and made_from["table"] != table_id:
@@ -204,22 +205,22 @@ class TableLog:
 
     def faults(self) -> dict[Path, str]:
         """Read the whole log, and return all faults by path."""
-        found = {}
+        faults = {}
         versions, checkpoints = self._versions()
         for version in range(self.oldest(), max(versions | checkpoints.keys(), default=-1) + 1):
             path = self.file(version)
             if not path.is_file():  # it may have come while the folder was listed
-                found[path] = "is missing"
+                faults[path] = "is missing"
             elif fault := _fault_of(path.read_bytes(), first=version == 0):
-                found[path] = fault
+                faults[path] = fault
         for path in checkpoints.values():
             try:
                 pq.read_table(path)
             except (pa.ArrowException, OSError) as error:
-                found[path] = f"is no checkpoint that can be read ({type(error).__name__})"
-        if (said := self.checkpointed()) and not self._checkpoint(said).is_file():
-            found[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {said}, which is missing"
-        return found
+                faults[path] = f"is no checkpoint that can be read ({type(error).__name__})"
+        if (checkpoint := self.checkpointed()) and not self._checkpoint(checkpoint).is_file():
+            faults[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {checkpoint}, which is missing"
+        return faults
 
     def _files(self) -> list[Path]:
         """Return the paths of all versions that have a file, the oldest first."""
@@ -266,17 +267,17 @@ class TableLog:
     def table_id(self) -> str | None:
         """Return the table's id by the oldest log file that names it; None if none does."""
         for file in self._files():
-            if found := (_said(file).get("made_from") or {}).get("table") or _table_id(file):
-                return str(found)
+            if table := (_record_of(file).get("made_from") or {}).get("table") or _table_id(file):
+                return str(table)
         return None
 
     def seen(self) -> dict[str, int]:
         """Return the versions of other tables that the newest commits rely on."""
-        newest, found = self.newest(), dict[str, int]()
+        newest, versions = self.newest(), dict[str, int]()
         for version in range(max(0, newest - _LOOKED_AT + 1), newest + 1):
-            for table, at in _said(self.file(version)).get("seen", {}).items():
-                found[table] = max(at, found.get(table, at))
-        return found
+            for table, at in _record_of(self.file(version)).get("seen", {}).items():
+                versions[table] = max(at, versions.get(table, at))
+        return versions
 
 
 class LocalDisk:
@@ -297,12 +298,12 @@ class LocalDisk:
             if other != table and (newest := self.logs[other].newest()) >= 0:
                 self.logs[other].sync()
                 seen[other] = newest
-        return said_of_commit(
+        return commit_record(
             len(commit.actions()) + len(commit.transactions), seen, self.logs[table].made_from(version, table_id)
         )
 
 
-def said_of_commit(actions: int, seen: Mapping[str, int], made_from: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def commit_record(actions: int, seen: Mapping[str, int], made_from: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a commit's record of itself.
 
     These are the number of other lines in its file, versions it relies on, and what it was made from.
@@ -312,7 +313,7 @@ def said_of_commit(actions: int, seen: Mapping[str, int], made_from: Mapping[str
 
 def empty_commit() -> bytes:
     """Return the content of a log file that changes no file, in place of a lost commit or to begin a new version."""
-    info = {"timestamp": int(time.time() * 1000), "operation": REPAIR, **said_of_commit(0, {})}
+    info = {"timestamp": int(time.time() * 1000), "operation": REPAIR, **commit_record(0, {})}
     return json.dumps({"commitInfo": info}).encode()
 
 
@@ -328,7 +329,7 @@ def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]
             yield table, wanted, other
 
 
-def _said(path: Path) -> dict[str, Any]:
+def _record_of(path: Path) -> dict[str, Any]:
     """Return the record of a log file's commit; empty if another program made the commit or the file is unreadable."""
     try:
         with path.open("rb") as lines:
@@ -360,11 +361,11 @@ def _fault_of(data: bytes, *, first: bool) -> str | None:
     try:
         actions = [json.loads(line) for line in data.splitlines() if line]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
-        said = infos[0].get(_OURS, {}) if infos else {}
+        recorded = infos[0].get(_OURS, {}) if infos else {}
     except (ValueError, TypeError, AttributeError):
         return "is not whole"
     if first and not {"protocol", "metaData"} <= {kind for action in actions for kind in action}:
         return "is not whole: it does not make the table"
-    if "actions" in said and said["actions"] != len(actions) - 1:
-        return f"is not whole: {len(actions) - 1} actions of {said['actions']}"
+    if "actions" in recorded and recorded["actions"] != len(actions) - 1:
+        return f"is not whole: {len(actions) - 1} actions of {recorded['actions']}"
     return None

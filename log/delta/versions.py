@@ -49,19 +49,19 @@ _Result = TypeVar("_Result")
 
 def has_gap(error: BaseException) -> bool:
     """Tell whether delta-rs reports that a file is missing between others of a log."""
-    return isinstance(error, DeltaError) and any(said in str(error) for said in _GAPS)
+    return isinstance(error, DeltaError) and any(message in str(error) for message in _GAPS)
 
 
-def listed(look: Callable[[], _Result]) -> _Result:
-    """Return the result of ``look``, which lists a log; repeat the call while the listing has a gap."""
+def listed(listing: Callable[[], _Result]) -> _Result:
+    """Return the result of ``listing``, which lists a log; repeat the call while the listing has a gap."""
     for _ in range(_LISTINGS - 1):
         try:
-            return look()
+            return listing()
         except DeltaError as error:
             if not has_gap(error):
                 raise
         time.sleep(_PAUSE)
-    return look()
+    return listing()
 
 
 def longest_wait(turn: int, took: float) -> float:
@@ -149,7 +149,7 @@ class Snapshot:
     def newest_files(self) -> list[StoredFile]:
         """Return the visible files as ``files`` does, newest commit first."""
         made = zip(self._values("modification_time"), self._files, strict=True)
-        return [file for _, file in sorted(made, key=lambda one: (one[0], one[1].path), reverse=True)]
+        return [file for _, file in sorted(made, key=lambda pair: (pair[0], pair[1].path), reverse=True)]
 
     @functools.cached_property
     def row_count(self) -> int | None:
@@ -239,8 +239,8 @@ class TableVersions(DataFiles):
 
     def _transaction_version(self, table: str, version: int, app_id: str) -> int | None:
         with self._opened(table, version) as loaded:
-            found = loaded.transaction_version(app_id)
-        return None if found is None else int(found)
+            stored = loaded.transaction_version(app_id)
+        return None if stored is None else int(stored)
 
     def exists(self, table: str) -> bool:
         """Tell whether a table exists."""

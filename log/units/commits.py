@@ -39,7 +39,7 @@ from kvdrift.log.delta.folder import DeltaFolder
 from kvdrift.log.delta.parquet_files import StoredFile
 from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.units import conditions
-from kvdrift.log.units.conditions import KEPT_COLUMNS, check_alike
+from kvdrift.log.units.conditions import KEPT_COLUMNS, check_same_entries
 from kvdrift.log.units.rows import UnitRows
 from kvdrift.log.units.unit import SPAN, Unit, conform_unit, counted_events, group_of, unit_name, unit_number
 from kvdrift.schema.errors import UNREADABLE, InputError
@@ -59,8 +59,8 @@ def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
     """Return the copies of units' rows in the footer of an events file; empty if unreadable."""
     try:
         text = folder.footer("events", path)[FOOTER.encode()]
-        found = json.loads(zlib.decompress(base64.b64decode(text)))
-        return [{name: record[name] for name in UNITS.columns} for record in found]
+        records = json.loads(zlib.decompress(base64.b64decode(text)))
+        return [{name: record[name] for name in UNITS.columns} for record in records]
     except (*UNREADABLE, ValueError, TypeError, KeyError, zlib.error):
         return []
 
@@ -72,17 +72,17 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
         return []
     if there < counted:
         raise rows.fewer_events(units, there, counted)
-    known, found, lacking = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]](), list[int]()
+    known, records, lacking = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]](), list[int]()
     for path, new in rows.unknown(units, events):
         copies = _copies(folder, path, new, known)
-        found |= copies
+        records |= copies
         lacking += [number for number in new if number >= 0 and number not in copies]
     if lacking:
         # The program that merged the file may have appended the rows first, after ``units`` was loaded here.
         newest = folder.read(folder.load("units"), UNITS.columns, where=_numbered(lacking)).to_pylist()
-        found |= {row["unit"]: row for row in newest}
-        found |= _made_from_events(folder, events, [number for number in lacking if number not in found])
-    return [found[number] for number in sorted(found)]
+        records |= {row["unit"]: row for row in newest}
+        records |= _made_from_events(folder, events, [number for number in lacking if number not in records])
+    return [records[number] for number in sorted(records)]
 
 
 def records_of(
@@ -195,10 +195,12 @@ class Touched:
     def _follow(self, now: Snapshot) -> bool:
         """Look at the commits of a table up to a version; tell whether all of them only appended units."""
         since = self._seen[now.table]
-        found = side_by_side(lambda version: self._ids_of(now.table, version), range(since + 1, now.version + 1))
+        ids_of_versions = side_by_side(
+            lambda version: self._ids_of(now.table, version), range(since + 1, now.version + 1)
+        )
         self._seen[now.table] = max(now.version, since)
-        self._ids.update(*(ids for ids in found if ids is not None))
-        return None not in found
+        self._ids.update(*(ids for ids in ids_of_versions if ids is not None))
+        return None not in ids_of_versions
 
     def _ids_of(self, table: str, version: int) -> set[str] | None:
         """Return a commit's application ids; None if it does anything but append units, or its file is gone."""
@@ -219,14 +221,14 @@ class UnitCommits:
 
     def append(self, units: Sequence[Unit]) -> set[int]:
         """Append units; ``Store.add_units`` describes arguments, result and errors."""
-        given: dict[int, tuple[dict[str, Any], pa.Table]] = {}
+        by_unit: dict[int, tuple[dict[str, Any], pa.Table]] = {}
         for unit in units:
             record, events = conform_unit(unit)
-            first, _ = given.setdefault(record["unit"], (record, events))
+            first, _ = by_unit.setdefault(record["unit"], (record, events))
             if first["events_sha256"] != record["events_sha256"]:
                 raise InputError(f"unit {unit_name(record)} is given twice, with different events")
-        rows = [EVENTS.schema.empty_table(), *(events for _, events in given.values())]
-        return self.append_complete([record for record, _ in given.values()], pa.concat_tables(rows))
+        rows = [EVENTS.schema.empty_table(), *(events for _, events in by_unit.values())]
+        return self.append_complete([record for record, _ in by_unit.values()], pa.concat_tables(rows))
 
     def append_complete(self, records: Sequence[dict[str, Any]], rows: pa.Table) -> set[int]:
         """Append units, each once, by their complete records and all their events, as ``append`` does."""
@@ -245,17 +247,17 @@ class UnitCommits:
             stored, taken = self._stored(base.units, missing, records)
             new[:] = [record for record in records if record["unit"] not in taken]
             if other := other_content(stored, records):
-                own = [(record, _of_units(rows, [record["unit"]])) for record in other]
-                raise ContradictionError.of(own, "the store has other events")
+                unit_rows = [(record, _of_units(rows, [record["unit"]])) for record in other]
+                raise ContradictionError.of(unit_rows, "the store has other events")
             _check_overlaps(stored, records)
-            check_alike(new, stored)
+            check_same_entries(new, stored)
             if not new:
                 return None
             begun = self.check_conditions(base.units, missing, new)
             numbers = tuple(record["unit"] for record in new)
             if numbers not in written:
-                own = rows if len(new) == len(records) else _of_units(rows, numbers)
-                written[numbers] = self._folder.put_rows("events", own, footer_of(new))
+                unit_rows = rows if len(new) == len(records) else _of_units(rows, numbers)
+                written[numbers] = self._folder.put_rows("events", unit_rows, footer_of(new))
             return Commit([written[numbers]], [*guards_of(new), *guards((group, 0) for group in begun)])
 
         self._healed = False  # until the rows are appended
@@ -328,16 +330,16 @@ class UnitCommits:
         pairs = _studies_of(new)
         parts = self._folder.of_files(units, conditions.COMPARED, conditions.facts_of).values()
         stored = conditions.of_studies(frozenset().union(*parts, conditions.facts_of_records(missing)), pairs)
-        own = conditions.facts_of_records(new)
-        if any(revision for _, _, _, revision, *_ in stored | own):
+        new_facts = conditions.facts_of_records(new)
+        if any(revision for _, _, _, revision, *_ in stored | new_facts):
             actions = self._folder.read(self._folder.load("actions"), ACTIONS.columns)
             stored = conditions.current_facts(stored, actions)
         studies = self._folder.load("studies")
         rows = self._folder.of_files(studies, conditions.DECLARED, pa.Table.to_pylist).values()
         declared = [row for row in itertools.chain(*rows) if (row["study"], row["model"]) in pairs]
-        conditions.check_conditions(stored | own, declared)
-        given = conditions.known(own) - conditions.known(stored)
-        return [_study_id(*pair) for pair in sorted({(study, model) for study, model, _ in given})]
+        conditions.check_conditions(stored | new_facts, declared)
+        added = conditions.known(new_facts) - conditions.known(stored)
+        return [_study_id(*pair) for pair in sorted({(study, model) for study, model, _ in added})]
 
     def _stored(
         self, units: Snapshot, missing: Sequence[dict[str, Any]], of: Sequence[Mapping[str, Any]]
@@ -372,8 +374,8 @@ class UnitCommits:
         first, last = min(names["doc"]), max(names["doc"])
         # Large files are sorted, so by these bounds Arrow skips row groups.
         where = (pc.field("doc") >= first) & (pc.field("doc") <= last) & same[0] & same[1] & same[2] & same[3]
-        found: list[dict[str, Any]] = self._folder.read(units, _READ, where=where, paths=paths).to_pylist()
-        return found
+        rows: list[dict[str, Any]] = self._folder.read(units, _READ, where=where, paths=paths).to_pylist()
+        return rows
 
 
 def _hashes(rows: pa.Table) -> Hashes:
@@ -399,24 +401,24 @@ def _of_units(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
     return rows.filter(pc.is_in(rows["unit"], pa.array(numbers, pa.int64())))
 
 
-def other_content(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def other_content(stored: Iterable[Mapping[str, Any]], units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return those given units that are stored with other events."""
     there = {unit_number(unit): unit["events_sha256"] for unit in stored}
-    return [unit for unit in given if there.get(unit["unit"], unit["events_sha256"]) != unit["events_sha256"]]
+    return [unit for unit in units if there.get(unit["unit"], unit["events_sha256"]) != unit["events_sha256"]]
 
 
-def _check_overlaps(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
+def _check_overlaps(stored: Iterable[Mapping[str, Any]], units: Sequence[Mapping[str, Any]]) -> None:
     """Raise InputError if a given unit shares a replicate with another unit that is not the same unit."""
-    new = {unit["unit"] for unit in given}
+    new = {unit["unit"] for unit in units}
     groups = defaultdict[str, dict[tuple[int, int], Mapping[str, Any]]](dict)
-    for unit in (*stored, *given):
+    for unit in (*stored, *units):
         begin = unit["first_replicate"]
         groups[group_of(unit)][begin, begin + unit["replicates"]] = unit
     for spans in groups.values():
         for first, second in itertools.pairwise(sorted(spans)):
             if second[0] < first[1]:
-                one, (begin, end) = (second, first) if unit_number(spans[second]) in new else (first, second)
+                span, (begin, end) = (second, first) if unit_number(spans[second]) in new else (first, second)
                 raise InputError(
-                    f"unit {unit_name(spans[one])} overlaps the replicates [{begin}, {end}) "
+                    f"unit {unit_name(spans[span])} overlaps the replicates [{begin}, {end}) "
                     "of the same action, stored or given too"
                 )

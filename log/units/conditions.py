@@ -57,7 +57,7 @@ def unlike_conditions(facts: Iterable[tuple[Any, ...]], studies: Iterable[Mappin
         for row in studies
         for name in DECLARED[2:]
     }
-    said = set[tuple[str, str, str]]()
+    reported = set[tuple[str, str, str]]()
     for fact in sorted(facts, key=lambda fact: tuple(map(str, fact))):
         study, model, action, revision, *values = fact
         whose = f"action '{action}'" + (f" of revision {revision}" if revision else "")
@@ -65,8 +65,8 @@ def unlike_conditions(facts: Iterable[tuple[Any, ...]], studies: Iterable[Mappin
             if value is None:
                 continue
             other, where = known.setdefault((study, model, name), (value, whose))
-            if other is not None and other != value and (study, model, name) not in said:
-                said.add((study, model, name))
+            if other is not None and other != value and (study, model, name) not in reported:
+                reported.add((study, model, name))
                 yield (
                     f"study '{study}', model '{model}': {name} is {value} in {whose} and {other} in {where}; "
                     "all current units of a study and model must have one"
@@ -100,13 +100,13 @@ def of_studies(facts: Facts, pairs: Collection[tuple[str, str]]) -> Facts:
     return frozenset(fact for fact in facts if fact[:2] in pairs)
 
 
-ALIKE: Final = {"kept_sha256": "keep unlike entries", "read_checksums": "read unlike entries"}
+KEPT_HASHES: Final = {"kept_sha256": "keep unlike entries", "read_checksums": "read unlike entries"}
 """The columns that are equal within a kept set, each with the words about units that differ in the column."""
 
 SAME: Final = (*GROUP_KEY, "action_revision", "estimator")
 """The columns that name a kept set."""
 
-KEPT_COLUMNS: Final = (*SAME, "first_replicate", "replicates", *ALIKE)
+KEPT_COLUMNS: Final = (*SAME, "first_replicate", "replicates", *KEPT_HASHES)
 """The columns of ``units`` that ``unlike_units`` needs."""
 
 
@@ -116,7 +116,7 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for unit in units:
         sets[_set_of(unit)].append(unit)
     for _, members in sorted(sets.items()):
-        for column, differs in ALIKE.items():
+        for column, differs in KEPT_HASHES.items():
             known = [unit for unit in members if unit[column] is not None]
             known.sort(key=lambda unit: unit["first_replicate"])
             other = next((unit for unit in known if unit[column] != known[0][column]), None)
@@ -124,7 +124,7 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield _line(column, differs, known[0], other)
 
 
-def check_alike(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
+def check_same_entries(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
     """Raise UnlikeUnitsError if units keep or read other entries than the other units of their kept sets.
 
     Rows have the columns ``KEPT_COLUMNS``; stored rows of other kept sets are ignored.
@@ -140,15 +140,16 @@ def _set_of(unit: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(unit[name] for name in SAME)
 
 
-def _line(column: str, differs: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    layers = max(len(one[column]), len(other[column]))
-    hashes = [[*unit[column], *["none"] * (layers - len(unit[column]))] for unit in (one, other)]
+def _line(column: str, differs: str, first_unit: Mapping[str, Any], second_unit: Mapping[str, Any]) -> str:
+    units = (first_unit, second_unit)
+    layers = max(len(unit[column]) for unit in units)
+    hashes = [[*unit[column], *["none"] * (layers - len(unit[column]))] for unit in units]
     layer, first, second = next((n, a, b) for n, (a, b) in enumerate(zip(*hashes, strict=True)) if a != b)
-    ranges = [f"[{unit['first_replicate']}, {unit['first_replicate'] + unit['replicates']})" for unit in (one, other)]
-    action = one["action"]
+    ranges = [f"[{unit['first_replicate']}, {unit['first_replicate'] + unit['replicates']})" for unit in units]
+    study, doc, action = (first_unit[name] for name in ("study", "doc", "action"))
     return (
-        f"action '{action}', document '{one['doc']}' of study '{one['study']}': replicates {ranges[0]} and {ranges[1]} "
-        f"{differs} (layer {layer}: {column} {first[:12]} and {second[:12]}), so something beside source and "
+        f"action '{action}', document '{doc}' of study '{study}': replicates {ranges[0]} and {ranges[1]} {differs} "
+        f"(layer {layer}: {column} {first[:12]} and {second[:12]}), so something beside source and "
         "parameters decides, such as the environment, a file, a hash seed or the machine; "
         f"kvdrift run STUDY.toml --redo {action} generates its units anew"
     )

@@ -19,11 +19,11 @@ _DOCUMENT = ("study", "model", "doc")
 
 def newest_revisions(actions: pa.Table) -> dict[tuple[str, str], int]:
     """Return the highest revision of each action by (study, action), including dropped actions."""
-    found: dict[tuple[str, str], int] = {}
+    newest: dict[tuple[str, str], int] = {}
     for row in actions.select(["study", "action", "action_revision"]).to_pylist():
         named = (row["study"], row["action"])
-        found[named] = max(found.get(named, 0), row["action_revision"])
-    return found
+        newest[named] = max(newest.get(named, 0), row["action_revision"])
+    return newest
 
 
 def current_actions(actions: pa.Table, study: str) -> dict[str, dict[str, Any]]:
@@ -84,4 +84,4 @@ def _of_revisions(rows: pa.Table, documents: pa.Table) -> pa.Table:
     key = [*_DOCUMENT, "document_revision"]
     known = set(zip(*(documents[name].to_pylist() for name in key), strict=True))
     named = zip(*(rows[name].to_pylist() for name in key), strict=True)
-    return rows.filter(pa.array([one in known for one in named], pa.bool_()))
+    return rows.filter(pa.array([revision in known for revision in named], pa.bool_()))

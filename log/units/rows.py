@@ -97,7 +97,7 @@ class UnitRows:
 
     def read(self, units: Snapshot, numbers: Wide, columns: Sequence[str]) -> pa.Table:
         """Return the rows of ``units`` with some numbers; only files that have such rows are read."""
-        paths = [path for path, own in self._counts(units).items() if np.isin(own.number, numbers).any()]
+        paths = [path for path, counted in self._counts(units).items() if np.isin(counted.number, numbers).any()]
         rows = self._folder.read(units, [*dict.fromkeys((*columns, "unit"))], paths=paths)
         return rows.filter(np.isin(rows["unit"].to_numpy(), numbers)).select(list(columns))
 
@@ -136,10 +136,10 @@ class UnitRows:
 
     def numbers_in(self, table: Snapshot) -> Wide:
         """Return the numbers of all units with rows in a table, sorted."""
-        found = [self.rows_by_unit(table, path).keys() for path in table.paths()]
+        numbers = [self.rows_by_unit(table, path).keys() for path in table.paths()]
         visible = {(table.table, path) for path in table.paths()}
         self._columns = {at: rows for at, rows in self._columns.items() if at[0] != table.table or at in visible}
-        return np.unique(np.fromiter((number for keys in found for number in keys), dtype=np.int64))
+        return np.unique(np.fromiter((number for keys in numbers for number in keys), dtype=np.int64))
 
     def rows_by_unit(self, table: Snapshot, path: str) -> Mapping[int, int]:
         """Count the rows of each unit in a file; -1 counts rows without a unit."""
@@ -153,14 +153,14 @@ class UnitRows:
         at = versions or {}
         derived = {table: self._folder.load(table, at.get(table)) for table in DERIVED_TABLES}  # before ``units``
         units = self._folder.load("units", at.get("units"))
-        found: dict[str, Wide] = {}
+        lacking: dict[str, Wide] = {}
         for *small, many in DERIVED.values():
-            for few in small:
-                found[few] = self._lacking(derived[few], units)
+            for small_table in small:
+                lacking[small_table] = self._lacking(derived[small_table], units)
             # Rows of the small table are committed first, so a unit that it lacks is lacking in the large one, too.
-            whole = self.total(units, many, found[few]) == self._folder.count_rows(derived[many])
-            found[many] = found[few] if whole else self._lacking(derived[many], units)
-        return found
+            whole = self.total(units, many, lacking[small_table]) == self._folder.count_rows(derived[many])
+            lacking[many] = lacking[small_table] if whole else self._lacking(derived[many], units)
+        return lacking
 
     def files_with(self, table: Snapshot, numbers: Collection[int]) -> list[str]:
         """Return the paths of a table's files that have rows of some units; -1 means rows without a unit."""
@@ -178,10 +178,10 @@ class UnitRows:
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
         """Return those of some units that have rows in a derived table."""
         wanted = np.array(sorted(numbers), dtype=np.int64)
-        *_, few, many = next(tables for tables in DERIVED.values() if table.table in tables)
+        *_, small, many = next(tables for tables in DERIVED.values() if table.table in tables)
         if table.table == many:  # it is large: row counts may tell that it has none of them
             counts = self.counts(self._folder.load("units"))
-            others = np.setdiff1d(self.numbers_in(self._folder.load(few)), wanted)
+            others = np.setdiff1d(self.numbers_in(self._folder.load(small)), wanted)
             rows = counts.rows_in(many)[np.isin(counts.number, others)]
             if rows.sum() == self._folder.count_rows(table):
                 return set()
@@ -224,11 +224,11 @@ class UnitRows:
 
 def _counted(parts: Iterable[pa.Table]) -> dict[int, int]:
     """Count rows by unit; -1 counts rows without a unit."""
-    found = Counter[int]()
+    counts_by_unit = Counter[int]()
     for rows in parts:
         numbers, counts = np.unique(rows["unit"].fill_null(_NO_UNIT).to_numpy(), return_counts=True)
-        found.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-    return dict(found)
+        counts_by_unit.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+    return dict(counts_by_unit)
 
 
 _GUARD = "kvdrift.derived"  # the application id that all commits of a derived table share
@@ -257,12 +257,12 @@ def commit_derived(
 
     def attempt(loaded: Snapshot) -> Commit | None:
         nonlocal new
-        given = {number for one in files for number in one.units}
-        there = rows.there(loaded, given)
-        new = len(given) - len(there)
+        numbers = {number for file in files for number in file.units}
+        there = rows.there(loaded, numbers)
+        new = len(numbers) - len(there)
         if not new:
             return None
-        left = [_without(folder, table, one, there) for one in files if not there.issuperset(one.units)]
+        left = [_without(folder, table, file, there) for file in files if not there.issuperset(file.units)]
         covered = {app: max(version, loaded.transaction_version(app) or 0) for app, version in marks.items()}
         return Commit(left, transactions({**covered, _GUARD: 0}.items()))
 
@@ -322,15 +322,15 @@ class RowsOfUnits:
         wanted = pa.array(sorted(units), pa.int64())
         files = [file for file in self._table.newest_files() if file.path not in self.unreadable]
         size, missing = (_FILES_AT_ONCE, math.inf) if count is None else (_NEWEST, count)
-        found = [self._read([], docs, names)]
+        parts = [self._read([], docs, names)]
         while files and missing > 0:
             part, files, size = self._with_documents(files[:size], docs), files[size:], _FILES_AT_ONCE
             while part and missing > 0:
                 number = _enough(part, missing)
                 rows, part = self._part([file.path for file in part[:number]], docs, names), part[number:]
-                found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
-                missing -= found[-1].num_rows
-        return pa.concat_tables(found).unify_dictionaries().select(columns)
+                parts.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+                missing -= parts[-1].num_rows
+        return pa.concat_tables(parts).unify_dictionaries().select(columns)
 
     def read_each(
         self, units: Sequence[int], docs: Collection[str], columns: Sequence[str], count: int
@@ -346,13 +346,13 @@ class RowsOfUnits:
         try:
             return self._read(paths, docs, names)
         except UNREADABLE:
-            found = [self._read([], docs, names)]
+            parts = [self._read([], docs, names)]
         for path in paths:
             try:
-                found.append(self._read([path], docs, names))
+                parts.append(self._read([path], docs, names))
             except UNREADABLE as error:
                 self.unreadable[path] = str(error)
-        return pa.concat_tables(found)
+        return pa.concat_tables(parts)
 
     def _with_documents(self, files: Sequence[StoredFile], docs: Collection[str]) -> list[StoredFile]:
         """Return the files that may have rows of some documents."""

@@ -102,8 +102,8 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
     events = whole_unit(record, unit_name(record), events)
     number, at = unit_number(record), events.schema.get_field_index("unit")
     numbers = pa.repeat(pa.scalar(number, pa.int64()), events.num_rows)
-    said = {"unit": number, "event_rows": events.num_rows, "events_sha256": events_sha256(events)}
-    return record | said, events.set_column(at, EVENTS.schema.field("unit"), numbers)
+    counted = {"unit": number, "event_rows": events.num_rows, "events_sha256": events_sha256(events)}
+    return record | counted, events.set_column(at, EVENTS.schema.field("unit"), numbers)
 
 
 def events_sha256(events: pa.Table) -> str:
@@ -152,8 +152,8 @@ def complete_record(record: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
         if name in OF_STORE and value is not None:
             raise InputError(f"units: {name} is {value!r}, must be null: the store fills it in")
-    given = {**_DEFAULTS, **record}
-    record = {name: _value(_FIELDS[name], value) if name in record else value for name, value in given.items()}
+    values = {**_DEFAULTS, **record}
+    record = {name: _value(_FIELDS[name], value) if name in record else value for name, value in values.items()}
     if lacking := [name for name in _REQUIRED if record[name] is None]:
         raise InputError(f"units: column '{lacking[0]}' is null in 1 row(s)")
     if record["estimator"] not in DERIVED:
@@ -218,11 +218,13 @@ def _pairs(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table:
     if not (np.array_equal(replicate, expected_replicate) and np.array_equal(t, expected_t)):
         events = events.sort_by([("replicate", "ascending"), ("t", "ascending")])
         replicate, t = (events.column(column).to_numpy() for column in ("replicate", "t"))
-    for column, found, expected in (("replicate", replicate, expected_replicate), ("t", t, expected_t)):
-        wrong = np.flatnonzero(found != expected)
+    for column, actual, expected in (("replicate", replicate, expected_replicate), ("t", t, expected_t)):
+        wrong = np.flatnonzero(actual != expected)
         if wrong.size:
             at = wrong[0]
-            raise InputError(f"events: {column} is {found[at]} where {name} needs {expected[at]} (sorted row {at + 1})")
+            raise InputError(
+                f"events: {column} is {actual[at]} where {name} needs {expected[at]} (sorted row {at + 1})"
+            )
     return events
 
 
@@ -255,16 +257,16 @@ def _branchings(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table
     x_token, y_token, x_eos, y_eos, weight = (
         events.column(column).to_numpy() for column in ("x_token", "y_token", "x_eos", "y_eos", "weight")
     )
-    given = np.asarray(events.column("weight").is_valid())
+    weighted = np.asarray(events.column("weight").is_valid())
     stopped = ~branch & (x_token == NOTHING_DRAWN)
     short = ends & (t < horizon) & ~stopped
     check(short, lambda row: f"the rows end at {t[row]}, must go on to {horizon}")
     check(stopped & ~ends, lambda _: f"x_token is {NOTHING_DRAWN}, which only a scan's last row can have")
     check(~branch & (x_token != y_token), lambda row: f"x_token is {x_token[row]} and y_token {y_token[row]} in a scan")
     check(~branch & (x_eos != y_eos), lambda row: f"x_eos is {x_eos[row]} and y_eos {y_eos[row]} in a scan")
-    check(~branch & ~given, lambda _: "weight is null")
+    check(~branch & ~weighted, lambda _: "weight is null")
     check(~branch & ~((weight >= 0) & (weight <= 1)), lambda row: f"weight is {weight[row]:g}, must be within [0, 1]")
-    check(branch & given, lambda row: f"weight is {weight[row]:g}, must be null: only a scan has weights")
+    check(branch & weighted, lambda row: f"weight is {weight[row]:g}, must be null: only a scan has weights")
 
     possible = ~branch & (weight > 0)  # where the branch can start
     starts = np.flatnonzero(begins & branch)
@@ -323,14 +325,14 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
         if len(values[name]) != rows or (wrong := np.flatnonzero(values[name] != expected)).size:
             at = of_row[wrong[0]] if len(values[name]) == rows else 0
             raise InputError(f"events: {name} is not that of {unit_name(whole[at])} in each of its rows")
-    said = pa.array(of_row)
+    places = pa.array(of_row)
     columns: dict[str, Any] = {
-        name: pa.array([record[name] for record in whole], EVENTS.schema.field(name).type).take(said)
+        name: pa.array([record[name] for record in whole], EVENTS.schema.field(name).type).take(places)
         for name in (*GROUP_KEY, "action_revision")
     }
     columns |= {name: pa.array(values[name], EVENTS.schema.field(name).type) for name in _VALUES}
     for record, start, end in zip(whole, starts.tolist(), ends.tolist(), strict=True):
-        own = {name: values[name][start:end] for name in _VALUES}
-        record |= {"unit": unit_number(record), "event_rows": end - start, "events_sha256": pairs_sha256(own)}
-    columns["unit"] = pa.array([record["unit"] for record in whole], pa.int64()).take(said)
+        unit_values = {name: values[name][start:end] for name in _VALUES}
+        record |= {"unit": unit_number(record), "event_rows": end - start, "events_sha256": pairs_sha256(unit_values)}
+    columns["unit"] = pa.array([record["unit"] for record in whole], pa.int64()).take(places)
     return whole, conform(EVENTS, pa.table(columns))

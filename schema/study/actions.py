@@ -153,17 +153,17 @@ class ActionSection(Section):
 
         An action of a finite-state system has a name alone. With an engine an action has settings, weights or both.
         """
-        given = self.model_fields_set - {"name"}
+        written = self.model_fields_set - {"name"}
         if engine is not None:
             self._check_engine(where, engine)
             return
         for name in ("settings", "url"):
             if getattr(self, name) is not None:
                 raise InputError(f'{where}.{name}: belongs to an engine; write engine = "llama.cpp" under [model]')
-        if finite and given:
-            raise InputError(f"{where}.{min(given)}: unknown key; an action of a finite-state system has only a name")
+        if finite and written:
+            raise InputError(f"{where}.{min(written)}: unknown key; an action of a finite-state system has only a name")
         for name in () if finite else ("selector", "keep"):
-            if name not in given:
+            if name not in written:
                 raise InputError(missing(type(self), where, name, self.parameters))
         if isinstance(self.codec, dict) and not isinstance(self.codec.get("name"), str):
             raise InputError(f'{where}.codec: has no name; write codec = {{ name = "int4", group = 64 }}, say')
@@ -176,15 +176,15 @@ class ActionSection(Section):
         """Check that the action has only keys that change how the engine decodes."""
         if self.name == FLOOR_ACTION:
             others = (self.settings, self.weights, self.url, self.codec, self.policy)
-            if self.selector != NUMERICS or any(one is not None for one in others) or self.parameters:
+            if self.selector != NUMERICS or any(value is not None for value in others) or self.parameters:
                 raise InputError(f"{where}: an engine's study has '{FLOOR_ACTION}' by itself; remove the action")
             return
         if self.name == KERNEL_FLOOR_ACTION and self.weights is not None:
             raise InputError(f"{where}.weights: a kernel floor has the reference's weights; name the action otherwise")
         floor = {"selector": NUMERICS} if self.name == KERNEL_FLOOR_ACTION else {}
         whole = {"selector": self.selector, "keep": self.keep} == _WHOLE | floor
-        given = [name for name in ("codec", "policy") if getattr(self, name) is not None]
-        other = [*([] if whole else ["keep"]), *given, *self.parameters]
+        parts = [name for name in ("codec", "policy") if getattr(self, name) is not None]
+        other = [*([] if whole else ["keep"]), *parts, *self.parameters]
         if engine == HTTP:
             self._check_server(where)
         elif self.url is not None:

@@ -37,8 +37,8 @@ def _compressed(row: Mapping[str, Any]) -> str:
     """Return in words what the action does to the cache."""
     codec = _named(row.get("codec"), row.get("codec_parameters"))
     if policy := row.get("policy"):
-        own = _named(policy, row.get("policy_parameters"))
-        return ", then ".join([f"{own} while decoding, at most {_count(row['keep'])}", *([codec] if codec else [])])
+        rule = _named(policy, row.get("policy_parameters"))
+        return ", then ".join([f"{rule} while decoding, at most {_count(row['keep'])}", *([codec] if codec else [])])
     if row["control"]:
         return "the full cache, as a control"
     if row["selector"] in {NUMERICS, FINITE_STATE} or row["keep"] == "unknown":
@@ -101,8 +101,8 @@ def _named(name: str | None, parameters: str | None) -> str:
     """Return a codec or policy in words, with its parameters; empty if ``name`` is None."""
     if name is None:
         return ""
-    said = [_parameter(key, value) for key, value in json.loads(parameters or "{}").items()]
-    known = [text for text in said if text]
+    phrases = [_parameter(key, value) for key, value in json.loads(parameters or "{}").items()]
+    known = [text for text in phrases if text]
     return f"{name} ({', '.join(known)})" if known else name
 
 

@@ -261,17 +261,20 @@ class PlanSection(Section):
     def shares(self) -> list[Fraction]:
         """The looks as shares of N."""
         try:
-            return [exact_fraction(look) for look in self.looks]
+            return [exact_fraction(share) for share in self.looks]
         except (ValueError, ZeroDivisionError):
             raise InputError(f"plan.looks = {self.looks}: write exact fractions of the documents, as in 1/4") from None
 
     def check_stopping(self) -> None:
         """Check that the keys for looks are complete, and absent without looks."""
         fields = type(self).model_fields
-        given = [name for name in ("looks", "resolve", "margin") if getattr(self, name) != fields[name].default]
-        if self.stopping == FIXED and given:
-            raise InputError(f'plan.{given[0]}: belongs to looks; write stopping = "sequential" with it')
-        if any(one >= other for one, other in pairwise([Fraction(0), *self.shares])) or self.shares[-1] != 1:
+        written = [name for name in ("looks", "resolve", "margin") if getattr(self, name) != fields[name].default]
+        if self.stopping == FIXED and written:
+            raise InputError(f'plan.{written[0]}: belongs to looks; write stopping = "sequential" with it')
+        if (
+            any(share >= next_share for share, next_share in pairwise([Fraction(0), *self.shares]))
+            or self.shares[-1] != 1
+        ):
             raise InputError(f"plan.looks = {self.looks}: shares of the documents must grow to 1")
         if self.resolve == "equivalence" and self.margin is None:
             raise InputError('plan.margin: missing; resolve = "equivalence" is inside or wholly outside +-margin')

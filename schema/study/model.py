@@ -144,10 +144,12 @@ class ModelSection(Section):
 
     def check(self) -> None:
         """Check that the keys agree with each other."""
-        given = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
-        if not self.finite and given:
-            raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')
-        if self.finite and given not in (["family", "alphabet"], ["tables"]):
+        written = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
+        if not self.finite and written:
+            raise InputError(
+                f'model.{written[0]}: belongs to finite-state systems; write kind = "finite-state" with it'
+            )
+        if self.finite and written not in (["family", "alphabet"], ["tables"]):
             raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
         if self.finite and self.logits_dtype is not None:
             raise InputError("model.logits_dtype: belongs to transformers; finite-state laws are given")

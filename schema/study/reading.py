@@ -53,12 +53,12 @@ def families(actions: list[str]) -> dict[str, list[str]]:
 
     Combinations with different codecs are different sweeps: one for each codec.
     """
-    found: dict[str, list[str]] = {}
+    sweeps: dict[str, list[str]] = {}
     for action in actions:
         parts = action.split(SIGN)
         if len(parts) > 1:
-            found.setdefault(SIGN.join([parts[0], *parts[2:]]), []).append(action)
-    return {name: members for name, members in found.items() if len(members) > 1}
+            sweeps.setdefault(SIGN.join([parts[0], *parts[2:]]), []).append(action)
+    return {name: members for name, members in sweeps.items() if len(members) > 1}
 
 
 def _members(action: Any, where: str) -> list[Any]:
@@ -69,12 +69,12 @@ def _members(action: Any, where: str) -> list[Any]:
     if not swept or not isinstance(action.get("name"), str):
         return [action]
     labels = [_labels(action[key], key, f"{where}.{key}") for key in swept]
-    found = []
+    members = []
     for chosen in itertools.product(*(zip(labels[at], action[key], strict=True) for at, key in enumerate(swept))):
         name = SIGN.join([action["name"], *(label for label, _ in chosen)])
         values = {key: value for key, (_, value) in zip(swept, chosen, strict=True)}
-        found.append(action | values | {"name": name})
-    return found
+        members.append(action | values | {"name": name})
+    return members
 
 
 def _labels(listed: list[Any], key: str, where: str) -> list[str]:
@@ -106,7 +106,7 @@ def _label(value: Any, key: str, where: str) -> str:
 _EXAMPLES: Final = {"keep": '["1/8", "1/4", "1/2"]', "codec": '["int8", "int4"]'}
 
 
-def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
+def of_each_temperature(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a study file's content, which need not be valid, once for each of its temperatures.
 
     The study NAME at temperature 0.7 is called ``NAME-t0.7``. Temperature 0 takes the most probable token, so its study
@@ -122,24 +122,26 @@ def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
         raise InputError(
             f"study.temperature: {len(listed):,} temperatures, each of which is a study; write at most {MOST_LISTED}"
         )
-    for one in listed:
-        if listed.count(one) > 1:
-            raise InputError(f"study.temperature: {one} is given {listed.count(one)} times; give each temperature once")
+    for number in listed:
+        if listed.count(number) > 1:
+            raise InputError(
+                f"study.temperature: {number} is given {listed.count(number)} times; give each temperature once"
+            )
     return [content | {"study": _section_of(section, temperature)} for temperature in listed]
 
 
 def _section_of(section: dict[str, Any], temperature: Any) -> dict[str, Any]:
     """Return section ``[study]`` for one temperature; the schema refuses a temperature that is no number."""
-    own = section | {"temperature": temperature}
+    changed = section | {"temperature": temperature}
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-        return own
+        return changed
     if not temperature:
-        own = {key: value for key, value in own.items() if key not in _TRUNCATING}
+        changed = {key: value for key, value in changed.items() if key not in _TRUNCATING}
     name = section.get("name")
-    return own | {"name": law_name(name, temperature)} if isinstance(name, str) else own
+    return changed | {"name": name_at_temperature(name, temperature)} if isinstance(name, str) else changed
 
 
-def law_name(study: str, temperature: float) -> str:
+def name_at_temperature(study: str, temperature: float) -> str:
     """Return the name of the study at one of several temperatures, written as the shortest decimal number."""
     number = repr(float(temperature)).removesuffix(".0").replace("+", "")
     return f"{study}-t{number}"
@@ -147,8 +149,8 @@ def law_name(study: str, temperature: float) -> str:
 
 def name_of_all(study: str) -> str | None:
     """Return the name in the file for a study named after one of several temperatures; None for other names."""
-    found = _ONE_OF_SEVERAL.fullmatch(study)
-    return found and found[1]
+    match = _ONE_OF_SEVERAL.fullmatch(study)
+    return match and match[1]
 
 
 _READ_PATHS = ("path", "exclude")  # of [[documents]]
@@ -173,12 +175,14 @@ def _studies_of(path: Path, content: dict[str, Any], folder: Path) -> list[Study
         content = _with_baseline(of_each_member(_with_absolute_paths(content, folder)))
         models = content.get("model")
         several = models if isinstance(models, list) and models else [models]
-        laws = of_each_law(content)
-        _check_count(len(several) * len(laws))
+        contents = of_each_temperature(content)
+        _check_count(len(several) * len(contents))
         studies = [
-            Study.model_validate(law if one is None else law | {"model": one}) for one in several for law in laws
+            Study.model_validate(content_of_one if model is None else content_of_one | {"model": model})
+            for model in several
+            for content_of_one in contents
         ]
-        check_distinct("models", [study.model.id for study in studies[:: len(laws)]])
+        check_distinct("models", [study.model.id for study in studies[:: len(contents)]])
         for study in studies:
             study.of_file(folder, content["study"]["name"], several_models=len(several) > 1)
             if study.model.tables is not None:
@@ -223,22 +227,22 @@ def _with_absolute_paths(content: dict[str, Any], folder: Path) -> dict[str, Any
         return content
     made = []
     for number, part in enumerate(documents):
-        given = [name for name in _READ_PATHS if isinstance(part, dict) and isinstance(part.get(name), str)]
-        paths = {name: _from_folder(folder, part[name], f"documents[{number}].{name}") for name in given}
-        made.append(part | paths if given else part)
+        names = [name for name in _READ_PATHS if isinstance(part, dict) and isinstance(part.get(name), str)]
+        paths = {name: _from_folder(folder, part[name], f"documents[{number}].{name}") for name in names}
+        made.append(part | paths if names else part)
     return content | {"documents": made}
 
 
 def _from_folder(folder: Path, written: str, where: str) -> str:
     """Return a path of the file as an absolute path; raise InputError if it exists only below the working folder."""
     path = expanded(written)
-    found = folder / path
-    if not found.exists() and path.exists():
+    beside = folder / path
+    if not beside.exists() and path.exists():
         raise InputError(
             f"{where} = '{written}': paths begin at the study file's folder, {folder}; write "
             f"'{os.path.relpath(path.absolute(), folder)}'"
         )
-    return straight(found)
+    return straight(beside)
 
 
 def expanded(written: str) -> Path:
@@ -252,7 +256,7 @@ def expanded(written: str) -> Path:
 def toml(value: Any) -> str:
     """Write a value as TOML: texts, numbers, lists and truth values as JSON has them, and a table on one line."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {toml(one)}' for key, one in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(key)} = {toml(item)}' for key, item in value.items())} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -51,9 +51,9 @@ class Study(Section):
         floors: dict[str, dict[str, Any]] = {FLOOR_ACTION: {}} if self.model.has_floor else {}
         if (kernel := self.model.other_kernel) is not None:
             floors[KERNEL_FLOOR_ACTION] = {"settings": kernel}
-        for name, given in floors.items():
+        for name, keys in floors.items():
             if all(action.name != name for action in self.actions):
-                self.actions.append(ActionSection.model_validate({"name": name, **given}))
+                self.actions.append(ActionSection.model_validate({"name": name, **keys}))
         return self
 
     @model_validator(mode="after")
@@ -87,10 +87,10 @@ class Study(Section):
             which, parts = section.part_of_clusters
             if which > parts:
                 raise InputError(f"{where}.part = '{section.part}': write 1/{parts} to {parts}/{parts}")
-        if (asked := sum(section.development + section.evaluation for section in self.documents)) > MOST_DOCUMENTS:
+        if (requested := sum(section.development + section.evaluation for section in self.documents)) > MOST_DOCUMENTS:
             raise InputError(
-                f"documents: {asked:,} documents are asked for; a study has at most {MOST_DOCUMENTS:,}, since all are "
-                "made before the first is measured"
+                f"documents: {requested:,} documents are requested; a study has at most {MOST_DOCUMENTS:,}, since all "
+                "are made before the first is measured"
             )
         strata = [section.stratum_name for section in self.documents]
         check_distinct("strata", strata)

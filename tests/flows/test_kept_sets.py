@@ -130,7 +130,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(folder)
     finish(run_in(folder))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvdrift.log.units.commits.check_alike", lambda *_: None)
+        patch.setattr("kvdrift.log.units.commits.check_same_entries", lambda *_: None)
         variable(patch)
         grown = run_in(folder, ("\nreplicates = 2", "\nreplicates = 4"))
         stages.prepare(grown)

@@ -248,9 +248,11 @@ class LiveIntake:
             rows = rows_of(table, names)
             rows = rows.take(np.lexsort((rows.replicate, rows.group)))
             for first, end in run_bounds(rows.group, rows.replicate):
-                own = rows.take(slice(first, end))
-                group, number = names[int(own.group[0])], int(own.replicate[0])
-                parts = [(NEW, own), *self._stored(own, names)] if (group, number) in stored else []
+                replicate_rows = rows.take(slice(first, end))
+                group, number = names[int(replicate_rows.group[0])], int(replicate_rows.replicate[0])
+                parts = (
+                    [(NEW, replicate_rows), *self._stored(replicate_rows, names)] if (group, number) in stored else []
+                )
                 if parts and len(differing := _assembled(parts, self._horizons(names)).conflicting):
                     path = self._rows.set_aside(file, table_of(differing, names))
                     says = f"rows that waited contradict the store; they {_ASIDE} {path}"
@@ -306,22 +308,22 @@ class LiveIntake:
             return
         groups = {names[place] for place in np.unique(rows.group).tolist()}
         waiting = [(WAITING, rows_of(table, names)) for _, table in self._rows.of_groups(groups)]
-        found = _assembled([(NEW, rows), *self._stored(rows, names), *waiting], horizon)
-        report.present.add(0, found.collapsed)
-        if len(found.whole):
-            filing.take(found.whole, 0)
-        if len(found.waiting):
-            taking.wait(table_of(found.waiting, names))
-            report.waiting.add(0, len(found.waiting))
-        if len(found.conflicting):
-            kept = taking.set_aside(table_of(found.conflicting, names))
-            given = SortedRows.of(found.conflicting)
+        assembled = _assembled([(NEW, rows), *self._stored(rows, names), *waiting], horizon)
+        report.present.add(0, assembled.collapsed)
+        if len(assembled.whole):
+            filing.take(assembled.whole, 0)
+        if len(assembled.waiting):
+            taking.wait(table_of(assembled.waiting, names))
+            report.waiting.add(0, len(assembled.waiting))
+        if len(assembled.conflicting):
+            kept = taking.set_aside(table_of(assembled.conflicting, names))
+            conflicting = SortedRows.of(assembled.conflicting)
             says = f"the row contradicts an earlier row; this file's rows of the replicate {_ASIDE} {kept}"
-            error = Anomaly("conflict", np.flatnonzero(found.conflict), lambda _: says)
-            report.findings += filing.by_unit(given, error)
-            report.kept_out.add(len(given.unit_first) - 1, len(found.conflicting))
-        for first, _ in run_bounds(found.whole.group, found.whole.replicate):
-            yield names[int(found.whole.group[first])], int(found.whole.replicate[first])
+            error = Anomaly("conflict", np.flatnonzero(assembled.conflict), lambda _: says)
+            report.findings += filing.by_unit(conflicting, error)
+            report.kept_out.add(len(conflicting.unit_first) - 1, len(assembled.conflicting))
+        for first, _ in run_bounds(assembled.whole.group, assembled.whole.replicate):
+            yield names[int(assembled.whole.group[first])], int(assembled.whole.replicate[first])
 
     def _horizons(self, names: list[Group]) -> Ints:
         return np.array([self._intake.horizon(study, model) or 0 for study, model, _, _ in names], np.int32)
@@ -337,23 +339,23 @@ class LiveIntake:
         """Return the rows of the replicates without an error, and report the other replicates."""
         if not len(rows):
             return rows
-        given = SortedRows.of(rows)
-        errors = [error for error in find_errors(given, horizon, filing.control) if error.kind not in _OF_WHOLE]
-        bound = horizon[given.rows.group]
-        unknown, late = np.flatnonzero(bound == 0), np.flatnonzero((given.rows.t > bound) & (bound > 0))
+        ordered = SortedRows.of(rows)
+        errors = [error for error in find_errors(ordered, horizon, filing.control) if error.kind not in _OF_WHOLE]
+        bound = horizon[ordered.rows.group]
+        unknown, late = np.flatnonzero(bound == 0), np.flatnonzero((ordered.rows.t > bound) & (bound > 0))
         if unknown.size:
             errors.append(Anomaly("horizon", unknown, lambda _: "the horizon is unknown; give --horizon"))
         if late.size:
             errors.append(
-                Anomaly("position", late, lambda row: f"t is {given.rows.t[row]}, but the horizon is {bound[row]}")
+                Anomaly("position", late, lambda row: f"t is {ordered.rows.t[row]}, but the horizon is {bound[row]}")
             )
-        wrong: Flags = np.zeros(len(given.pair_first), np.bool_)
+        wrong: Flags = np.zeros(len(ordered.pair_first), np.bool_)
         for error in errors:
-            wrong[np.searchsorted(given.pair_first, error.rows, side="right") - 1] = True
-            report.findings += filing.by_unit(given, error)
-        out = np.repeat(wrong, given.pair_last - given.pair_first + 1)
-        report.kept_out.add(len(np.unique(given.unit_of(np.flatnonzero(out)))), int(out.sum()))
-        return given.rows.take(~out)
+            wrong[np.searchsorted(ordered.pair_first, error.rows, side="right") - 1] = True
+            report.findings += filing.by_unit(ordered, error)
+        out = np.repeat(wrong, ordered.pair_last - ordered.pair_first + 1)
+        report.kept_out.add(len(np.unique(ordered.unit_of(np.flatnonzero(out)))), int(out.sum()))
+        return ordered.rows.take(~out)
 
 
 def ingest_pieces(
@@ -380,10 +382,10 @@ def ingest_pieces(
         wait: Waits for a while and returns whether to look for new files. Without ``wait`` files are taken once.
         facts: As for ``ingest``.
     """
-    given, known = read_about(documents, facts)
+    document_rows, known = read_about(documents, facts)
     store, total, seen = Store.create(location), IngestReport(0), dict[EventSource, Stamp]()
     with alone(store.location):
-        intake = LiveIntake(store, given, horizon, known)
+        intake = LiveIntake(store, document_rows, horizon, known)
         before = intake.settle()
         total.add(before)
         if before.findings:

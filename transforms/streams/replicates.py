@@ -214,14 +214,14 @@ class _Assemble(beam.DoFn):
         if reason:
             yield Piece(key, data, reason)
             return
-        state, own = seen.read(), unpacked(data)
+        state, sent = seen.read(), unpacked(data)
         if assembly.is_whole(state):
-            if assembly.contradicts(state, own):
+            if assembly.contradicts(state, sent):
                 yield Piece(key, data, assembly.LATE_CONTRADICTION)
             return
         latest = max(assembly.latest_of(state), timestamp.micros)  # a late row does not move the timer back
         expiry.set(Timestamp(micros=latest) + self._patience)
-        state, whole = assembly.with_positions(state, own, horizon_of(key, self._horizons), latest)
+        state, whole = assembly.with_positions(state, sent, horizon_of(key, self._horizons), latest)
         if not whole:
             rows.add(data)
             seen.write(state)
@@ -278,13 +278,13 @@ def assembled(keys: Sequence[str], pieces: Sequence[bytes], horizons: Horizons) 
     unique, horizon = [*number], np.array([horizon_of(key, horizons) for key in number], np.int32)
     parts = [unpacked(data) for data in pieces]
     group = np.repeat(np.array([number[key] for key in keys], np.int32), [len(part) for part in parts])
-    found = assembly.assemble(rows_of(np.concatenate(parts), group), np.full(len(group), assembly.NEW), horizon)
-    whole, lacking = filled(found.whole, horizon), "{} of {} positions came"
-    for rows, reason in ((whole, ""), (found.waiting, lacking), (found.conflicting, assembly.CONTRADICTION)):
+    result = assembly.assemble(rows_of(np.concatenate(parts), group), np.full(len(group), assembly.NEW), horizon)
+    whole, lacking = filled(result.whole, horizon), "{} of {} positions came"
+    for rows, reason in ((whole, ""), (result.waiting, lacking), (result.conflicting, assembly.CONTRADICTION)):
         for first, end in run_bounds(rows.group):
             place = int(rows.group[first])
-            own = packed(rows.take(slice(first, end))).tobytes()
-            yield Piece(unique[place], own, reason.format(end - first, horizon[place]))
+            positions = packed(rows.take(slice(first, end))).tobytes()
+            yield Piece(unique[place], positions, reason.format(end - first, horizon[place]))
 
 
 def gathered(pieces: Iterable[Piece]) -> WholeReplicates:

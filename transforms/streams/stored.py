@@ -172,8 +172,8 @@ def _check_whole_units(store: Store, derived: DerivedReplicates) -> None:
     expected = dict(zip(rows["unit"].to_pylist(), rows["event_rows"].to_pylist(), strict=True))
     for unit, steps in zip(counted["unit"].to_pylist(), counted["count_all"].to_pylist(), strict=True):
         if expected.get(unit) != steps:
-            said = "the store has no such unit" if unit not in expected else f"the unit has {expected[unit]} events"
-            raise InputError(f"{store.location}: {steps} derived rows of unit {unit}, but {said}")
+            held = "the store has no such unit" if unit not in expected else f"the unit has {expected[unit]} events"
+            raise InputError(f"{store.location}: {steps} derived rows of unit {unit}, but {held}")
 
 
 class WriteReplicates(beam.PTransform):
@@ -207,14 +207,14 @@ def write_replicates(whole: WholeReplicates, location: str, documents: str | Non
         return letters
     studies = whole.events.group_by("study").aggregate([("t", "max")])
     for study, horizon in zip(studies["study"].to_pylist(), studies["t_max"].to_pylist(), strict=True):
-        own = whole.events.filter(pc.equal(whole.events["study"], study))
+        study_events = whole.events.filter(pc.equal(whole.events["study"], study))
         with TemporaryDirectory() as folder:
             path = Path(folder, "replicates.parquet")
-            pq.write_table(own.drop_columns(["unit", "action_revision"]), path)
+            pq.write_table(study_events.drop_columns(["unit", "action_revision"]), path)
             report = ingest(location, [path], documents, horizon=horizon)
         for finding in report.findings:
-            named = [pc.equal(own[name], finding.key[name]) for name in finding.key if name in _NAMES]
-            rows = own.filter(functools.reduce(pc.and_, named)) if named else own
+            named = [pc.equal(study_events[name], finding.key[name]) for name in finding.key if name in _NAMES]
+            rows = study_events.filter(functools.reduce(pc.and_, named)) if named else study_events
             letters.append(DeadLetter(finding.text, rows))
     store = Store.open(location)
     work = pending(store)

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from kvdrift.schema.errors import InputError, alike, reading
+from kvdrift.schema.errors import InputError, reading, similar_name
 from kvdrift.schema.study import ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
@@ -89,7 +89,7 @@ def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
         return
     place = (folder / model_id).parent
     models = {config.parent.name for config in place.glob("*/config.json")} if place.is_dir() else set()
-    near = alike(Path(model_id).name, models)
+    near = similar_name(Path(model_id).name, models)
     hint = f"; did you mean '{os.path.join(os.path.dirname(model_id) or '.', near)}'?" if near else ""  # noqa: PTH118, PTH120 - as it is written
     raise InputError(f"{key}'{model_id}': no such folder in {folder}, and no Hugging Face id, OWNER/NAME{hint}")
 

@@ -29,7 +29,7 @@ from kvdrift.generator.transformer.files.local_folders import (
     model_location,
 )
 from kvdrift.generator.transformer.files.tokenizer import known_tokenizer, token_reader
-from kvdrift.schema.errors import InputError, alike
+from kvdrift.schema.errors import InputError, similar_name
 from kvdrift.schema.study import Study
 
 _ANSWER = "kvdrift's answer"
@@ -207,7 +207,7 @@ def _chosen(entry: int | str, location: str, revision: str | None, vocabulary: i
     named: int | None = tokenizer.get_vocab().get(entry)
     tokens = [named] if named is not None else tokenizer(entry, add_special_tokens=False)["input_ids"]
     if len(tokens) != 1 or not tokens[0] < vocabulary:
-        near = alike(entry, [str(name) for name in tokenizer.added_tokens_decoder.values()])
+        near = similar_name(entry, [str(name) for name in tokenizer.added_tokens_decoder.values()])
         hint = f"; did you mean '{near}'?" if near else ""
         raise InputError(f"study.eos = '{entry}': is {len(tokens)} tokens of the model, and should be one{hint}")
     return int(tokens[0])
