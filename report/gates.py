@@ -20,10 +20,10 @@ def gates_block(folder: Path) -> str:
     return f"{_BEGIN}\n{rendered('gates', lines=[gate['line'] for gate in _kept(folder)])}{_END}\n"
 
 
-def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | None:
+def record_gate(folder: Path, answer: Mapping[str, Any], line: str) -> Path | None:
     """Write an answer to the page in a folder; it replaces an earlier answer to the same question.
 
-    ``asked`` has the question and its answer as ``kvdrift gate --json`` has them, ``line`` the answer in words. Return
+    ``answer`` has the question and its answer as ``kvdrift gate --json`` has them, ``line`` the answer in words. Return
     the page; None if the folder has no page that shows gates.
 
     Raises:
@@ -34,9 +34,9 @@ def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | Non
     before, mark, rest = text.partition(_BEGIN)
     if not mark or _END not in rest:
         return None
-    own = {name: asked[name] for name in _QUESTION}
-    others = [gate for gate in _kept(folder) if any(gate.get(name) != value for name, value in own.items())]
-    gates = [*others, own | {"decision": asked["decision"], "versions": asked["versions"], "line": line}]
+    question = {name: answer[name] for name in _QUESTION}
+    others = [gate for gate in _kept(folder) if any(gate.get(name) != value for name, value in question.items())]
+    gates = [*others, question | {"decision": answer["decision"], "versions": answer["versions"], "line": line}]
     _replace(folder / GATES, json.dumps(gates, ensure_ascii=False, indent=1) + "\n")
     after = rest.partition(f"{_END}\n")[2]
     _replace(page, before + gates_block(folder) + after)
@@ -49,7 +49,7 @@ def _kept(folder: Path) -> list[dict[str, Any]]:
         content = json.loads((folder / GATES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    known = isinstance(content, list) and all(isinstance(one, dict) and "line" in one for one in content)
+    known = isinstance(content, list) and all(isinstance(gate, dict) and "line" in gate for gate in content)
     return content if known else []
 
 

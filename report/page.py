@@ -46,7 +46,7 @@ RELOADING = '<meta http-equiv="refresh"'
 """The tag that only the page of an unfinished study has: it makes the page reload itself."""
 
 DrawFigures = Callable[[Sequence[Drawing], Path], dict[str, str]]
-"""Draws figures into a folder, and returns every figure by name, as it stands in the page."""
+"""Draws figures into a folder, and returns the SVG of each for the page, by the figure's name."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ PARTS: tuple[Part, ...] = (
             (contrasts.section, "What does each action do?"),
             (answers.section, "Does it cost right answers?"),
             (divergence.decomposition, "How often do tokens differ, from when on, and for how long?"),
-            (divergence.entry_section, "When do the two continuations part?"),
+            (divergence.entry_section, "When do the two continuations diverge?"),
             (gap.gap_section, "Is the difference one of time or of rate?"),
             (divergence.clocks_section, "Does divergence grow with position, or with time since it began?"),
-            (examples.section, "What does it look like?"),
+            (examples.section, "What do divergent texts look like?"),
         ),
     ),
     Part(
@@ -84,7 +84,7 @@ PARTS: tuple[Part, ...] = (
             (plan.section, "What was fixed before the evaluation, and what came of it?"),
             (plan.looks_section, "Where did this sequential study stop?"),
             (gap.eos_section, "How much of the difference is only that one text is shorter?"),
-            (divergence.saturation, "Where do the two laws have nothing in common?"),
+            (divergence.saturation, "Where do the two next-token distributions have nothing in common?"),
             (branching.depth_section, "What does a short window after the first mismatch say of R?"),
             (branching.branching_section, "Where is another estimator of R cheaper?"),
             (systems.section, "Are estimates right where R is known?"),
@@ -143,12 +143,14 @@ def build_report(
         preliminary=preliminary,
     )
     parts = [(part, _made(part, content)) for part in PARTS]
-    sections = [section for _, own in parts for section, _ in own]
+    sections = [section for _, part_sections in parts for section, _ in part_sections]
     for name in ("figures", "tables"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_tables(sections, content, folder / "tables")
     explorer = write_explorer(content, folder, token_text)
-    figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
+    figures = (draw or draw_figures)(
+        [figure for section in sections for figure in section.drawings], folder / "figures"
+    )
     page = folder / "index.html"
     link = "" if beside is None else relative_link(beside, folder)
     page.write_text(_html(content, parts, figures, link, gates_block(folder)), encoding="utf-8", newline="\n")
@@ -205,7 +207,7 @@ def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
     if not drawings:
         return {}
     with drawing():
-        return {one.name: save(one.draw(), one.name, folder, one.words) for one in drawings}
+        return {figure.name: save(figure.draw(), figure.name, folder, figure.words) for figure in drawings}
 
 
 def _html(
@@ -229,5 +231,9 @@ def _html(
         beside=beside,
         gates=gates,
         looks=plan.progress(content),
-        parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],
+        parts=[
+            (part, [(section, question, body(section)) for section, question in part_sections])
+            for part, part_sections in parts
+            if part_sections
+        ],
     )

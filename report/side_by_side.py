@@ -78,10 +78,9 @@ class Pairing:
     first: Entry  # the earlier entry
     other: Entry  # the later entry
     documents: int  # how many documents both entries have
-    # whether documents are matched by name, stratum and cluster alone, since prompts have other tokens under another
-    # model
+    # whether documents are matched by name, stratum and cluster alone, since another model has other tokens
     by_name: bool
-    obstacle: str | None  # why nothing is subtracted; None if actions are subtracted
+    obstacle: str | None  # why no actions are subtracted; None if actions are subtracted
     differences: tuple[Difference, ...] = ()  # one for each two actions of the same name or of the same budget
 
 
@@ -123,19 +122,19 @@ class Place:
 
     def record(self) -> dict[str, Any]:
         """Return one line of the CSV file."""
-        own, content = self.estimate("mismatch"), self.entry.content
+        risk, content = self.estimate("mismatch"), self.entry.content
         numbers = {name: self.estimate(name) for name in _RANKED}
         return {
             "store": self.entry.location, "study": self.entry.study, "model": self.entry.model, "action": self.action,
             "does": content.facts.described(self.action),
-            "split": content.split, "horizon": content.windows.horizon, "documents": own.documents,
+            "split": content.split, "horizon": content.windows.horizon, "documents": risk.documents,
             "cache_share": self.share, "prompt_cache_bytes": self.bytes,
             **{
                 f"{name}{end}": value
                 for name, row in numbers.items()
                 for end, value in (("", row.estimate), ("_low", row.low), ("_high", row.high))
             },
-            "level": own.level, "status": own.status,
+            "level": risk.level, "status": risk.status,
         }  # fmt: skip
 
 
@@ -163,7 +162,7 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     """Make the leaderboard's table, with intervals under the numbers."""
     shown = QuantityColumns({name: [place.estimate(name) for place in places] for name in shown_quantities(places)})
     rows = []
-    for place, *own in zip(places, *shown.cells, strict=True):
+    for place, *row_cells in zip(places, *shown.cells, strict=True):
         facts, stored = place.entry.content.facts, place.entry.content.facts.storage.get(place.action)
         rows.append(
             table_row(
@@ -172,7 +171,7 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
                     MISSING if place.share is None else f"{fixed(100 * place.share, 1)}%",
                     "" if place.bytes is None else size(place.bytes),
                 ),
-                *own,
+                *row_cells,
                 count(place.estimate("mismatch").documents),
                 MISSING if stored is None else count_range(stored.replicates),
                 str(facts.windows.horizon),
@@ -234,7 +233,9 @@ def _columns(places: Sequence[Place]) -> list[list[Place]]:
             columns.append([])
         columns[-1].append(place)
     least = {place.action: place.risk for place in sorted(places, key=lambda place: -place.risk)}
-    return [sorted(own, key=lambda place: (least[place.action], place.action, place.entry.name)) for own in columns]
+    return [
+        sorted(column, key=lambda place: (least[place.action], place.action, place.entry.name)) for column in columns
+    ]
 
 
 @dataclass(frozen=True)
@@ -250,33 +251,35 @@ class Temperatures:
 
     def of(self, action: str, quantity: str) -> list[tuple[float, Estimate]]:
         """Return a quantity of an action by temperature, at the temperatures that have an estimate."""
-        found = [(temperature_of(entry), entry.content.estimates.get(quantity, action)) for entry in self.entries]
-        return [(temperature, estimate) for temperature, estimate in found if estimate.estimate is not None]
+        estimates = [(temperature_of(entry), entry.content.estimates.get(quantity, action)) for entry in self.entries]
+        return [(temperature, estimate) for temperature, estimate in estimates if estimate.estimate is not None]
 
 
 def temperature_of(entry: Entry) -> float:
-    """Return the temperature of a study whose law is recorded."""
-    law = entry.content.facts.sampling
-    if law is None:
+    """Return the temperature of a study whose sampling is recorded."""
+    sampling = entry.content.facts.sampling
+    if sampling is None:
         raise ValueError(entry.name)  # ``by_temperature`` excludes such studies
-    return law.temperature
+    return sampling.temperature
 
 
 def by_temperature(comparison: Comparison) -> list[Temperatures]:
     """Group the studies that differ in temperature alone; groups of a single study are left out.
 
     Studies of a group have the same model, horizon, split and truncation, and share documents; one study's plan may use
-    more documents than another's. A greedy law has no truncation and fits any group.
+    more documents than another's. Greedy sampling has no truncation and fits any group.
     """
-    laws = [(entry, law) for entry in comparison.entries if (law := entry.content.facts.sampling) is not None]
+    samplings = [
+        (entry, sampling) for entry in comparison.entries if (sampling := entry.content.facts.sampling) is not None
+    ]
     groups: dict[tuple[float | None, int | None], list[list[Entry]]] = {}
-    for entry, law in laws:
-        if not law.greedy:
-            _join_group(groups.setdefault((law.top_p, law.top_k), []), entry, alone=True)
-    for entry in (entry for entry, law in laws if law.greedy):
-        for alike in groups.values():
-            _join_group(alike, entry, alone=False)
-    ordered = [sorted(group, key=temperature_of) for alike in groups.values() for group in alike]
+    for entry, sampling in samplings:
+        if not sampling.greedy:
+            _join_group(groups.setdefault((sampling.top_p, sampling.top_k), []), entry, alone=True)
+    for entry in (entry for entry, sampling in samplings if sampling.greedy):
+        for same_truncation in groups.values():
+            _join_group(same_truncation, entry, alone=False)
+    ordered = [sorted(group, key=temperature_of) for same_truncation in groups.values() for group in same_truncation]
     distinct = [tuple(next(same) for _, same in groupby(entries, temperature_of)) for entries in ordered]
     return [Temperatures(entries) for entries in distinct if len(entries) > 1]
 
@@ -284,18 +287,18 @@ def by_temperature(comparison: Comparison) -> list[Temperatures]:
 def _join_group(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
     """Add a study to the groups that it shares documents with, or, if ``alone``, start a group if there is none."""
     for group in groups:
-        if all(_alike(entry, other) for other in group):
+        if all(_comparable(entry, other) for other in group):
             group.append(entry)
             return
     if alone:
         groups.append([entry])
 
 
-def _alike(one: Entry, other: Entry) -> bool:
+def _comparable(first: Entry, second: Entry) -> bool:
     """Tell whether two studies have the same model, horizon, split and some documents with equal prompts."""
-    traits = [(entry.model, entry.content.windows.horizon, entry.content.split) for entry in (one, other)]
-    shared = one.documents.keys() & other.documents.keys()
-    prompts = [[entry.documents[doc]["prompt_sha256"] for doc in sorted(shared)] for entry in (one, other)]
+    traits = [(entry.model, entry.content.windows.horizon, entry.content.split) for entry in (first, second)]
+    shared = first.documents.keys() & second.documents.keys()
+    prompts = [[entry.documents[doc]["prompt_sha256"] for doc in sorted(shared)] for entry in (first, second)]
     return bool(shared) and traits[0] == traits[1] and prompts[0] == prompts[1]
 
 
@@ -307,8 +310,8 @@ def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
         for quantity in _BY_TEMPERATURE
     })  # fmt: skip
     rows = [
-        table_row(f"{temperature_of(entry):.12g}", *own, group=action)
-        for (action, entry), *own in zip(places, *columns.cells, strict=True)
+        table_row(f"{temperature_of(entry):.12g}", *row_cells, group=action)
+        for (action, entry), *row_cells in zip(places, *columns.cells, strict=True)
     ]
     records = tuple(
         {"study": entry.study, "model": entry.model, "temperature": temperature_of(entry)} | estimate.as_row()
@@ -354,13 +357,21 @@ def _bars(axes: Axes, points: Sequence[tuple[float, Estimate]], factor: float, c
 
 def differences_table(comparison: Comparison) -> PrintedTable | None:
     """Make a row for each two subtracted actions, with a column for each quantity; None without differences."""
-    found = [(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
-    if not found:
+    pairs = [(pairing, difference) for pairing in comparison.pairings for difference in pairing.differences]
+    if not pairs:
         return None
-    shown = QuantityColumns({name: [one.estimates[name] for _, one in found] for name in found[0][1].estimates})
+    shown = QuantityColumns(
+        {name: [difference.estimates[name] for _, difference in pairs] for name in pairs[0][1].estimates}
+    )
     rows = [
-        table_row(_called(one), *own, count(pairing.documents), "yes" if one.same else "no", group=_between(pairing))
-        for (pairing, one), *own in zip(found, *shown.cells, strict=True)
+        table_row(
+            _called(difference),
+            *row_cells,
+            count(pairing.documents),
+            "yes" if difference.same else "no",
+            group=_between(pairing),
+        )
+        for (pairing, difference), *row_cells in zip(pairs, *shown.cells, strict=True)
     ]
     columns = (
         label_column("action"),
@@ -371,13 +382,18 @@ def differences_table(comparison: Comparison) -> PrintedTable | None:
         ),
     )  # fmt: skip
     records = tuple(
-        comparison.record(pairing, one, estimate) for pairing, one in found for estimate in one.estimates.values()
+        comparison.record(pairing, difference, estimate)
+        for pairing, difference in pairs
+        for estimate in difference.estimates.values()
     )
     return PrintedTable("differences", "Differences", columns, tuple(rows), shown.note, records)
 
 
-def _called(one: Difference) -> Cell:
-    return Cell(one.other_action, "" if one.other_action == one.first_action else f"less {one.first_action}")
+def _called(difference: Difference) -> Cell:
+    return Cell(
+        difference.other_action,
+        "" if difference.other_action == difference.first_action else f"less {difference.first_action}",
+    )
 
 
 def _between(pairing: Pairing) -> str:
@@ -386,23 +402,23 @@ def _between(pairing: Pairing) -> str:
 
 def obstacles(comparison: Comparison) -> list[str]:
     """Say why the documents of two studies are not subtracted, or are matched without comparing their prompts."""
-    said = []
+    sentences = []
     for pairing in comparison.pairings:
         both = f"{pairing.first.name} and {pairing.other.name}"
         counts = [len(entry.documents) for entry in (pairing.first, pairing.other)]
         if pairing.obstacle:
-            said.append(f"{both} are not subtracted: {pairing.obstacle}.")
+            sentences.append(f"{both} are not subtracted: {pairing.obstacle}.")
         elif pairing.by_name:
-            said.append(
-                f"{both} have unlike models, whose prompts are other tokens: {count(pairing.documents)} documents are "
-                "matched by name, stratum and cluster, and nothing shows that their texts are the same."
+            sentences.append(
+                f"{both} have different models, whose prompts have other tokens: {count(pairing.documents)} documents "
+                "are matched by name, stratum and cluster, and nothing shows that their texts are the same."
             )
         if not pairing.obstacle and pairing.documents < max(counts):
-            said.append(
+            sentences.append(
                 f"{both} share {count(pairing.documents)} documents, of {count(counts[0])} and {count(counts[1])}; "
                 "the leaderboard has each study on all of its own."
             )
-    return said
+    return sentences
 
 
 def build_comparison(comparison: Comparison, folder: Path) -> Path:
@@ -419,10 +435,12 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         studies = [entry.name for entry in comparison.entries]
         drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown, studies)))
     temperatures = {f"by_temperature_{number}": shown for number, shown in enumerate(by_temperature(comparison), 1)}
-    for name, one in temperatures.items():
-        words = "R, the share of pairs that part, mean entry and exposure against temperature, a line for each action"
-        drawings.append(Drawing(name, words, partial(temperatures_figure, one)))
-        tables[name] = temperatures_table(one, name)
+    for name, group in temperatures.items():
+        words = (
+            "R, the share of pairs that diverge, mean entry and exposure against temperature, a line for each action"
+        )
+        drawings.append(Drawing(name, words, partial(temperatures_figure, group)))
+        tables[name] = temperatures_table(group, name)
     for table in tables.values():
         table.write_csv(folder / "tables")
     figures = draw_figures(drawings, folder / "figures")
@@ -453,5 +471,5 @@ def _entries_table(comparison: Comparison) -> PrintedTable:
             "none" if facts.plan is None else f"{facts.plan.sha256[:12]}…",
             "not recorded" if facts.seed is None else str(facts.seed),
         ))  # fmt: skip
-    columns = tuple(map(label_column, ("study", "store", "model", "documents", "law", "plan", "seed")))
+    columns = tuple(map(label_column, ("study", "store", "model", "documents", "sampling", "plan", "seed")))
     return PrintedTable("entries", "What is compared", columns, tuple(rows))

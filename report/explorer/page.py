@@ -1,6 +1,6 @@
-"""The trajectory explorer: a file that opens from ``file://`` and holds everything that it shows.
+"""The trajectory explorer: one HTML file that opens from ``file://`` and contains all its data.
 
-It has a manifest in JSON and arrays of numbers, each as gzip in base64. The arrays, one after the other, with n
+The file has a manifest in JSON and arrays of numbers, each as gzip in base64. The arrays follow one another, with n
 trajectories of H positions and s different streams of X:
 
     x      token index [s, H]     indices into the manifest's ``tokens``
@@ -57,16 +57,16 @@ from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import StudyRows, ViewRow
 
 MOST_BYTES: Final = 1_500_000
-"""Of all prompts, as text."""
+"""Most bytes of all prompts together, as text."""
 
 MOST_SHARES: Final = 1 << 16
-"""Of one prompt, action and step."""
+"""Most shares of one prompt, action and step."""
 _AT_ONCE = 16
 _ENOUGH = 32 * MOST_BYTES  # bytes before compression, of which ``MOST_BYTES`` can never hold more
 EXPLORER = "trajectories.html"
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "explorer"
 _SCRIPTS = ("words", "packed", "overview", "score", "prompt", "explorer")
-"""One after the other they are the page's script."""
+"""Files that are concatenated into the page's script."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,22 @@ class Kept:
 
 
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
-    """Read the stored prompts of a sample's documents in the order of the rule above; none if none are stored."""
+    """Read the stored prompts of a sample's documents in the order of the rule above; empty if none are stored."""
     order = _order(outcomes, sample)
-    found = dict[int, Prompt]()
+    prompts = dict[int, Prompt]()
     for places in (order[at : at + _AT_ONCE] for at in range(0, len(order), _AT_ONCE)):
         names = {outcomes.documents[place]["doc"]: place for place in places}
         rows = dict[str, list[ViewRow]]()
         for row in source.of("prompts", doc=[*names]):
             rows.setdefault(row["doc"], []).append(row)
-        found |= {names[doc]: prompt for doc, own in rows.items() if (prompt := _prompt(outcomes, names[doc], own))}
-        if sum(prompt.tokens.size * (2 + len(prompt.kept)) for prompt in found.values()) > _ENOUGH:
+        prompts |= {
+            names[doc]: prompt
+            for doc, document_rows in rows.items()
+            if (prompt := _prompt(outcomes, names[doc], document_rows))
+        }
+        if sum(prompt.tokens.size * (2 + len(prompt.kept)) for prompt in prompts.values()) > _ENOUGH:
             break
-    return [found[place] for place in order if place in found]
+    return [prompts[place] for place in order if place in prompts]
 
 
 def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -112,7 +116,7 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
     The sorted tokens of the manifest include those of the prompts.
     """
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
-    said, texts, room = [], list[str](), MOST_BYTES
+    manifest_entries, texts, room = [], list[str](), MOST_BYTES
     for prompt in prompts:
         index = np.searchsorted(tokens, prompt.tokens).astype(kind)
         text = _text(_planes(index) + b"".join(kept.shares.tobytes() for kept in prompt.kept))
@@ -120,14 +124,14 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
             break
         room -= len(text)
         texts.append(text)
-        kept = [[one.action, one.step, one.first_layers] for one in prompt.kept]
-        said.append(
+        kept = [[kept_entries.action, kept_entries.step, kept_entries.first_layers] for kept_entries in prompt.kept]
+        manifest_entries.append(
             {
                 "place": prompt.place, "entries": len(index), "records": prompt.records, "kept": kept,
                 "turns": prompt.turns,
             }
         )  # fmt: skip
-    return said, texts
+    return manifest_entries, texts
 
 
 def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
@@ -136,18 +140,18 @@ def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
     places = np.unique(outcomes.doc[sample.rows])
     turn = np.zeros(len(places), np.int64)
     for stratum in range(len(outcomes.strata)):
-        own = np.flatnonzero(outcomes.stratum[places] == stratum)
-        turn[own] = np.arange(len(own))
+        in_stratum = np.flatnonzero(outcomes.stratum[places] == stratum)
+        turn[in_stratum] = np.arange(len(in_stratum))
     rest: Ints = places[np.lexsort((places, turn))]
     return list(dict.fromkeys([*led, *rest.tolist()]))
 
 
 def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | None:
     """Assemble the prompt of a document from its rows; None if its tokens are not stored."""
-    own = [row for row in rows if row["action"] is None]
-    if not own:
+    prompt_rows = [row for row in rows if row["action"] is None]
+    if not prompt_rows:
         return None
-    newest = max(own, key=lambda row: int(row["document_revision"]))
+    newest = max(prompt_rows, key=lambda row: int(row["document_revision"]))
     tokens = np.array(newest["tokens"], np.int32)
     records = [[record[name] for name in ("answer", "piece", "first", "last")] for record in newest["records"] or ()]
     kept = [
@@ -157,7 +161,8 @@ def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | Non
     ]
     layers = max((row["layers"] or 0 for row in rows), default=0)
     turns = [(str(turn["role"]), int(turn["first"])) for turn in newest["turns"] or ()]
-    return Prompt(place, tokens, records, layers, sorted(kept, key=lambda one: (one.action, one.step)), turns)
+    kept.sort(key=lambda kept_entries: (kept_entries.action, kept_entries.step))
+    return Prompt(place, tokens, records, layers, kept, turns)
 
 
 def _shares(row: ViewRow, entries: int) -> tuple[list[int], NDArray[np.uint8]]:
@@ -202,7 +207,7 @@ def pack(
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
     delta, f = (values.astype("<f4").view("<u4") for values in (streams.delta, streams.f))
     places = np.unique(outcomes.doc[sample.rows]).tolist()
-    said, prompt_texts = pack_prompts([*prompts], tokens)
+    manifest_entries, prompt_texts = pack_prompts([*prompts], tokens)
     arrays = b"".join(map(_planes, (x[first].astype(kind), y.astype(kind), delta, f ^ delta)))
     manifest = names | {
         "horizon": outcomes.horizon,
@@ -217,7 +222,7 @@ def pack(
         "total": len(outcomes),
         "layers": next((prompt.layers for prompt in prompts if prompt.layers), None),
         "stored": bool(prompts),
-        "prompts": [{"document": places.index(one.pop("place"))} | one for one in said],
+        "prompts": [{"document": places.index(entry.pop("place"))} | entry for entry in manifest_entries],
     }
     # Tokens may be halves of characters; JSON escapes carry them.
     held = json.dumps(manifest, separators=(",", ":")).encode("ascii")
@@ -315,7 +320,7 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
         "explorer/explorer",
         **names,
         packed=pack(outcomes, sample, streams, token_text, names, read_prompts(content.source, outcomes, sample)),
-        law=facts.other_law,
+        sampling=facts.other_sampling,
         engine=facts.engine,
         own_weights=facts.own_weights,
         script=script,

@@ -70,7 +70,7 @@ class Outcomes:
     def codes(self, table: pa.Table) -> Ints:
         """Number the rows of a table by doc, action and replicate; -1 for documents or actions of others.
 
-        Rising numbers are the order of trajectories.
+        The numbers rise in the order of trajectories.
         """
         docs = [row["doc"] for row in self.documents]
         doc, action = (_indices(table, name, known) for name, known in (("doc", docs), ("action", self.actions)))
@@ -97,7 +97,7 @@ def read_outcomes(content: PageContent) -> Outcomes:
     columns = places | {name: _whole(table, name) for name in _COLUMNS if name not in places}
     values = {name: column[kept] for name, column in columns.items()}
     order = np.lexsort((values["action"], values["replicate"], values["doc"]))
-    found = Outcomes(
+    outcomes = Outcomes(
         documents=documents,
         strata=strata,
         actions=content.actions,
@@ -106,8 +106,8 @@ def read_outcomes(content: PageContent) -> Outcomes:
         lost=np.zeros(len(kept), np.bool_),
         **{name: column[order] for name, column in values.items()},
     )
-    found.lost[np.isin(found.own_codes(), _lost(source, found))] = True
-    return found
+    outcomes.lost[np.isin(outcomes.own_codes(), _lost(source, outcomes))] = True
+    return outcomes
 
 
 def _lost(source: StudyRows, outcomes: Outcomes) -> Ints:
@@ -117,8 +117,8 @@ def _lost(source: StudyRows, outcomes: Outcomes) -> Ints:
 def _indices(table: pa.Table, name: str, known: list[str]) -> Ints:
     """Return the index of each value of a column in a list, -1 if the list lacks the value."""
     column = table[name].cast(pa.string()).combine_chunks()
-    found = pc.fill_null(pc.index_in(column, value_set=pa.array(known, pa.string())), -1)
-    return np.asarray(found, np.int64)
+    indices = pc.fill_null(pc.index_in(column, value_set=pa.array(known, pa.string())), -1)
+    return np.asarray(indices, np.int64)
 
 
 def _whole(table: pa.Table, name: str) -> Ints:
@@ -170,8 +170,8 @@ def _chosen(table: pa.Table, outcomes: Outcomes, wanted: Ints) -> tuple[pa.Table
     """Return the rows of wanted trajectories, and the index of each row's trajectory."""
     codes = outcomes.codes(table)
     at = np.minimum(np.searchsorted(wanted, codes), len(wanted) - 1)
-    own = wanted[at] == codes
-    return table.filter(pa.array(own)), at[own]
+    is_wanted = wanted[at] == codes
+    return table.filter(pa.array(is_wanted)), at[is_wanted]
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ def _in_turn(outcomes: Outcomes) -> Ints:
     """Return all trajectories, replicates 0 to 3 of the first document of each stratum before all others."""
     place = np.zeros(len(outcomes.documents), np.int64)  # within the stratum
     for stratum in range(len(outcomes.strata)):
-        own = np.flatnonzero(outcomes.stratum == stratum)
-        place[own] = np.arange(len(own))
+        in_stratum = np.flatnonzero(outcomes.stratum == stratum)
+        place[in_stratum] = np.arange(len(in_stratum))
     keys = (
         outcomes.action, outcomes.replicate, outcomes.stratum[outcomes.doc], place[outcomes.doc],
         outcomes.replicate // REPLICATES_AT_ONCE,
@@ -228,7 +228,7 @@ def _in_turn(outcomes: Outcomes) -> Ints:
 def _jumps_of(outcomes: Outcomes, stratum: int | None) -> list[Jump]:
     """Return the jumps of each action, within a stratum or over all strata; ties go to the first trajectory."""
     within = np.full(len(outcomes), fill_value=True) if stratum is None else outcomes.stratum[outcomes.doc] == stratum
-    found = []
+    jumps = []
     for action in range(len(outcomes.actions)):
         rows = np.flatnonzero(within & (outcomes.action == action))
         diverged = rows[outcomes.tau[rows] > 0]
@@ -245,10 +245,10 @@ def _jumps_of(outcomes: Outcomes, stratum: int | None) -> list[Jump]:
             }
             if not agreement.any():
                 del leads["agreement"]
-            found += [Jump(kind, stratum, action, (int(diverged[at]),)) for kind, at in leads.items()]
+            jumps += [Jump(kind, stratum, action, (int(diverged[at]),)) for kind, at in leads.items()]
         lost = rows[outcomes.lost[rows]]
         if len(lost):
             docs, first = np.unique(outcomes.doc[lost], return_index=True)
             turn = np.arange(len(lost)) - first[np.searchsorted(docs, outcomes.doc[lost])]  # index in its document
-            found.append(Jump("lost", stratum, action, tuple(lost[np.lexsort((lost, turn))].tolist()), len(lost)))
-    return found
+            jumps.append(Jump("lost", stratum, action, tuple(lost[np.lexsort((lost, turn))].tolist()), len(lost)))
+    return jumps

@@ -1,1 +1,1 @@
-"""Figures: their look, what they have in common, and names beside marks."""
+"""Figures: their style, shared drawing functions, and names beside marks."""

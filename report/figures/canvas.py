@@ -1,4 +1,4 @@
-"""One look for all figures, and files that are byte for byte the same for the same input.
+"""One style for all figures, and files that are byte for byte the same for the same input.
 
 Text stays text, so that it can be searched, selected and read aloud. Every action has one colour, line style and marker
 on all figures: colour-blind readers can distinguish the colours, and line styles differ in greyscale. Figures are drawn
@@ -57,7 +57,7 @@ _DASHES: tuple[Any, ...] = (
     "solid", (0, (5, 1.8)), (0, (1.2, 1.3)), (0, (6, 1.6, 1.2, 1.6)), (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (9, 2.5)),
 )  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-_LOOK: Any = {
+_STYLE: Any = {
     "figure.facecolor": PAPER, "axes.facecolor": PAPER,
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0,
     "text.parse_math": False, "text.color": INK,
@@ -86,7 +86,7 @@ def with_properties(svg: str) -> str:
 
 @dataclass(frozen=True)
 class ActionStyle:
-    """How an action looks on every figure."""
+    """The style of an action on every figure."""
 
     colour: str
     dashes: Any
@@ -125,22 +125,22 @@ def library() -> Any:
     return matplotlib
 
 
-def legend_line(label: str, **look: Any) -> Line2D:
+def legend_line(label: str, **style: Any) -> Line2D:
     """Return a legend entry with a line or a marker."""
-    line: Line2D = library().lines.Line2D([], [], label=label, **look)
+    line: Line2D = library().lines.Line2D([], [], label=label, **style)
     return line
 
 
-def legend_patch(label: str, **look: Any) -> Patch:
+def legend_patch(label: str, **style: Any) -> Patch:
     """Return a legend entry with an area."""
-    patch: Patch = library().patches.Patch(label=label, **look)
+    patch: Patch = library().patches.Patch(label=label, **style)
     return patch
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw with this look, and without warnings of glyphs that the measuring font lacks: browsers have others."""
-    with library().rc_context(_LOOK), warnings.catch_warnings(), _plain_fonts():
+    """Draw in this style, and without warnings of glyphs that the measuring font lacks: browsers have others."""
+    with library().rc_context(_STYLE), warnings.catch_warnings(), _plain_fonts():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 

@@ -58,11 +58,11 @@ def name_marks(axes: Axes, marks: Sequence[Mark], line: Sequence[Mark] = (), *, 
     taken = np.concatenate([*boxes.values(), *_along(axes, line)])
     _join(axes, line)
     for name in dict.fromkeys(mark.name for mark in marks):
-        own = sorted((mark for mark in marks if mark.name == name), key=lambda mark: (mark.x, mark.aside))
+        same_name = sorted((mark for mark in marks if mark.name == name), key=lambda mark: (mark.x, mark.aside))
         others = np.concatenate([np.empty((0, 4)), *(boxes[mark] for mark in marks if mark.name != name)])
-        _join(axes, own)
+        _join(axes, same_name)
         costs: dict[tuple[float, int, int], tuple[Mark, Boxes, float]] = {}
-        for mark, box, far, side in _spots(axes, name, own, _RINGS[:2] if in_legend else _RINGS):
+        for mark, box, far, side in _spots(axes, name, same_name, _RINGS[:2] if in_legend else _RINGS):
             outside = np.maximum(frame - box, 0)[:2].sum() + np.maximum(box - frame, 0)[2:].sum()
             stray = bool((_distances(box, others) <= _distances(box, boxes[mark]).min() + 0.5).any())
             area = _overlaps(box, taken).sum() + _OUTSIDE * outside + _STRAY * stray
@@ -89,9 +89,9 @@ def _boxes(axes: Axes, mark: Mark) -> Boxes:
 
 def _along(axes: Axes, line: Sequence[Mark]) -> Iterator[Boxes]:
     """Yield small boxes along a line."""
-    for one, other in pairwise(_place(axes, mark, mark.y) for mark in line):
-        steps = max(2, 1 + int(np.ceil(np.hypot(*(other - one)) / _STEP)))
-        points = np.linspace(one, other, steps)
+    for start, end in pairwise(_place(axes, mark, mark.y) for mark in line):
+        steps = max(2, 1 + int(np.ceil(np.hypot(*(end - start)) / _STEP)))
+        points = np.linspace(start, end, steps)
         yield np.hstack([points - _STEP / 2, points + _STEP / 2])
 
 
@@ -127,9 +127,9 @@ def _distances(box: Boxes, boxes: Boxes) -> NDArray[np.float64]:
 
 
 def _join(axes: Axes, marks: Sequence[Mark]) -> None:
-    for one, other in pairwise(marks):
-        ends = {"xycoords": moved_aside(axes, one.aside), "textcoords": moved_aside(axes, other.aside)}
-        joined = axes.annotate("", (one.x, one.y), (other.x, other.y), **ends, arrowprops=_leader(0.8), zorder=2)
+    for start, end in pairwise(marks):
+        ends = {"xycoords": moved_aside(axes, start.aside), "textcoords": moved_aside(axes, end.aside)}
+        joined = axes.annotate("", (start.x, start.y), (end.x, end.y), **ends, arrowprops=_leader(0.8), zorder=2)
         joined.set_in_layout(False)
 
 

@@ -22,7 +22,7 @@ from kvdrift.report.reading.estimates import Estimate
 WIDTH = 9.0
 BAND = 0.16
 PALE = 0.45
-TOGETHER = len(ACTION_COLOURS)  # most actions whose bands a reader can tell apart in one panel
+TOGETHER = len(ACTION_COLOURS)  # most actions whose bands a reader can distinguish in one panel
 _OPEN_SIZE = 7.5
 
 
@@ -155,5 +155,5 @@ def headroom(axes: Axes, share: float) -> None:
 
 
 def zero_line(axes: Axes, *, upright: bool) -> None:
-    """Draw the line of no difference."""
+    """Draw the line at difference 0."""
     (axes.axvline if upright else axes.axhline)(0, color=INK, linewidth=0.8)

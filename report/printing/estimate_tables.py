@@ -16,7 +16,7 @@ from kvdrift.stats.bootstrap import EXPLORATORY, PRESPECIFIED, SEEN
 from kvdrift.stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
 from kvdrift.stats.registry import DIFFERENCE, Scale
 
-NOISE_FLOOR = "noise floor"  # printed under the name of an action that differs by numerics alone
+NOISE_FLOOR = "noise floor"  # printed under the name of an action that differs by rounding or repetition alone
 
 _STANDINGS = {
     PRESPECIFIED: "prespecified primary endpoints, family-adjusted",
@@ -67,7 +67,7 @@ class QuantityColumns:
     @property
     def heads(self) -> list[Column]:
         """The head of each column: label, unit and meaning of its quantity."""
-        return [one.column for one in columns_of(*self.estimates)]
+        return [column.column for column in columns_of(*self.estimates)]
 
     @property
     def cells(self) -> list[list[Cell]]:
@@ -108,24 +108,26 @@ def action_table(
 
     If a baseline is given, the quantities are contrasts to the baseline. The pooled rows have no heading. ``note``
     precedes the note on the intervals; ``records`` replace the estimates in the CSV file. ``under`` has
-    words to stand below the name of an action.
+    the words below the name of an action.
     """
     places = [(stratum, action) for stratum in strata for action in actions]
-    found = {
-        column: [estimates.get(column.quantity, action, baseline, stratum=own, x=column.x) for own, action in places]
+    column_estimates = {
+        column: [
+            estimates.get(column.quantity, action, baseline, stratum=stratum, x=column.x) for stratum, action in places
+        ]
         for column in columns if isinstance(column, EstimateColumn)
     }  # fmt: skip
-    listed = [entry for row in zip(*found.values(), strict=True) for entry in row]
+    listed = [entry for row in zip(*column_estimates.values(), strict=True) for entry in row]
     mark = marks(listed)
     cells = [
-        estimate_cells(found[column], column.scale, mark)
+        estimate_cells(column_estimates[column], column.scale, mark)
         if isinstance(column, EstimateColumn)
         else [column.cells.get(place, Cell(MISSING)) for place in places]
         for column in columns
     ]
     rows = [
-        table_row(Cell(action, under.get(action, "")), *own, group="" if stratum == POOLED else stratum)
-        for (stratum, action), own in zip(places, zip(*cells, strict=True), strict=True)
+        table_row(Cell(action, under.get(action, "")), *row_cells, group="" if stratum == POOLED else stratum)
+        for (stratum, action), row_cells in zip(places, zip(*cells, strict=True), strict=True)
     ]
     records = records or tuple(entry.as_row() for entry in listed) or (dict.fromkeys(ESTIMATE_COLUMNS),)
     heads = (label_column("action"), *(column.column for column in columns))
@@ -171,14 +173,17 @@ def contrast_rows_table(
         abreast = _ABREAST
         columns = (
             label_column("action"),
-            *(Column(one.label, one.scale.sign, of) for one, of in zip(known, meanings, strict=True)),
+            *(
+                Column(quantity.label, quantity.scale.sign, meaning)
+                for quantity, meaning in zip(known, meanings, strict=True)
+            ),
         )
-        rows = [table_row(action, *own) for action, *own in zip(actions, *shown.cells, strict=True)]
+        rows = [table_row(action, *row_cells) for action, *row_cells in zip(actions, *shown.cells, strict=True)]
     else:
         columns = (label_column("quantity"), label_column("unit"), *(Column(action) for action in actions))
         rows = [
-            table_row(Cell(one.label, of), Cell(one.scale.sign), *own)
-            for one, of, own in zip(known, meanings, shown.cells, strict=True)
+            table_row(Cell(quantity.label, meaning), Cell(quantity.scale.sign), *row_cells)
+            for quantity, meaning, row_cells in zip(known, meanings, shown.cells, strict=True)
         ]
     note = f"Differences to {baseline}. {shown.note}"
     records = tuple(entry.as_row() for entry in shown.listed)
@@ -215,8 +220,8 @@ def status_note(estimates: Iterable[Estimate]) -> str:
         levels = sorted({row.level for row in bounded if row.standing == standing and row.level is not None})
         if levels:
             together = all(row.quantity in SIMULTANEOUS_OF.values() for row in bounded)
-            said = "exploratory, simultaneous" if together else words
-            parts.append(f"{mark[standing]} {said} {' and '.join(map(level, levels))} intervals".lstrip())
+            standing_words = "exploratory, simultaneous" if together else words
+            parts.append(f"{mark[standing]} {standing_words} {' and '.join(map(level, levels))} intervals".lstrip())
     because = [
         *([f"from fewer than {FEW_CLUSTERS} clusters of documents"] * any(row.of_few_clusters for row in bounded)),
         *(["decided by a few documents"] * any(row.is_skewed for row in bounded)),

@@ -1,4 +1,4 @@
-"""Numbers and counts as people read them: percent, points, tokens, bytes, seconds, intervals, and lists of words.
+"""Numbers and counts as text for readers: percent, points, tokens, bytes, seconds, intervals, and lists of words.
 
 A missing number is an en dash, a negative one has a minus sign and not a hyphen, and zero has no sign.
 """

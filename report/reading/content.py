@@ -58,7 +58,7 @@ class PublishedStudy:
     verdicts: dict[tuple[str, str, str], PublishedVerdict] = field(default_factory=dict)
     # documents and paths of a branch cohort, by stratum and action
     support: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    # a sentence for the page if the paper has this model and these actions, but other windows or another law
+    # a sentence for the page if the paper has this model and these actions, but other windows or another sampling
     mismatch: str = ""
 
 
@@ -79,11 +79,11 @@ def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
 
 
 def _measured_with(facts: Facts) -> str:
-    """Return in which way the paper measured other than the study, in words; empty if in no way."""
+    """Describe how the paper's measurements differ from the study's; empty if they do not."""
     if facts.windows != _WINDOWS:
         what = "the default windows" if facts.windows.horizon == _WINDOWS.horizon else "another horizon"
         return f"{what} and a horizon of {_WINDOWS.horizon} tokens"
-    return FULL_SOFTMAX.words if facts.other_law else ""
+    return FULL_SOFTMAX.words if facts.other_sampling else ""
 
 
 def is_model(model: str, published: str | None) -> bool:
@@ -184,7 +184,7 @@ class PageContent:
         return [
             stratum
             for stratum in self.facts.strata
-            if all(self.estimates.get("mismatch", one, stratum=stratum).estimate is None for one in self.actions)
+            if all(self.estimates.get("mismatch", action, stratum=stratum).estimate is None for action in self.actions)
         ]
 
     def pooled(self, view: str, **equal: object) -> list[ViewRow]:
@@ -232,12 +232,12 @@ def _split(source: StudyRows) -> str:
     raise InputError(f"study '{source.study}' has no derived trajectories yet; 'kvdrift derive' makes them")
 
 
-def _baseline(facts: Facts, estimates: ReportedEstimates, asked: str | None) -> tuple[str, str]:
+def _baseline(facts: Facts, estimates: ReportedEstimates, requested: str | None) -> tuple[str, str]:
     """Return the baseline, and the reason for it."""
-    if asked is not None:
-        if asked not in facts.compared:
-            raise InputError(f"no action '{asked}' in study '{facts.study}'; {nearest(asked, facts.compared)}")
-        return asked, "as requested"
+    if requested is not None:
+        if requested not in facts.compared:
+            raise InputError(f"no action '{requested}' in study '{facts.study}'; {nearest(requested, facts.compared)}")
+        return requested, "as requested"
     planned = facts.plan.content.get("baseline") if facts.plan else None
     if planned in facts.compared:
         return str(planned), "as the plan says"

@@ -31,23 +31,23 @@ class ViewSource(Protocol):
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
         """Return the rows of ``view``, in order of its grain, whose columns equal the given values.
 
-        A list stands for any of its values. The rows have the given ``columns``, by default all of the view's.
+        A list matches any of its values. The rows have the given ``columns``, by default all of the view's.
         """
         ...
 
 
 def installed_versions() -> dict[str, str]:
     """Return the installed versions of the libraries that make the page's numbers and figures."""
-    found = {}
+    versions = {}
     for name in ("kvdrift", "duckdb", "matplotlib", "numpy", "pyarrow", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a page says of the store: its name, the version of each table, library versions, and what waits."""
+    """Facts about the store on the page: its name, table versions, library versions, and waiting replicates."""
 
     store: str = ""
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -179,8 +179,8 @@ class ReportedEstimates:
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED, x: int | None = None
     ) -> Estimate:
         """Return one estimate; without a number if it is missing."""
-        found = self._series.get((quantity, stratum, action, baseline), {}).get(x)
-        return found or Estimate(stratum, action, baseline, quantity, x)
+        estimate = self._series.get((quantity, stratum, action, baseline), {}).get(x)
+        return estimate or Estimate(stratum, action, baseline, quantity, x)
 
     def profile(
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED
@@ -219,9 +219,9 @@ class ReportedEstimates:
         """Return these estimates with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
         rows = {(row.quantity, row.stratum, row.action, row.baseline, row.x): row for row in self.all()}
         for place in rows.keys() & published.keys():
-            found = published[place]
+            number = published[place]
             rows[place] = replace(
-                rows[place], published=found.value, published_low=found.low, published_high=found.high
+                rows[place], published=number.value, published_low=number.low, published_high=number.high
             )
         made = ReportedEstimates(rows.values())
         made.stale = self.stale
@@ -282,7 +282,9 @@ def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions
     """Tell whether every action has all quantities; contrasts must be against the same baseline, whichever."""
     baselines: list[str | None] = list(actions) if quantities[0].kind == "contrast" else [None]
     return any(
-        all(analyzed.has(one.name, action, base) for one in quantities for action in actions if action != base)
+        all(
+            analyzed.has(quantity.name, action, base) for quantity in quantities for action in actions if action != base
+        )
         for base in baselines
     )
 

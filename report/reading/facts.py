@@ -168,8 +168,8 @@ class Facts:
         return any(section.get("chat_template") for section in sections)
 
     @property
-    def other_law(self) -> str:
-        """The law in words if it is not the full softmax at temperature 1; else empty."""
+    def other_sampling(self) -> str:
+        """The sampling in words if it is not the full softmax at temperature 1; else empty."""
         return "" if self.sampling is None else self.sampling.other_words
 
     @property
@@ -184,17 +184,17 @@ class Facts:
         return [action for action in self.compared if action not in planned]
 
     def described(self, action: str) -> str:
-        """Return what an action does, in words; empty if unknown."""
+        """Describe what an action does; empty if unknown."""
         return next((described_action(row) for row in self.actions if row["action"] == action), "")
 
     @property
     def noise_floors(self) -> list[str]:
-        """The actions that have the whole cache: an engine's repeat, and those that compute it in another way."""
+        """Actions that keep the whole cache: an engine's repeat, and those that compute the cache in another way."""
         return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
 
     @property
     def kernel_floors(self) -> list[str]:
-        """The noise floors that compute in another way, which show what rounding alone does."""
+        """The noise floors that compute the cache in another way; they show the effect of rounding alone."""
         return [name for name in self.noise_floors if not (self.engine and name == FLOOR_ACTION)]
 
     @property
@@ -204,7 +204,7 @@ class Facts:
 
     @property
     def own_weights(self) -> bool:
-        """Whether any action has other weights than the reference."""
+        """Whether the weights of any action differ from the reference's."""
         return any(row["weights"] is not None for row in self.actions)
 
     @property
@@ -235,7 +235,7 @@ class Facts:
 
     @property
     def finite(self) -> bool:
-        """Whether the model is one of finite-state systems: no prompts, no cache, every law known."""
+        """Whether the model consists of finite-state systems: no prompts, no cache, all distributions known."""
         return any(row["selector"] == FINITE_STATE for row in self.actions)
 
     @property
@@ -249,8 +249,8 @@ class Facts:
 
     def clusters(self, split: str, stratum: str | None = None) -> int:
         """Return the number of clusters of documents of a split, in one stratum or in all."""
-        own = (row for row in self.documents if row["split"] == split and stratum in {None, row["stratum"]})
-        return len({row["cluster"] or row["doc"] for row in own})
+        rows = (row for row in self.documents if row["split"] == split and stratum in {None, row["stratum"]})
+        return len({row["cluster"] or row["doc"] for row in rows})
 
     def times_bytes(self, action: str, other: str) -> float | None:
         """Return the ratio of two actions' prompt caches in bytes, over the documents of both; None if unknown.
@@ -287,7 +287,7 @@ class Facts:
         return self.same_weights(action, other) or (mine is not None and theirs is not None and mine <= theirs)
 
     def bytes_of(self, *actions: str) -> str:
-        """Name the bytes that some actions are compared by, which are those of the cache alone if weights differ."""
+        """Name the bytes by which actions are compared: of the cache alone if their weights differ."""
         return "bytes" if len({self.weights(action) for action in actions}) < 2 else "bytes of cache"
 
     def same_bytes(self, action: str, other: str) -> int | None:
@@ -343,22 +343,22 @@ def read_facts(source: StudyRows) -> Facts:
 
 
 def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:
-    found: dict[str, list[ViewRow]] = {action["action"]: [] for action in actions if action["control"]}
+    by_action: dict[str, list[ViewRow]] = {action["action"]: [] for action in actions if action["control"]}
     for row in source.of("controls"):  # one control for each split
-        found[row["action"]].append(row)
+        by_action[row["action"]].append(row)
     controls = []
-    for action, rows in found.items():
+    for action, rows in by_action.items():
         documents, pairs, moved = (sum(row[name] for row in rows) for name in ("documents", "pairs", "moved_pairs"))
         controls.append(Control(action, documents, pairs, zero=not moved))
     return controls
 
 
-def _engine(said: dict[str, Any]) -> str:
+def _engine(reported: dict[str, Any]) -> str:
     """Describe an engine: its name, the library, the reference's settings, and the settings that actions change."""
-    named = ", ".join(str(said[key]) for key in ("engine", "library", "build") if said.get(key))
-    settings = ", ".join(f"{name} {str(value).lower()}" for name, value in (said.get("reference") or {}).items())
-    environment = ", ".join(f"{name}={value}" for name, value in (said.get("environment") or {}).items())
-    server = said.get("reference_said") or {}
+    named = ", ".join(str(reported[key]) for key in ("engine", "library", "build") if reported.get(key))
+    settings = ", ".join(f"{name} {str(value).lower()}" for name, value in (reported.get("reference") or {}).items())
+    environment = ", ".join(f"{name}={value}" for name, value in (reported.get("environment") or {}).items())
+    server = reported.get("reference_said") or {}
     served = " ".join(str(server[key]) for key in ("server", "version", "build_info") if server.get(key))
     parts = (
         named,

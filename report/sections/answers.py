@@ -24,19 +24,19 @@ from kvdrift.stats.registry import DIFFERENCE
 PLACES = ("before", "inside", "after")
 _FEWEST = 5  # fewest actions of a correlation
 _PLACE_WORDS = {
-    "before": "of right X: the pair parts before the first token of the answer",
-    "inside": "of right X: it parts from the first to the last token of the answer",
-    "after": "of right X: it parts after the last token of the answer",
+    "before": "of right X: the pair diverges before the first token of the answer",
+    "inside": "of right X: the pair diverges from the first to the last token of the answer",
+    "after": "of right X: the pair diverges after the last token of the answer",
 }
 _RECORD_COLUMNS = (
     label_column("action"),
     Column("lost answers", "", "answers that X states and Y does not, over all pairs"),
-    Column("gone", "%", "of the lost answers: nothing of the record is kept"),
+    Column("gone", "%", "of the lost answers: no token of the record is kept"),
     Column("partly", "%", "of the lost answers: some layers or KV heads lack some of its tokens"),
     Column("whole", "%", "of the lost answers: all layers and KV heads have the record"),
-    Column("all: gone", "%", "the same of all answers of the documents, lost or not"),
-    Column("all: partly", "%", "likewise"),
-    Column("all: whole", "%", "likewise"),
+    Column("all: gone", "%", "the same share of all answers of the documents, lost or not"),
+    Column("all: partly", "%", "the same share of all answers, lost or not"),
+    Column("all: whole", "%", "the same share of all answers, lost or not"),
 )
 _RECORD_SHARES = ("lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
 

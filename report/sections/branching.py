@@ -69,12 +69,12 @@ class Depths:
 
     def ordered_from(self, action: str) -> int | None:
         """Return the least depth from which on action and baseline are ordered at all depths; None if there is none."""
-        found = None
+        least_depth = None
         for row in reversed(self.orderings.get(action, [])):
             if not row["ordered"]:
                 break
-            found = int(row["depth"])
-        return found
+            least_depth = int(row["depth"])
+        return least_depth
 
 
 def depth_section(content: PageContent) -> Section:
@@ -99,8 +99,8 @@ def read_depths(content: PageContent) -> Depths:
 def by_depth(rows: Sequence[ViewRow], actions: Sequence[str]) -> dict[str, list[ViewRow]]:
     """Return the rows of each action by depth, in the order of ``actions``; actions without rows are left out."""
     ordered = sorted(rows, key=lambda row: int(row["depth"]))
-    found = {action: [row for row in ordered if row["action"] == action] for action in actions}
-    return {action: own for action, own in found.items() if own}
+    by_action = {action: [row for row in ordered if row["action"] == action] for action in actions}
+    return {action: action_rows for action, action_rows in by_action.items() if action_rows}
 
 
 def selected_depths(windows: Windows) -> list[int]:
@@ -132,7 +132,7 @@ def depth_table(intervals: Mapping[str, Sequence[ViewRow]], windows: Windows, na
         Column("most R", "%", "every position after the window a mismatch"),
         Column("midpoint", "%", "the minimax point"),
         Column("half-width", "pp", "the midpoint’s absolute risk"),
-        Column("realized tail", "pp", "what lay beyond the window: R less the least R"),
+        Column("realized tail", "pp", "mismatches beyond the window: R less the least R"),
         Column("enclosure", "%", "Hoeffding enclosure that counts the sampling of documents as well"),
     )
     levels = sorted({row["level"] for row in listed})
@@ -181,7 +181,7 @@ def depth_figure(depths: Depths, content: PageContent) -> Figure:
         position_axis(axes, windows.horizon, "depth L (tokens)")
     drawn = list(grid[above:].flat)[: len(others)]
     for axes in drawn:  # differences, too, have one scale
-        axes.set_ylim(min(one.get_ylim()[0] for one in drawn), max(one.get_ylim()[1] for one in drawn))
+        axes.set_ylim(min(panel.get_ylim()[0] for panel in drawn), max(panel.get_ylim()[1] for panel in drawn))
     for axes in grid[above:].flat[len(others) :]:
         axes.set_visible(False)
     edges = [
@@ -255,7 +255,7 @@ def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> Pr
     apart = "the difference over its standard error; values within ±2 are expected by chance"
     columns: list[EstimateColumn | CellColumn] = [
         cells("documents", "", "documents with SWRB replicates", lambda row: Cell(count(row["documents"]))),
-        cells("replicates", "", "SWRB replicates on all of them", lambda row: Cell(count(row["replicates"]))),
+        cells("replicates", "", "SWRB replicates on all these documents", lambda row: Cell(count(row["replicates"]))),
         *columns_of(*_RISKS),
         cells("difference", "pp", "R (SWRB) − R (coupled), with its standard error given the documents",
               lambda row: _difference(row)[0]),
@@ -271,7 +271,7 @@ def _gain_columns(content: PageContent, actions: Sequence[str]) -> list[Estimate
         (stratum, action): Cell(verdict(content.estimates.get("efficiency", action, stratum=stratum)))
         for stratum in (POOLED, *content.facts.strata) for action in actions
     }  # fmt: skip
-    meaning = "by evaluations: pays where the interval of the efficiency is above 1, does not pay where it is below 1"
+    meaning = "by evaluations: pays if the interval of the efficiency is above 1, does not pay if it is below 1"
     return [*columns_of(*_GAINS), CellColumn(Column("verdict", "", meaning), verdicts)]
 
 

@@ -47,7 +47,7 @@ def section(content: PageContent) -> Section | None:
 def read_calibration(content: PageContent) -> list[ViewRow]:
     """Return every candidate's row for the contrasts to the baseline, by action, then by the size of its error."""
     order = {action: place for place, action in enumerate(content.actions)}
-    found = [row for row in content.source.of("calibration", baseline=content.baseline) if row["action"] in order]
+    rows = [row for row in content.source.of("calibration", baseline=content.baseline) if row["action"] in order]
 
     def place(row: ViewRow) -> tuple[object, ...]:
         error = row["error"]
@@ -59,7 +59,7 @@ def read_calibration(content: PageContent) -> list[ViewRow]:
             list(_CANDIDATES).index(row["candidate"]),
         )
 
-    return sorted(found, key=place)
+    return sorted(rows, key=place)
 
 
 def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, published: PublishedStudy) -> PrintedTable:
@@ -167,18 +167,18 @@ def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> 
 
 def _printed(row: ViewRow, published: PublishedStudy) -> PublishedVerdict | None:
     """Return the paper's result for this contrast, observation and predictor."""
-    found = published.verdicts.get((row["action"], row["baseline"], row["observation"]))
-    return found if found is not None and found.candidate == row["candidate"] else None
+    verdict = published.verdicts.get((row["action"], row["baseline"], row["observation"]))
+    return verdict if verdict is not None and verdict.candidate == row["candidate"] else None
 
 
 def _note(rows: list[ViewRow]) -> str:
-    def said(name: str, text: Callable[[Any], str]) -> str:
+    def joined(name: str, text: Callable[[Any], str]) -> str:
         return " and ".join(text(value) for value in sorted({row[name] for row in rows}))
 
-    margins = said("margin", lambda value: fixed(100 * value, 0))
+    margins = joined("margin", lambda value: fixed(100 * value, 0))
     return (
-        f"{said('status', str).capitalize()}, {said('level', level)} intervals, margin ±{margins} pp, "
-        f"{said('documents', count)} documents of both actions."
+        f"{joined('status', str).capitalize()}, {joined('level', level)} intervals, margin ±{margins} pp, "
+        f"{joined('documents', count)} documents of both actions."
     )
 
 

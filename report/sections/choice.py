@@ -1,9 +1,9 @@
 """The actions of a study that can be recommended, decided by intervals of differences in R and by bytes.
 
 An action is ruled out if another action holds no more bytes and has surely less R: the interval of the difference lies
-below 0. Of more than two actions these intervals hold for all pairs together. An action that is left is recommended if
-its R differs surely from the R of every other action that is left. Of two recommended actions the larger diverges less,
-so that the choice is a question of bytes. An action that surely loses more than half of the right answers is not
+below 0. Of more than two actions these intervals hold for all pairs together. A remaining action is recommended if
+its R differs surely from the R of every other remaining action. Of two recommended actions the larger diverges less,
+so that bytes decide between them. An action that surely loses more than half of the right answers is not
 recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; where weights differ,
 an action with no more bytes has no more bytes of weights either. An action whose weights have an unknown number of
 bytes is not recommended.
@@ -59,8 +59,8 @@ def choose(content: PageContent) -> Choice:
     facts, estimates = content.facts, content.estimates
     candidates = by_divergence(content, [action for action in content.actions if action not in facts.noise_floors])
     less = {
-        (one, other)
-        for one in candidates for other in candidates if one != other and surely_less(estimates, one, other)
+        (action, other)
+        for action in candidates for other in candidates if action != other and surely_less(estimates, action, other)
     }  # fmt: skip
     places = {
         action: (
@@ -74,7 +74,11 @@ def choose(content: PageContent) -> Choice:
     ruled_out = {
         action: better[0]
         for action in candidates
-        if (better := [one for one in candidates if (one, action) in less and _no_more_bytes(content, one, action)])
+        if (
+            better := [
+                other for other in candidates if (other, action) in less and _no_more_bytes(content, other, action)
+            ]
+        )
     }
     left = [action for action in candidates if action not in ruled_out]
     unsettled = [(a, b) for a, b in combinations(left, 2) if (a, b) not in less and (b, a) not in less]
@@ -142,15 +146,15 @@ def _single_difference(estimates: ReportedEstimates, action: str, other: str) ->
 
 
 def _unfinished(content: PageContent) -> bool:
-    """Tell whether an evaluation lacks planned documents, or a sequential study has not stopped at a look.
+    """Tell whether an evaluation lacks planned documents, or a sequential study has not stopped at an interim look.
 
-    Intervals over a number of documents that the plan did not fix would be unplanned looks.
+    Intervals over a number of documents that the plan did not fix would be unplanned interim looks.
     """
     plan = content.facts.plan
     if plan is None or content.split != EVALUATION:
         return False
-    if looks := progress(content):
-        return not looks.stopped
+    if sequence := progress(content):
+        return not sequence.stopped
     stratum_of = {row["doc"]: row["stratum"] for row in content.facts.documents if row["split"] == EVALUATION}
     planned = [action for action in plan.content.get("actions", ()) if action in content.facts.storage]
     measured = [
@@ -181,18 +185,18 @@ def _obstacle(content: PageContent, candidates: list[str]) -> tuple[str, str] | 
     facts, estimates = content.facts, content.estimates
     moved = [control.action for control in facts.controls if not control.zero]
     unknown = any(
-        facts.same_weights(one, other) and facts.times_bytes(one, other) is None
-        for one, other in combinations(candidates, 2)
+        facts.same_weights(action, other) and facts.times_bytes(action, other) is None
+        for action, other in combinations(candidates, 2)
     )
     lacks_pairs = len(content.actions) > 2 and not estimates.pairs
     obstacles = (
-        (facts.finite, "these are systems of known laws, and no action holds any bytes", ""),
+        (facts.finite, "these are systems of known next-token distributions, and no action holds any bytes", ""),
         (not candidates, "nothing is left out or coded, so there is nothing to choose", ""),
         (bool(content.preliminary), "the study is not finished", _RUN),
         (content.split != EVALUATION, "no evaluation document has been measured yet", _RUN),
         (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number",
          "First the control must be exactly 0; a noise floor beside the control shows the effect of numerics."),
-        (_unfinished(content), "the evaluation is not finished, and a look before its end was not planned", _RUN),
+        (_unfinished(content), "the evaluation is not finished, and an earlier interim look was not planned", _RUN),
         (not estimates.have_intervals, "there are no intervals yet", _ANALYZE),
         (lacks_pairs, "there are no intervals yet that hold for all pairs of actions together", _ANALYZE),
         (bool(estimates.stale), "the estimates do not cover all events", _ANALYZE),

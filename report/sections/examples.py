@@ -27,8 +27,8 @@ def section(content: PageContent) -> Section | None:
         return None
     chosen = []
     for stratum in facts.strata[:_STRATA]:
-        own = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
-        chosen += own[:1]
+        in_stratum = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
+        chosen += in_stratum[:1]
     documents = [document for document in _documents(content, chosen) if document["examples"]]
     return (
         Section("examples", "Examples", values={"documents": documents, "other": _other(content)})
@@ -50,7 +50,7 @@ def visible(text: str) -> str:
 def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[dict[str, Any]]:
     """Read the examples of documents, all in two queries, since a query may read a file for each unit."""
     where = {"doc": [row["doc"] for row in chosen], "replicate": REPLICATE}
-    trajectories = {(found["doc"], found["action"]): found for found in content.source.of("trajectories", **where)}
+    trajectories = {(row["doc"], row["action"]): row for row in content.source.of("trajectories", **where)}
     events: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
     for event in sorted(content.source.of("events", kind=COUPLED, **where), key=lambda event: int(event["t"])):
         events[event["doc"], event["action"]].append(event)

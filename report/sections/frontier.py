@@ -24,7 +24,7 @@ _ASIDE = 9.0  # points between the marks of actions with the same bytes
 
 
 def has_bytes(content: PageContent) -> bool:
-    """Tell whether there is anything to draw: an action with known bytes and R."""
+    """Tell whether an action has known bytes and R, so that the figure can be drawn."""
     return bool(_points(content, content.actions))
 
 
@@ -63,18 +63,18 @@ def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
 
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
     """Return bytes and R of the actions for which both are known."""
-    found = {}
+    points = {}
     for action in actions:
         held, risk = content.facts.storage.get(action), content.estimates.get("mismatch", action).estimate
         if held is not None and held.mean_prompt_cache and risk is not None:
-            found[action] = (held.mean_prompt_cache, risk)
-    return found
+            points[action] = (held.mean_prompt_cache, risk)
+    return points
 
 
 def _whole(content: PageContent) -> float | None:
     """Return the mean bytes of the full cache; None without a control that is exactly 0."""
     facts = content.facts
-    moved = any(not one.zero for one in facts.controls[:1])
+    moved = any(not control.zero for control in facts.controls[:1])
     whole = None if moved or facts.whole_cache is None else facts.storage.get(facts.whole_cache)
     return None if whole is None else whole.mean_prompt_cache
 
@@ -91,8 +91,8 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
     marks, handles = [], []
     for action, (held, value) in points.items():
         risk, style = content.estimates.get("mismatch", action), styles[action]
-        alike = [other for other in points if facts.times_bytes(action, other) == 1]
-        aside = _ASIDE * (alike.index(action) - (len(alike) - 1) / 2)
+        same_bytes = [other for other in points if facts.times_bytes(action, other) == 1]
+        aside = _ASIDE * (same_bytes.index(action) - (len(same_bytes) - 1) / 2)
         fill = style.colour if action in choice.recommended or not choice.recommended else "white"
         axes.errorbar([held / factor], [100 * value], yerr=errors(risk), fmt=style.marker, color=style.colour,
                       markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
@@ -134,10 +134,10 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
 
 def sweeps_section(content: PageContent) -> Section | None:
     """Make the section on sweeps; None if no sweep has two actions, or if bytes are unknown."""
-    found = _curves(content)
-    if not found:
+    curves = _curves(content)
+    if not curves:
         return None
-    members = [member for curve in found.values() for member in curve]
+    members = [member for curve in curves.values() for member in curve]
     together = [content.estimates.get(SIMULTANEOUS_OF["mismatch"], member) for member in members]
     level = next((row.level for row in together if row.has_interval), None)
     values = {
@@ -154,15 +154,15 @@ def sweeps_figure(content: PageContent) -> Figure:
     names = ["mismatch", *(["accuracy"] if content.estimates.known("accuracy") else [])]
     figure = new_figure(WIDTH, 3.8)
     panels = figure.subplots(1, len(names), squeeze=False)[0]
-    found = _curves(content)
-    styles = action_styles([*found])
+    curves = _curves(content)
+    styles = action_styles([*curves])
     labels = {"mismatch": "R (token): positions that differ (%)", "accuracy": "accuracy of Y (%)"}
     for axes, name in zip(panels, names, strict=True):
-        for family, curve in found.items():
+        for family, curve in curves.items():
             points = [(100 * share, _reported(content, name, member)) for member, share in curve.items()]
             known = [(x, 100 * row.estimate) for x, row in points if row.estimate is not None]
-            look = styles[family]
-            style = {"marker": look.marker, "color": look.colour, "linestyle": look.dashes}
+            family_style = styles[family]
+            style = {"marker": family_style.marker, "color": family_style.colour, "linestyle": family_style.dashes}
             if known:
                 axes.plot(*zip(*known, strict=True), **style, linewidth=1.6, markersize=6)
             ends = [
@@ -171,7 +171,7 @@ def sweeps_figure(content: PageContent) -> Figure:
                 if row.has_interval and row.low is not None and row.high is not None
             ]
             if ends:
-                axes.fill_between(*zip(*ends, strict=True), color=look.colour, alpha=0.17, linewidth=0)
+                axes.fill_between(*zip(*ends, strict=True), color=family_style.colour, alpha=0.17, linewidth=0)
         if name == "accuracy":
             reference = content.estimates.get("accuracy_reference", content.baseline).estimate
             if reference is not None:
@@ -190,13 +190,13 @@ def sweeps_figure(content: PageContent) -> Figure:
 
 def _curves(content: PageContent) -> dict[str, dict[str, float]]:
     """Return the members of each sweep with their bytes as a share of the full cache, fewest bytes first."""
-    found = {}
+    curves = {}
     for family, members in families(content.actions).items():
         shares = {member: content.facts.share_of_whole(member) for member in members}
         known = {member: share for member, share in shares.items() if share is not None}
         if len(known) > 1:
-            found[family] = dict(sorted(known.items(), key=lambda one: one[1]))
-    return found
+            curves[family] = dict(sorted(known.items(), key=lambda member_share: member_share[1]))
+    return curves
 
 
 def _reported(content: PageContent, name: str, member: str) -> Estimate:

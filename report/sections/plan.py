@@ -1,7 +1,7 @@
-"""The sections on the frozen plan, the estimates that it named, and the looks of a sequential study.
+"""The sections on the frozen plan, the estimates that it named, and the interim looks of a sequential study.
 
-Endpoints and the cost curve are tables. The plan's choices are listed before the numbers
-that they rest on. Entries that a plan lacks are left out.
+Endpoints and the cost curve are tables. The plan's choices are listed before the numbers that they rest on. Entries
+that a plan lacks are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, InterimLook, Resol
 _CHOSEN = {
     "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
     "actions": "actions", "target_half_width": "target half-width (fraction, or tokens)",
-    "variance": "variance that chose K and N", "saving": "what reduced estimates save",
+    "variance": "variance that chose K and N", "saving": "saved by reduced estimates",
     "reachable": "targets reachable", "reason": "reason", "alpha": "alpha, over all primary intervals",
     "family_size": "primary intervals", "level": "level of each primary interval", "interval": "intervals",
     "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
@@ -78,7 +78,7 @@ def section(content: PageContent) -> Section:
 
 
 def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimate]) -> str:
-    """Say what was known of these primary endpoints when they were planned."""
+    """Say what was already known about these primary endpoints when they were planned."""
     if plan.get("seen"):
         return _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
     corrected = any(row["document_revision"] for row in content.source.of("documents", split="evaluation"))
@@ -174,7 +174,7 @@ def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
     )  # fmt: skip
     columns = (Column("K"), Column("N per stratum"), Column("widest half-width", "", "fraction, or tokens"),
                Column("expected time"), Column("all targets met"))  # fmt: skip
-    note = "What precision costs: the documents per stratum N that each number of replicates K needs."
+    note = "The cost of precision: the documents per stratum N that each number of replicates K needs."
     return PrintedTable("cost_curve", "Cost curve", columns, rows, note, tuple(curve))
 
 
@@ -220,16 +220,16 @@ def _root(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Progress:
-    """How many interim looks of a sequential study were taken, and with what result."""
+    """The interim looks of a sequential study that were taken, and their result."""
 
-    looks: int  # how many the plan has
-    reached: int  # the last look that was taken; 0 if there was none
-    endpoints: int  # how many primary endpoints the last look estimated
-    unresolved: int  # how many of them it did not resolve
+    looks: int  # how many interim looks the plan has
+    reached: int  # the number of the last interim look that was taken; 0 if there was none
+    endpoints: int  # how many primary endpoints the last interim look estimated
+    unresolved: int  # how many of these endpoints are unresolved
 
     @property
     def stopped(self) -> bool:
-        """Whether no further look will be taken."""
+        """Whether no further interim look will be taken."""
         return self.reached == self.looks or (self.endpoints > 0 and not self.unresolved)
 
 
@@ -258,17 +258,17 @@ def looks_section(content: PageContent) -> Section | None:
         "level": level(rows[0]["level"]) if rows else "",
         "corrected": bool(corrected),
     }
-    words = "Estimates of primary endpoints with their intervals, look by look"
+    words = "Estimates of primary endpoints with their intervals, at each interim look"
     drawings = (Drawing("sequence", words, partial(sequence_figure, rows, planned)),) if rows else ()
     tables = (sequence_table(rows, corrected),) if rows else ()
-    return Section("sequence", "Looks", tables, drawings, values)
+    return Section("sequence", "Interim looks", tables, drawings, values)
 
 
 def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tuple[str, str, str, str], float]:
     """Return the median-unbiased estimates of a study that has stopped, by endpoint.
 
-    There is no estimate before the study stops, if the width of intervals stopped it (which favours no estimate), or
-    for an interval over documents that are all alike.
+    There is no such estimate before the study stops, if the width of intervals stopped it (which favours no estimate),
+    or for an interval over documents that are all alike.
     """
     reached = max(row["look"] for row in rows)
     resolution = Resolution(planned["resolve"], planned["bound"])
@@ -279,12 +279,12 @@ def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tu
     for row in rows:
         if not row["resolved"]:
             unresolved[row["look"]].add(_endpoint(row))
-    found = {}
+    corrected = {}
     for endpoint, of_endpoint in groupby(rows, key=_endpoint):
-        own = list(of_endpoint)
-        bounded = [row for row in own if row["interval"] in _BY_ERRORS]
-        if own[-1]["look"] == reached and own[-1] in bounded:
-            said = [
+        endpoint_rows = list(of_endpoint)
+        bounded = [row for row in endpoint_rows if row["interval"] in _BY_ERRORS]
+        if endpoint_rows[-1]["look"] == reached and endpoint_rows[-1] in bounded:
+            interim_looks = [
                 InterimLook(
                     planned["looks"][row["look"] - 1]["share"],
                     row["constant"],
@@ -295,14 +295,14 @@ def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tu
                 )
                 for row in bounded
             ]
-            found[endpoint] = median_unbiased(said, resolution)
-    return found
+            corrected[endpoint] = median_unbiased(interim_looks, resolution)
+    return corrected
 
 
 def sequence_table(
     rows: list[ViewRow], corrected: Mapping[tuple[str, str, str, str], float] = MappingProxyType({})
 ) -> PrintedTable:
-    """Make the table of every endpoint at every look, in its own unit; median-unbiased estimates at the last look."""
+    """Make the table of every endpoint at every interim look, with median-unbiased estimates at the last one."""
     last = max((row["look"] for row in rows), default=0)
     lines = []
     for row in rows:
@@ -320,23 +320,25 @@ def sequence_table(
             )
         )  # fmt: skip
     columns = (
-        Column("look"), Column("documents"), Column("clusters"), Column("estimate"),
+        Column("interim look"), Column("documents"), Column("clusters"), Column("estimate"),
         *([Column("median-unbiased", "", "by the stage-wise ordering of outcomes")] if corrected else []),
-        Column("interval", "", "studentized, student (by Student’s law) or expanded percentiles", left=True),
+        Column("interval", "", "studentized, student (by Student’s t) or expanded percentiles", left=True),
         label_column("resolved"),
     )  # fmt: skip
-    return PrintedTable("sequence", "Looks at the primary endpoints", columns, tuple(lines), records=tuple(rows))
+    return PrintedTable(
+        "sequence", "Primary endpoints at the interim looks", columns, tuple(lines), records=tuple(rows)
+    )
 
 
 def sequence_figure(rows: list[ViewRow], planned: dict[str, Any]) -> Figure:
     """Draw a panel for each endpoint: its intervals by the number of documents, and the bound that resolves it."""
-    panels = [list(own) for _, own in groupby(rows, key=_endpoint)]
+    panels = [list(endpoint_rows) for _, endpoint_rows in groupby(rows, key=_endpoint)]
     across = 2 if len(panels) in {2, 4} else _PANELS
     lines = math.ceil(len(panels) / across)
     figure = new_figure(WIDTH, 0.3 + 2.5 * lines)
     axes = figure.subplots(lines, across, squeeze=False).ravel()
-    for place, own in zip(axes, panels, strict=False):
-        _panel(place, own, planned)
+    for place, endpoint_rows in zip(axes, panels, strict=False):
+        _panel(place, endpoint_rows, planned)
     for place in axes[len(panels) :]:
         place.set_visible(False)
     return figure
@@ -367,7 +369,7 @@ def _panel(axes: Axes, rows: list[ViewRow], planned: dict[str, Any]) -> None:
 
 
 def _planned(content: PageContent) -> dict[str, Any] | None:
-    """Return the plan's entry on looks; None if the study is not sequential."""
+    """Return the plan's entry on interim looks; None if the study is not sequential."""
     return content.facts.plan.content.get("sequential") if content.facts.plan else None
 
 
@@ -389,7 +391,7 @@ def _label(row: ViewRow, between: str = ": ") -> str:
 
 
 def _between(row: ViewRow, scale: Scale) -> str:
-    """Write the ends of a look's interval, with the decimals that its draws support."""
+    """Write the ends of an interim look's interval, with the decimals that its draws support."""
     low, high = row["low"] * scale.factor, row["high"] * scale.factor
     draws = 0 if row["interval"] == STUDENT else row["draws"]
     decimals = sure_decimals(low, high, 1 - 2 * NormalDist().cdf(-row["constant"]), draws, 2)

@@ -23,7 +23,7 @@ from kvdrift.schema.study.design import stratum_of
 from kvdrift.schema.study.reading import toml_table
 from kvdrift.schema.windows import Windows
 
-_OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have their own columns
+_OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that are columns of the view
 _NO_PARAMETERS = {"tova": ("window",)}  # for tova the window is always the last position
 _PLANNED = ("replicates", "target_half_width", "alpha", "interval", "variance")
 _SPLITS = (DEVELOPMENT, EVALUATION)
@@ -53,9 +53,9 @@ def documents_table(facts: Facts) -> PrintedTable:
         columns.append(Column("prompt length n", "tokens"))
     rows = []
     for stratum in (*facts.strata, None):
-        own = [document["prompt_tokens"] for document in facts.documents if stratum in {None, document["stratum"]}]
+        lengths = [document["prompt_tokens"] for document in facts.documents if stratum in {None, document["stratum"]}]
         counts = [_documents_of(facts, split, stratum) for split in _SPLITS]
-        rows.append(table_row(stratum or "all", *counts, *([] if facts.finite else [count_range(own)])))
+        rows.append(table_row(stratum or "all", *counts, *([] if facts.finite else [count_range(lengths)])))
     shared = facts.clusters(EVALUATION) < facts.count(EVALUATION)
     note = "Documents that share a question are one cluster." if shared else ""
     return PrintedTable("documents", "Systems" if facts.finite else "Documents", tuple(columns), tuple(rows), note)
@@ -69,7 +69,7 @@ def _documents_of(facts: Facts, split: str, stratum: str | None) -> Cell:
 def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     """Make the table of storage and time: actions in ``order``, then controls."""
     if facts.finite:
-        return _laws_table(facts, order)
+        return _finite_table(facts, order)
     rows = []
     coded = any(action["codec"] is not None for action in facts.actions)
     places = {name: place for place, name in enumerate(order)}
@@ -130,7 +130,7 @@ def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
     return [count_range(stored.kept_entries), *held, added, _replicates(stored), duration(stored.seconds)]
 
 
-def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
+def _finite_table(facts: Facts, order: list[str]) -> PrintedTable:
     """Make the table of finite-state actions, which store nothing: replicates and time."""
     rows = [
         table_row(action, _replicates(stored), duration(stored.seconds))
@@ -153,8 +153,9 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
     """Return the study's settings as labels and texts."""
     stored = [facts.storage[action] for action in actions if action in facts.storage]
     seconds = total(row.seconds for row in facts.storage.values())
-    laws = total(row.kernel_evaluations for row in facts.storage.values())
+    evaluations = total(row.kernel_evaluations for row in facts.storage.values())
     cost = "not recorded" if seconds is None else duration(seconds)
+    computed = f", {count(evaluations)} next-token distributions" if evaluations else ""
     branched = [total for row in stored for total in row.branchings]
     plan = "none; all estimates are exploratory"
     if facts.plan:
@@ -166,7 +167,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Device", "" if facts.engines else "; ".join(facts.devices) or "not recorded"),
         ("Documents", _counted_documents(facts)),
         ("Horizon H", f"{facts.windows.horizon} tokens"),
-        ("Law of tokens", "" if facts.sampling is None else facts.sampling.words),
+        ("Sampling", "" if facts.sampling is None else facts.sampling.words),
         ("Replicates K", count_range(value for row in stored for value in row.replicates) + " per document and action"),
         ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
          if branched else ""),
@@ -176,7 +177,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Plan", plan),
         ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
         ("Intervals", _intervals(estimates)),
-        ("Time to measure", f"{cost} for these documents" + (f", {count(laws)} next-token laws" if laws else "")),
+        ("Time to measure", f"{cost} for these documents{computed}"),
     ]  # fmt: skip
     return [(label, text) for label, text in rows if text]
 
@@ -204,9 +205,9 @@ def _intervals(estimates: ReportedEstimates) -> str:
     bounded = [row for row in estimates.all() if row.has_interval and row.level is not None]
     parts = []
     for standing in sorted({row.standing for row in bounded}):
-        own = [row for row in bounded if row.standing == standing]
-        draws = " or ".join(count(value) for value in sorted({row.draws for row in own if row.draws is not None}))
-        levels = " and ".join(level(value) for value in sorted({row.level for row in own if row.level is not None}))
+        rows = [row for row in bounded if row.standing == standing]
+        draws = " or ".join(count(value) for value in sorted({row.draws for row in rows if row.draws is not None}))
+        levels = " and ".join(level(value) for value in sorted({row.level for row in rows if row.level is not None}))
         parts.append(f"{standing}: {draws} bootstrap draws, {levels}")
     return "; ".join(parts) or "missing"
 
@@ -220,9 +221,9 @@ def _counted_documents(facts: Facts) -> str:
 def _control(control: Control) -> str:
     if not control.pairs:
         return f"{control.action}: no pairs yet"
-    found = "exactly 0" if control.zero else "NOT 0"
+    value = "exactly 0" if control.zero else "NOT 0"
     return (
-        f"{control.action}: δ and f are {found} in {count(control.pairs)} pairs on {count(control.documents)} documents"
+        f"{control.action}: δ and f are {value} in {count(control.pairs)} pairs on {count(control.documents)} documents"
     )
 
 
@@ -237,15 +238,15 @@ def study_text(facts: Facts) -> str | None:
     tables = [("[study]", content["study"]), ("[model]", content["model"])]
     for section in content["documents"]:
         stratum = stratum_of(section["stratum"], section["source"], section["length"])
-        own = {split: facts.listed.get((stratum, split), 0) for split in (DEVELOPMENT, EVALUATION)}
-        tables.append(("[[documents]]", section | own))
+        counts = {split: facts.listed.get((stratum, split), 0) for split in (DEVELOPMENT, EVALUATION)}
+        tables.append(("[[documents]]", section | counts))
     tables += [("[[actions]]", _action(row)) for row in facts.actions if not row["control"] and not _is_floor(row)]
     if facts.plan is not None:
         tables.append(("[plan]", _plan(facts.plan.content)))
     windows = asdict(facts.windows)
     if (horizon := windows.pop("horizon")) and facts.windows != Windows.of(horizon):
         tables.append(("[windows]", windows))
-    head = "# Written from the store, which keeps what a study file says and not the file.\n"
+    head = "# Written from the store, which keeps the settings of a study file and not the file.\n"
     if any(not section.get("tasks") for section in content["documents"]):
         head += "# Stores keep no paths either: give documents that were read from a file their path.\n"
     if content["model"].get("engine") == HTTP:
@@ -262,16 +263,16 @@ def _action(row: ViewRow) -> dict[str, Any]:
     weights = {} if row["weights"] is None else {"weights": row["weights"]}
     if row["settings"] is not None:
         settings = json.loads(row["settings"])
-        said = {"settings": settings} if settings or row["weights"] is None else {}
-        return {"name": row["action"], **said, **weights}
+        settings_entry = {"settings": settings} if settings or row["weights"] is None else {}
+        return {"name": row["action"], **settings_entry, **weights}
     keep = int(row["keep"]) if str(row["keep"]).isdigit() else row["keep"]
     action: dict[str, Any] = {"name": row["action"], **weights, "keep": keep}
     if row["policy"]:
         return action | {"policy": _named(row["policy"], row["policy_parameters"])}
     columns = [name for name in _OWN_COLUMNS if row[name] and name not in _NO_PARAMETERS.get(row["selector"], ())]
-    own: dict[str, Any] = {name: row[name] for name in columns} | json.loads(row["parameters"] or "{}")
+    parameters: dict[str, Any] = {name: row[name] for name in columns} | json.loads(row["parameters"] or "{}")
     codec = {"codec": _named(row["codec"], row["codec_parameters"])} if row["codec"] else {}
-    return action | {"selector": row["selector"]} | own | codec
+    return action | {"selector": row["selector"]} | parameters | codec
 
 
 def _named(name: str, parameters: str | None) -> str | dict[str, Any]:
@@ -303,7 +304,7 @@ def provenance(content: PageContent) -> Section:
         f"study {facts.study_sha256[:12]}" if facts.study_sha256 else "",
         f"plan {facts.plan.sha256[:12]}" if facts.plan else "",
         f"seed {facts.seed}" if facts.seed is not None else "",
-        facts.other_law,
+        facts.other_sampling,
         "; ".join(facts.devices),
     ]
     line = ", ".join(part for part in what if part)
@@ -334,11 +335,11 @@ def _versions(versions: Mapping[str, object]) -> str:
 
 
 def _batches(multiple: str) -> str:
-    """Say to how many rows decoding pads its batches at most; several numbers if unlike machines made units."""
+    """Say to how many rows decoding pads its batches at most; several numbers if different machines made units."""
     numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
     if not numbers:
         return ""
     return (
-        f"padded to a multiple of {' or of '.join(numbers)} rows, or of fewer if a test of this model and machine "
-        "found these to be enough, so that batch size cannot change results"
+        f"padded to a multiple of {' or of '.join(numbers)} rows, or of fewer rows if a test of this "
+        "model and machine found fewer to be enough, so that batch size cannot change results"
     )

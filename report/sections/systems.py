@@ -1,7 +1,7 @@
 """The section on finite-state systems, whose exact quantities are known by enumeration, beside their estimates.
 
-The paper's systems (fig. "swrb-validation") are other draws of the same family: so its points are compared as a whole,
-never individually. They are shown if the model has their name (``binary-24``) and the horizon is the paper's.
+The paper's systems (fig. "swrb-validation") are other draws of the same family, so their points are compared as a
+whole, never individually. They are shown if the model has their name (``binary-24``) and the horizon is the paper's.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class System:
 
 @dataclass(frozen=True)
 class Systems:
-    """A study's finite-state systems, none for other models, and the paper's printed systems."""
+    """A study's finite-state systems (none for other models), and the paper's printed systems."""
 
-    own: list[System] = field(default_factory=list)
+    measured: list[System] = field(default_factory=list)
     published: list[System] = field(default_factory=list)
     published_ratios: list[float] = field(default_factory=list)
     printed: dict[str, float] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class Systems:
     @property
     def ratios(self) -> list[float]:
         """Variance ratios of the systems that have one, ascending."""
-        return sorted(system.variance_ratio for system in self.own if system.variance_ratio is not None)
+        return sorted(system.variance_ratio for system in self.measured if system.variance_ratio is not None)
 
     @property
     def exact_ratios(self) -> list[float]:
         """Exact variance ratios of the systems that have one, ascending."""
-        return sorted(ratio for ratio in (system.exact_ratio for system in self.own) if ratio is not None)
+        return sorted(ratio for ratio in (system.exact_ratio for system in self.measured) if ratio is not None)
 
 
 def read_systems(content: PageContent) -> Systems:
@@ -87,26 +87,26 @@ def read_systems(content: PageContent) -> Systems:
     enumerated: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for row in exact_values:
         enumerated[row["action"], row["doc"]][row["quantity"]] = row["value"]
-    found: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
+    by_system: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
     for row in rows:
-        found[row["action"], row["doc"]].append(row)
-    own = []
-    for (action, doc), members in sorted(found.items(), key=lambda item: tuple(map(natural, item[0]))):
+        by_system[row["action"], row["doc"]].append(row)
+    systems = []
+    for (action, doc), members in sorted(by_system.items(), key=lambda item: tuple(map(natural, item[0]))):
         exact, stratum = members[0]["exact_risk"], members[0]["stratum"]
         estimates = {row["estimator"]: row["risk"] for row in members}
         variances = {row["estimator"]: row["risk_variance"] for row in members if row["risk_variance"] is not None}
         counts = {row["estimator"]: row["replicates"] for row in members}
         errors = {estimator: (variance / counts[estimator]) ** 0.5 for estimator, variance in variances.items()}
         ratio, others = gains.get((action, doc)), enumerated[action, doc]
-        own.append(System(doc, exact, estimates, action, stratum, variances, errors, ratio, others))
-    return _with_published(own, content)
+        systems.append(System(doc, exact, estimates, action, stratum, variances, errors, ratio, others))
+    return _with_published(systems, content)
 
 
-def _with_published(own: list[System], content: PageContent) -> Systems:
+def _with_published(systems: list[System], content: PageContent) -> Systems:
     if content.windows.horizon != _HORIZON:
-        return Systems(own)
-    found = content.source.views.rows("published", study=_STUDY).to_pylist()
-    rows = [row for row in found if is_model(content.facts.model, row["model"])]
+        return Systems(systems)
+    published_rows = content.source.views.rows("published", study=_STUDY).to_pylist()
+    rows = [row for row in published_rows if is_model(content.facts.model, row["model"])]
     by_system: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if row["stratum"] is not None:
@@ -117,13 +117,13 @@ def _with_published(own: list[System], content: PageContent) -> Systems:
     ]
     ratios = sorted(row["value"] for row in rows if row["quantity"] == "variance_ratio_sorted")
     printed = {row["quantity"]: row["value"] for row in rows if row["stratum"] is None and row["x"] is None}
-    return Systems(own, published, ratios, printed)
+    return Systems(systems, published, ratios, printed)
 
 
 def section(content: PageContent) -> Section | None:
     """Make the section on systems of known risk; None without such systems."""
     systems = read_systems(content)
-    if not systems.own:
+    if not systems.measured:
         return None
     made = (validation_table(systems, content.estimates), systems_table(systems))
     words = "Estimates against exact risks, and sorted variance ratios, of systems known by enumeration"
@@ -137,20 +137,20 @@ def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedT
     """Make the table of variance ratios, evaluations, efficiency: measured, exact, the paper's; None without SWRB."""
     if not systems.ratios:
         return None
-    both = [one.variances for one in systems.own if len(one.variances) == len(ESTIMATORS)]
-    smaller = sum(one[SWRB] < one[PLAIN] for one in both)
-    own, exact, theirs = systems.ratios, systems.exact_ratios, systems.published_ratios
-    zero = f"of the {len(own)} systems where SWRB’s is not 0" if len(own) < len(both) else ""
+    both = [system.variances for system in systems.measured if len(system.variances) == len(ESTIMATORS)]
+    smaller = sum(variances[SWRB] < variances[PLAIN] for variances in both)
+    ratios, exact, theirs = systems.ratios, systems.exact_ratios, systems.published_ratios
+    zero = f"of the {len(ratios)} systems where SWRB’s is not 0" if len(ratios) < len(both) else ""
     rows: list[tuple[Cell | str, ...]] = [
         ("systems with a smaller variance by SWRB", f"{smaller} of {len(both)}", _share(exact), _share(theirs))
     ]
     for name, of, key in (("least", min, "min"), ("median", statistics.median, "median"), ("greatest", max, "max")):
         enumerated, printed = of(exact) if exact else None, systems.printed.get(f"variance_ratio_{key}")
-        values = (significant(value) for value in (of(own), enumerated, printed))
+        values = (significant(value) for value in (of(ratios), enumerated, printed))
         rows.append((Cell(f"variance ratio, {name}", zero), *values))
-    actions = sorted({system.action for system in systems.own}, key=natural)
+    actions = sorted({system.action for system in systems.measured}, key=natural)
     for action in actions:
-        members = [system for system in systems.own if system.action == action]
+        members = [system for system in systems.measured if system.action == action]
         variance = _ratio_of_means(members, "plain_variance", "swrb_variance")
         cost = _ratio_of_means(members, "swrb_evaluations", "plain_evaluations")
         gain = variance / cost if variance is not None and cost else None
@@ -175,27 +175,29 @@ def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedT
 
 def systems_table(systems: Systems) -> PrintedTable:
     """Make the table of exact and estimated risks, with each estimate's distance in its own standard errors."""
-    listed = [("this study", one) for one in systems.own] + [("published", one) for one in systems.published]
+    listed = [("this study", system) for system in systems.measured] + [
+        ("published", system) for system in systems.published
+    ]
     lines, records = [], []
-    for group, one in listed:
+    for group, system in listed:
         ratio = Cell(
-            significant(one.variance_ratio),
-            f"exactly {significant(one.exact_ratio)}" if one.exact_ratio is not None else "",
+            significant(system.variance_ratio),
+            f"exactly {significant(system.exact_ratio)}" if system.exact_ratio is not None else "",
         )
         lines.append(
             table_row(
-                f"{one.doc} · {one.action}" if one.action and one.action != one.doc else one.doc,
-                fixed(100 * one.exact, 2),
-                *(_estimate_cell(one, estimator) for estimator in ESTIMATORS),
+                f"{system.doc} · {system.action}" if system.action and system.action != system.doc else system.doc,
+                fixed(100 * system.exact, 2),
+                *(_estimate_cell(system, estimator) for estimator in ESTIMATORS),
                 ratio,
                 group=group if systems.published else "",
             )
         )
         records.append({
-            "source": group, "action": one.action or None, "doc": one.doc, "exact_risk": one.exact,
-            **{f"{estimator}_risk": one.estimates.get(estimator) for estimator in ESTIMATORS},
-            **{f"{estimator}_variance": one.variances.get(estimator) for estimator in ESTIMATORS},
-            "variance_ratio": one.variance_ratio, "exact_variance_ratio": one.exact_ratio,
+            "source": group, "action": system.action or None, "doc": system.doc, "exact_risk": system.exact,
+            **{f"{estimator}_risk": system.estimates.get(estimator) for estimator in ESTIMATORS},
+            **{f"{estimator}_variance": system.variances.get(estimator) for estimator in ESTIMATORS},
+            "variance_ratio": system.variance_ratio, "exact_variance_ratio": system.exact_ratio,
         })  # fmt: skip
     mean = "mean of its replicates; under it the error in standard errors"
     columns = (
@@ -225,11 +227,11 @@ def _ratio_of_means(systems: Sequence[System], above: str, below: str) -> float 
     return means[0] / means[1] if means[1] else None
 
 
-def _estimate_cell(one: System, estimator: str) -> Cell:
-    value, error = one.estimates.get(estimator), one.errors.get(estimator)
+def _estimate_cell(system: System, estimator: str) -> Cell:
+    value, error = system.estimates.get(estimator), system.errors.get(estimator)
     if value is None:
         return Cell(MISSING)
-    apart = f"{fixed((value - one.exact) / error, 1)} std errors" if error else ""
+    apart = f"{fixed((value - system.exact) / error, 1)} std errors" if error else ""
     return Cell(fixed(100 * value, 2), apart)
 
 
@@ -243,7 +245,7 @@ def systems_figure(systems: Systems) -> Figure:
     _risks(grid[0], systems)
     if systems.ratios:
         _ratios(grid[1], systems)
-    used = {estimator for one in (*systems.own, *systems.published) for estimator in one.estimates}
+    used = {estimator for system in (*systems.measured, *systems.published) for estimator in system.estimates}
     handles = [
         legend_line(label, linestyle="none", marker=marker, color=colour, markersize=5.5)
         for estimator, (colour, marker, label) in _STYLES.items() if estimator in used
@@ -257,13 +259,17 @@ def systems_figure(systems: Systems) -> Figure:
 
 
 def _risks(axes: Axes, systems: Systems) -> None:
-    seen = [100 * value for one in (*systems.own, *systems.published) for value in (one.exact, *one.estimates.values())]
+    seen = [
+        100 * value
+        for system in (*systems.measured, *systems.published)
+        for value in (system.exact, *system.estimates.values())
+    ]
     top = 1.05 * max(seen) or 1.0  # for systems that never diverge
     axes.plot([0, top], [0, top], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     for estimator, (colour, marker, _) in _STYLES.items():
-        for members, filled in ((systems.published, False), (systems.own, True)):
-            known = [one for one in members if estimator in one.estimates]
-            x, y = [100 * one.exact for one in known], [100 * one.estimates[estimator] for one in known]
+        for members, filled in ((systems.published, False), (systems.measured, True)):
+            known = [system for system in members if estimator in system.estimates]
+            x, y = [100 * system.exact for system in known], [100 * system.estimates[estimator] for system in known]
             axes.plot(x, y, linestyle="none", marker=marker, **_filling(colour, filled=filled))
     for axis in (axes.xaxis, axes.yaxis):
         round_ticks(axis)

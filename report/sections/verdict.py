@@ -31,7 +31,7 @@ from kvdrift.stats.registry import Scale
 
 RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
 _MOST = 3  # most actions that a sentence names
-_FURTHER = 25.0  # beyond so many times the documents, more of them are no way to settle a difference
+_FURTHER = 25.0  # never suggest more than 25 times the documents
 
 
 def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
@@ -100,9 +100,11 @@ def _weights(content: PageContent, order: list[str]) -> CellColumn:
     whole = None if facts.whole_cache is None else facts.weight_bytes(facts.whole_cache)
     cells = {}
     for action in order:
-        own = facts.weight_bytes(action)
-        under = "" if own is None or not whole else f"{fixed(100 * own / whole, 0)}% of the reference’s"
-        cells[POOLED, action] = Cell(size(own), under)
+        weight_bytes = facts.weight_bytes(action)
+        under = (
+            "" if weight_bytes is None or not whole else f"{fixed(100 * weight_bytes / whole, 0)}% of the reference’s"
+        )
+        cells[POOLED, action] = Cell(size(weight_bytes), under)
     return CellColumn(Column("weights", "", "bytes of the files with the weights of the action’s side"), cells)
 
 
@@ -126,11 +128,11 @@ def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellCol
     """Make the column of verdicts: the action that rules each out, and the level and status of the interval."""
     cells, near_floors = {}, not_distinguished(content)
     for action in order:
-        said, further = verdict_of(content, choice, action)
+        verdict, further = verdict_of(content, choice, action)
         added = "added after the plan" if action in content.facts.added else ""
         near = "" if action not in near_floors else f"not distinguished from {listed(near_floors[action])}"
         cells[POOLED, action] = Cell(
-            said, ", ".join(filter(None, (further, _standing_behind(content, choice, action), near, added)))
+            verdict, ", ".join(filter(None, (further, _standing_behind(content, choice, action), near, added)))
         )
     both = " of cache and of weights" if content.facts.own_weights else ""
     meaning = (
@@ -152,7 +154,7 @@ def _whole_row(content: PageContent, control: str, columns: int) -> TableRow:
     """Make the row of the full cache, whose differences are 0."""
     facts = content.facts
     held = facts.storage.get(control)
-    known = next(one for one in facts.controls if one.action == control)
+    known = next(row for row in facts.controls if row.action == control)
     exact = Cell("0", "exactly") if known.pairs and known.zero else Cell(MISSING)
     cells = [Cell(control, "control" if facts.finite else "full cache, control"), Cell(MISSING)]
     if not facts.finite:
@@ -220,8 +222,8 @@ class Recommendation:
     """The page's recommendation in words."""
 
     lead: str  # the recommended actions with their bytes, or why there are none
-    reasons: list[str]  # what rounding and repetition alone do, and the actions not distinguished from that
-    settles: list[str]  # what would settle open questions, or confirm the recommendation
+    reasons: list[str]  # the effect of rounding and repetition alone, and actions not distinguished from it
+    settles: list[str]  # how to settle open questions, or to confirm the recommendation
     open: bool = True  # whether a pair is not settled, or nothing is recommended
 
 
@@ -247,7 +249,7 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     if choice.obstacle:
         lead = f"No action can be recommended: {choice.obstacle}."
         return Recommendation(lead, reasons, [choice.remedy] if choice.remedy else [])
-    rows = [difference(content.estimates, *pair) for own in choice.deciding.values() for pair in own]
+    rows = [difference(content.estimates, *pair) for pairs in choice.deciding.values() for pair in pairs]
     parts = [f"Recommended: {_some([f'{action} ({_held(content, action)})' for action in choice.recommended])}"]
     if not choice.recommended:
         parts = ["No action can be recommended"]
@@ -285,13 +287,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _few_clusters(content: PageContent) -> Iterator[str]:
-    few = [name for name in content.facts.strata if content.facts.clusters(content.split, name) < FEW_IN_STRATUM]
-    if few:
-        yield f"Fewer than {FEW_IN_STRATUM} clusters in {listed(few)}: intervals may be too narrow."
+    small_strata = [
+        name for name in content.facts.strata if content.facts.clusters(content.split, name) < FEW_IN_STRATUM
+    ]
+    if small_strata:
+        yield f"Fewer than {FEW_IN_STRATUM} clusters in {listed(small_strata)}: intervals may be too narrow."
 
 
 def _floors(content: PageContent) -> Iterator[str]:
-    """Describe what repetition and rounding alone do, and name the actions not distinguished from either."""
+    """Describe the effect of repetition and rounding alone, and name actions not distinguished from it."""
     facts, floors = content.facts, content.facts.noise_floors
     for name in floors:
         risk, distance = content.estimates.get("mismatch", name), content.estimates.get("rollout_tv", name).estimate
@@ -301,10 +305,10 @@ def _floors(content: PageContent) -> Iterator[str]:
             what = "a second run of the reference with streams of its own"
         else:
             what = facts.described(name) if facts.engine else "the whole cache, computed in another way"
-        delta = f"mean δ {distance:.1e}" if distance else "δ = 0 exactly, which says nothing of rounding"
+        delta = f"mean δ {distance:.1e}" if distance else "δ = 0 exactly, which says nothing about rounding"
         yield f"{name}: {what}; R {in_text(risk, Scale.PERCENT)}{grounds_of([risk])}, {delta}."
     if facts.engine and not facts.kernel_floors:
-        yield "No kernel floor was measured: what rounding alone does is not known."
+        yield "No kernel floor was measured: the effect of rounding alone is not known."
     near = not_distinguished(content)
     larger = max(floors, key=lambda name: content.estimates.get("mismatch", name).estimate or 0.0, default="")
     for floor in sorted(floors, key=lambda name: name != larger):
@@ -316,7 +320,7 @@ def _floors(content: PageContent) -> Iterator[str]:
 
 def deciding_table(content: PageContent, choice: Choice) -> PrintedTable | None:
     """Make the table of the differences in R that decide, grouped by what their intervals say; None without any."""
-    pairs = [(says, *pair) for says, own in choice.deciding.items() for pair in own]
+    pairs = [(says, *pair) for says, group_pairs in choice.deciding.items() for pair in group_pairs]
     if not pairs:
         return None
     rows = [difference(content.estimates, action, other) for _, action, other in pairs]
@@ -337,7 +341,9 @@ def deciding_table(content: PageContent, choice: Choice) -> PrintedTable | None:
         Column("difference in R", "pp"),
         Column("level and status", left=True),
         Column(
-            "documents needed", "", "that would distinguish the two in about half of such studies if they differ so"
+            "documents needed",
+            "",
+            "would distinguish the two in about half of such studies if this difference is the true one",
         ),
     )
     records = tuple(
@@ -352,10 +358,10 @@ def deciding_table(content: PageContent, choice: Choice) -> PrintedTable | None:
 
 
 def documents_needed(gap: Estimate) -> int | None:
-    """Estimate how many documents would distinguish two actions if the true difference is the estimate.
+    """Estimate how many documents would distinguish two actions if the true difference equals the estimate.
 
     With that many documents the interval is about as wide as the difference to each side, and excludes 0 if the
-    estimate is larger. None if more documents are no way to settle the difference, or if it has no interval.
+    estimate is larger. None if more than 25 times the documents are needed, or if the difference has no interval.
     """
     if not gap.estimate or gap.low is None or gap.high is None or gap.documents is None:
         return None

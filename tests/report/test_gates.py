@@ -9,7 +9,7 @@ from typing import Any
 from kvdrift.report.gates import GATES, gates_block, record_gate
 
 
-def asked(margin: float = 0.02, decision: str = "worse", **changed: Any) -> dict[str, Any]:
+def gate_answer(margin: float = 0.02, decision: str = "worse", **changed: Any) -> dict[str, Any]:
     own = {"quantity": "mismatch", "action": "a", "baseline": "b", "stratum": "pooled", "margin": margin, "level": 0.95}
     return own | {"decision": decision, "versions": {"events": 3}, "estimate": 0.1} | changed
 
@@ -21,9 +21,9 @@ def page(folder: Path) -> str:
 def test_each_question_has_its_newest_answer(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(f"<header>{gates_block(tmp_path)}</header>", encoding="utf-8")
     assert "<li>" not in page(tmp_path)
-    assert record_gate(tmp_path, asked(), "worse: <b>1</b>") == tmp_path / "index.html"
-    record_gate(tmp_path, asked(0.1), "unresolved: 2")
-    record_gate(tmp_path, asked(), "equivalent or better: 3")
+    assert record_gate(tmp_path, gate_answer(), "worse: <b>1</b>") == tmp_path / "index.html"
+    record_gate(tmp_path, gate_answer(0.1), "unresolved: 2")
+    record_gate(tmp_path, gate_answer(), "equivalent or better: 3")
     text = page(tmp_path)
     assert text.count("<li>") == 2
     assert text.index("unresolved: 2") < text.index("equivalent or better: 3")
@@ -36,14 +36,14 @@ def test_each_question_has_its_newest_answer(tmp_path: Path) -> None:
 
 def test_names_are_no_markup(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(gates_block(tmp_path), encoding="utf-8")
-    record_gate(tmp_path, asked(), "<script>")
+    record_gate(tmp_path, gate_answer(), "<script>")
     assert "<li>&lt;script&gt;</li>" in page(tmp_path)
 
 
 def test_pages_that_show_no_gates_stay(tmp_path: Path) -> None:
-    assert record_gate(tmp_path, asked(), "a") is None
+    assert record_gate(tmp_path, gate_answer(), "a") is None
     (tmp_path / "index.html").write_text("<p>older</p>", encoding="utf-8")
-    assert record_gate(tmp_path, asked(), "a") is None
+    assert record_gate(tmp_path, gate_answer(), "a") is None
     assert page(tmp_path) == "<p>older</p>"
     assert not (tmp_path / GATES).exists()
     (tmp_path / GATES).write_text("[1", encoding="utf-8")
