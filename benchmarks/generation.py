@@ -42,7 +42,7 @@ from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmar
 from benchmarks.steps import NAMES, Phase, measure_peaks, measure_phase
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.coupling.laws import couple, draw, total_variation
+from kvdrift.generator.coupling.distributions import couple, draw, total_variation
 from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
@@ -177,7 +177,7 @@ def copied_rollout(
     ]
     u_x, u_y = (torch.from_numpy(table).to(model.device) for table in tables)
 
-    distribution = prompt.first_law.expand(replicates, -1)
+    distribution = prompt.first_distribution.expand(replicates, -1)
     x = y = draw(distribution, u_x[:, 0, 0])
     steps = [(x, y)]
     for column in range(1, horizon):

@@ -230,7 +230,7 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
 def build_actions(study: Study) -> list[Action]:
     """Return the study's actions in the file's order, followed by the control."""
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
-    if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of
+    if study.model.kind == FINITE_STATE:  # an action is a distribution, and there is no prompt to keep entries of
         return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]
     if study.model.engine is not None:  # an action is a side of the engine; the floor stands for the control
         return [

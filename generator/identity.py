@@ -39,14 +39,14 @@ class ActionIdentity:
     """The identity of an action's units, as columns of ``identities`` and ``units``; None is unknown.
 
     Attributes:
-        weights_sha256: SHA-256 of the model's configuration and weights, of a finite-state reference's laws, or of the
-            reference server's report of itself.
+        weights_sha256: SHA-256 of the model's configuration and weights, of a finite-state reference's distributions,
+            or of the reference server's report of itself.
         tokenizer_sha256: SHA-256 of the tokenizer's files; None without a tokenizer.
         selector_sha256: SHA-256 of the source and parameters of the selector, of the codec if there is one, and of the
-            action's own weights; or of a finite-state action's laws.
+            action's own weights; or of a finite-state action's distributions.
         numerics: The version of the generator's own arithmetic.
         eos_tokens: The ids of the tokens that end a text, separated by commas, the token that fills first; "" if none
-            does. None for finite-state systems, whose laws say it.
+            does. None for finite-state systems, whose distributions say it.
     """
 
     weights_sha256: str | None

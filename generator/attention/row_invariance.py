@@ -48,8 +48,10 @@ class RowInvariance:
 class TriedSteps:
     """The whole steps that have been tried by any copy of a model."""
 
-    deviation: float = 0.0  # the largest difference of laws that should be equal, relative to the largest probability
-    alone: bool = False  # whether only one thread may compute, since more threads gave other laws
+    deviation: float = (
+        0.0  # the largest difference of distributions that should be equal, relative to the largest probability
+    )
+    alone: bool = False  # whether only one thread may compute, since more threads gave other distributions
     say: Callable[[str], None] = SILENT.say  # receives a line about a difference, before anything is decoded
     _tried: list[tuple[int, ...]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)

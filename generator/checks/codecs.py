@@ -1,10 +1,10 @@
 """The checks of codecs, on layers of random numbers and on small models.
 
 The bytes that a codec states are compared with Shannon's rate-distortion bound: independent numbers drawn from the
-normal law of variance 1 cannot be read back with a mean square error D from fewer than max(0, -log2(D) / 2) bits a
-number, whatever the code (Shannon 1959; Cover and Thomas, Elements of Information Theory, theorem 10.3.2). If some
-numbers are read back better than others, such as an exact window, the bound holds for each set of numbers with its own
-D, and the bits of all sets add up. Rounding to the model's dtype counts as error, so a codec that returns its input
+normal distribution of variance 1 cannot be read back with a mean square error D from fewer than max(0, -log2(D) / 2)
+bits a number, whatever the code (Shannon 1959; Cover and Thomas, Elements of Information Theory, theorem 10.3.2). If
+some numbers are read back better than others, such as an exact window, the bound holds for each set of numbers with its
+own D, and the bits of all sets add up. Rounding to the model's dtype counts as error, so a codec that returns its input
 needs about 26 bits a number in float32 and 10 in bfloat16. The bound finds impossible claims, not slightly wrong ones,
 since scales, zero points and a window's exact numbers cost more than it counts.
 """

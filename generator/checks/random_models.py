@@ -1,6 +1,6 @@
 """Models for checks: small random-weight models, and the embedded model with a document.
 
-Random-weight models have laws far from uniform, and EOS tokens that often end a side.
+Random-weight models have distributions far from uniform, and EOS tokens that often end a side.
 """
 
 from __future__ import annotations

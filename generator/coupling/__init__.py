@@ -1,1 +1,1 @@
-"""The maximal coupling of two next-token laws, and rollouts under it; this package knows no models."""
+"""The maximal coupling of two next-token distributions, and rollouts under it; this package knows no models."""

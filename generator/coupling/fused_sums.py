@@ -1,7 +1,7 @@
-"""A Triton kernel for CUDA that sums over pairs of laws in one pass over memory.
+"""A Triton kernel for CUDA that sums over pairs of distributions in one pass over memory.
 
-``kvdrift.generator.coupling.laws`` uses it if Triton is installed and can build the kernel. Otherwise
-``kvdrift.generator.coupling.laws`` computes the sums from copies of the laws.
+``kvdrift.generator.coupling.distributions`` uses it if Triton is installed and can build the kernel. Otherwise
+``kvdrift.generator.coupling.distributions`` computes the sums from copies of the distributions.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 
-def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
-    """Launch ``kvdrift.generator.coupling.laws.pair_sums``.
+def pair_sums(distributions: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
+    """Launch ``kvdrift.generator.coupling.distributions.pair_sums``.
 
-    Laws are on CUDA, with a row's values beside each other. A row of -1 is the point mass on ``absorbed_token``, -2 no
-    mass at all. ``block`` is the number of tokens of a block, a power of two.
+    Distributions are on CUDA, with a row's values beside each other. A row of -1 is the point mass on
+    ``absorbed_token``, -2 no mass at all. ``block`` is the number of tokens of a block, a power of two.
     """
-    blocks, pairs = triton.cdiv(laws.shape[1], block), rows.shape[1]
-    sums = torch.empty((2, pairs, blocks), dtype=torch.float64, device=laws.device)
+    blocks, pairs = triton.cdiv(distributions.shape[1], block), rows.shape[1]
+    sums = torch.empty((2, pairs, blocks), dtype=torch.float64, device=distributions.device)
     if pairs:
-        with torch.cuda.device_of(laws):  # type: ignore[no-untyped-call] # Triton launches on the current device
+        with torch.cuda.device_of(distributions):  # type: ignore[no-untyped-call] # Triton launches on the current device
             _sum_pairs[pairs, blocks](
-                laws, rows, sums, laws.stride(0), rows.stride(0), laws.shape[1], absorbed_token, pairs, blocks,
-                BLOCK=block, enable_fp_fusion=False,
+                distributions, rows, sums, distributions.stride(0), rows.stride(0), distributions.shape[1],
+                absorbed_token, pairs, blocks, BLOCK=block, enable_fp_fusion=False,
             )  # fmt: skip
     return sums
 
@@ -32,14 +32,19 @@ def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Te
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_pairs(  # type: ignore[no-untyped-def]
-    laws, rows, sums, law_stride, row_stride, size, absorbed_token, pairs, blocks, BLOCK: tl.constexpr,
+    distributions, rows, sums, distribution_stride, row_stride, size, absorbed_token, pairs, blocks,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     pair, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = place * BLOCK + tl.arange(0, BLOCK)
     row_p, row_q = tl.load(rows + pair), tl.load(rows + row_stride + pair)
-    read = tl.where(row_p == row_q, 0, size)  # one row's laws are equal
-    p = tl.load(laws + row_p * law_stride + token, mask=token < tl.where(row_p >= 0, read, 0), other=0.0)
-    q = tl.load(laws + row_q * law_stride + token, mask=token < tl.where(row_q >= 0, read, 0), other=0.0)
+    read = tl.where(row_p == row_q, 0, size)  # one row's distributions are equal
+    p = tl.load(
+        distributions + row_p * distribution_stride + token, mask=token < tl.where(row_p >= 0, read, 0), other=0.0
+    )
+    q = tl.load(
+        distributions + row_q * distribution_stride + token, mask=token < tl.where(row_q >= 0, read, 0), other=0.0
+    )
     point = tl.where(token == absorbed_token, 1.0, 0.0).to(p.dtype)
     p, q = tl.where(row_p == -1, point, p), tl.where(row_q == -1, point, q)
     difference = q - p

@@ -1,13 +1,13 @@
 """Survival-weighted residual branching: no replicate is spent on a pair that agrees to the end (paper, sec. "swrb").
 
-A replicate scans a common prefix U, drawn from the overlap of both laws. At every position s the residual branch has
-the weight w_s = S e_s. The replicate chooses a position J with probability w_J / M, M being the sum of the weights, and
-continues the coupling from there to the horizon. This module knows no models, only ``StreamDecoder``.
+A replicate scans a common prefix U, drawn from the overlap of both distributions. At every position s the residual
+branch has the weight w_s = S e_s. The replicate chooses a position J with probability w_J / M, M being the sum of the
+weights, and continues the coupling from there to the horizon. This module knows no models, only ``StreamDecoder``.
 
 J is drawn while scanning: position s replaces the candidate with probability w_s over the sum of weights so far, so
-that s is the last candidate with probability w_s / M. No law is kept or computed again: the residual pair is drawn at
-once, and the branch continues the scan's caches, cut back to U_<J. If kernels cannot cut a stream back, its state is
-kept at every candidate.
+that s is the last candidate with probability w_s / M. No distribution is kept or computed again: the residual pair is
+drawn at once, and the branch continues the scan's caches, cut back to U_<J. If kernels cannot cut a stream back, its
+state is kept at every candidate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvdrift.generator.coupling.laws import are_fused, draw, pairs_at_once, total_variation
+from kvdrift.generator.coupling.distributions import are_fused, draw, pairs_at_once, total_variation
 from kvdrift.generator.coupling.rollout import ActionReplicates, CoupledPairs
 from kvdrift.generator.coupling.steps import FusedSteps
 from kvdrift.generator.coupling.streams import (
@@ -47,7 +47,7 @@ class ResidualBranches:
     scanned: NDArray[np.int64]  # the last position of the scan
     branch: NDArray[np.int64]  # J; 0 if M = 0
     steps: dict[str, NDArray[Any]]  # the branches' columns of ``events``, meaningful from J on
-    laws: float  # the number of laws computed in both phases; shared laws are divided among the actions
+    kernel_evaluations: float  # distributions computed in both phases; shared ones are divided among the actions
     pair_evaluations: int  # the number of positions, scanned or continued, before both sides of a pair had ended
 
 
@@ -71,7 +71,7 @@ def branch_replicates(
     recorded = ("token", "deficit", "weight", "ended", "scanned", "branch")
     arrays = {name: getattr(scan, name).numpy() for name in recorded}
     evaluations = (scan.evaluations + pairs.evaluations).numpy()
-    laws = (scan.laws + pairs.rows_used).tolist()
+    kernel_evaluations = (scan.kernel_evaluations + pairs.rows_used).tolist()
     results, start = [], 0
     for action in actions:
         own = slice(start, start + len(action.replicates))
@@ -79,12 +79,16 @@ def branch_replicates(
         columns = {name: values[own] for name, values in arrays.items()}
         steps = {name: values[own] for name, values in pairs.steps.items()}
         counted = int(evaluations[own].sum())
-        results.append(ResidualBranches(**columns, steps=steps, laws=laws[action.cache], pair_evaluations=counted))
+        results.append(
+            ResidualBranches(
+                **columns, steps=steps, kernel_evaluations=kernel_evaluations[action.cache], pair_evaluations=counted
+            )
+        )
     return results
 
 
 class _Scan:
-    """The overlap scan of all pairs, and the residual branch that each pair has drawn; only laws leave the CPU."""
+    """The overlap scan of all pairs and their residual branches; everything but distributions is on the CPU."""
 
     def __init__(self, kernels: StreamDecoder, pair_cache: Tensor, horizon: int, sharing: SharingOptions) -> None:
         pairs = len(pair_cache)
@@ -102,7 +106,7 @@ class _Scan:
         self.residual = torch.zeros((2, pairs), dtype=torch.int64)
         self.parked = torch.full((2, pairs), -1)  # numbers of the reference's and the action's stream
         self.evaluations = torch.zeros_like(self.scanned)
-        self.laws = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)
+        self.kernel_evaluations = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)
         self._row = torch.zeros((2, pairs), dtype=torch.int64)  # open streams of the reference and of the action
         self._survival = torch.ones(pairs, dtype=torch.float64)
         self._mass = torch.zeros_like(self._survival)
@@ -125,7 +129,7 @@ class _Scan:
                 break
             streams, places, rows = self._streams(live, token[stays])
             found = steps.step(column + 1, streams, places, rows)
-            self.laws.index_add_(0, self._pair_cache[live].repeat(2), streams.share)
+            self.kernel_evaluations.index_add_(0, self._pair_cache[live].repeat(2), streams.share)
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> tuple[DistinctStreams, Tensor, Tensor]:
@@ -176,25 +180,27 @@ class _Scan:
         self.parked[:, pairs] = places[number]
 
 
-def _overlaps(laws: Tensor, rows: Tensor, u: Tensor) -> Tensor:
-    """Return the result of ``_overlap`` for some pairs, [4, B], from laws [streams, V].
+def _overlaps(distributions: Tensor, rows: Tensor, u: Tensor) -> Tensor:
+    """Return the result of ``_overlap`` for some pairs, [4, B], from distributions [streams, V].
 
-    ``rows`` are those of the reference's and of the action's laws, and the number of each pair, int64 [3, B]; uniforms
-    of all pairs are [pairs, >= SCAN_UNIFORMS].
+    ``rows`` are those of the reference's and of the action's distributions, and the number of each pair, int64 [3, B];
+    uniforms of all pairs are [pairs, >= SCAN_UNIFORMS].
     """
-    parts = torch.split(rows, pairs_at_once(laws), 1)
-    return torch.cat([_overlap(laws[reference], laws[action], u[pair]) for reference, action, pair in parts], 1)
+    parts = torch.split(rows, pairs_at_once(distributions), 1)
+    return torch.cat(
+        [_overlap(distributions[reference], distributions[action], u[pair]) for reference, action, pair in parts], 1
+    )
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
     """Return e, a token of the overlap and one of each residual, float64 [4, B].
 
-    Laws are [B, V], uniforms [B, >= SCAN_UNIFORMS].
+    Distributions are [B, V], uniforms [B, >= SCAN_UNIFORMS].
     """
     overlap = torch.minimum(p, q)
     shares = overlap.sum(-1) > 0
     excess_x, excess_y = (p - q).clamp_(min=0.0), (q - p).clamp_(min=0.0)
-    # Laws that differ in their last bit may leave an excess on one side only: then there is no residual pair.
+    # Distributions that differ in their last bit may leave an excess on one side only: then there is no residual pair.
     differs = (excess_x.sum(-1) > 0) & (excess_y.sum(-1) > 0)
     deficit = total_variation(p, q).masked_fill(~differs, 0.0).masked_fill(~shares, 1.0)
     token = draw(torch.where(shares[:, None], overlap, p), u[:, 0])

@@ -1,21 +1,22 @@
 """The coupled rollout: reference and compressed continuations of documents, position by position.
 
-This module knows no models, only ``StreamDecoder``. A pair (action, replicate) needs three laws at each position: the
-reference's on its history X, the compressed model's on its own history Y, and the compressed model's on X. Equal laws
-are computed once:
+This module knows no models, only ``StreamDecoder``. A pair (action, replicate) needs three distributions at each
+position: the reference's on its history X, the compressed model's on its own history Y, and the compressed model's on
+X. Equal distributions are computed once:
 
 - All actions share the reference stream of a replicate.
 - Until the first mismatch, the compressed model's streams along X and Y are one, which forks when the pair parts.
 - Replicates that follow one cache along equal histories share a stream.
-- After a side's EOS its law is a point mass, which needs no stream.
+- After a side's EOS its distribution is a point mass, which needs no stream.
 
 Several documents can be decoded side by side: a position then takes one call for all of them.
 
 A step of ``CoupledPairs`` is the same whether a pair started at the prompt or at a branch
-(``kvdrift.generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to
-pairs on the CPU, from tokens alone. The rows of laws that a pair needs are known before the laws are computed, and go
-to the device with the tokens. If operations are fused, a step then waits for the device once, for its tokens and
-distances, and the next step may be under way by then (``kvdrift.generator.coupling.steps``).
+(``kvdrift.generator.coupling.residual_branching``). Distributions stay on the device that computes them. Streams are
+assigned to pairs on the CPU, from tokens alone. The rows of distributions that a pair needs are known before the
+distributions are computed, and go to the device with the tokens. If operations are fused, a step then waits for the
+device once, for its tokens and distances, and the next step may be under way by then
+(``kvdrift.generator.coupling.steps``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvdrift.generator.coupling.laws import ABSORBED, NOTHING, LawTable, are_fused, fused_draws
+from kvdrift.generator.coupling.distributions import ABSORBED, NOTHING, DistributionTable, are_fused, fused_draws
 from kvdrift.generator.coupling.steps import FusedSteps
 from kvdrift.generator.coupling.streams import (
     SHARE_ALL,
@@ -70,17 +71,17 @@ def uniform_table(
 
 
 @dataclass(frozen=True)
-class _LawRows:
-    """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side."""
+class _DistributionRows:
+    """The row of each distribution that a position needs, int64; ``ABSORBED`` for the point mass of an ended side."""
 
-    reference: Tensor  # the law of each reference, [references]
-    p: Tensor  # the reference's law, for each pair, [pairs]
-    on_x: Tensor  # the compressed model's law on X, for each pair
-    on_y: Tensor  # the compressed model's law on Y, for each pair
+    reference: Tensor  # the distribution of each reference, [references]
+    p: Tensor  # the reference's distribution, for each pair, [pairs]
+    on_x: Tensor  # the compressed model's distribution on X, for each pair
+    on_y: Tensor  # the compressed model's distribution on Y, for each pair
 
     @property
     def diverged(self) -> Tensor:
-        """Whether f needs a law of its own, bool [pairs]: X goes on, and Y follows another stream."""
+        """Whether f needs a distribution of its own, bool [pairs]: X goes on, and Y follows another stream."""
         return (self.on_x >= 0) & (self.on_x != self.on_y)
 
     def compared(self) -> Tensor:
@@ -94,15 +95,15 @@ class CoupledPairs:
     """Pairs (action, replicate) under the maximal coupling, advanced together.
 
     A pair takes part from ``open`` on (all pairs, at the prompt) or from ``join`` on (some pairs, at a branch).
-    Everything but laws and uniforms is on the CPU; uniforms go to the laws' device once. ``steps`` has the columns of
-    ``events``, [pairs, H] each. At first they hold the values of pairs whose sides have both ended: EOS on both, delta
-    = f = 0.
+    Everything but distributions and uniforms is on the CPU; uniforms go to the distributions' device once. ``steps``
+    has the columns of ``events``, [pairs, H] each. At first they hold the values of pairs whose sides have both ended:
+    EOS on both, delta = f = 0.
 
     Args:
         pair_reference: The reference of each pair, int64 [pairs].
         reference_cache: The cache of each reference, int64 [references], ascending.
         pair_cache: The action's cache of each pair, int64 [pairs], ascending.
-        reference_owner: The cache that a reference stream's laws are counted for, int64 [references].
+        reference_owner: The cache that a reference stream's distributions are counted for, int64 [references].
         u_x: Uniforms of the references' tokens, float64 [references, H].
         u_pair: Uniforms of acceptance and of the residual token, float64 [pairs, H, 2].
     """
@@ -152,7 +153,7 @@ class CoupledPairs:
         self._y_done.fill_(value=False)
         self._row.fill_(0)  # all histories are empty
         streams, wanted = self._regroup()
-        rows = self._law_rows()
+        rows = self._distribution_rows()
         if self._fused is not None:
             draws = self._split(self._fused.open(streams, self._drawn[wanted][streams.member], rows.compared()))
         else:
@@ -185,7 +186,7 @@ class CoupledPairs:
         """
         streams, wanted = self._regroup()
         self.rows_used.index_add_(0, self._owner[wanted], streams.share)
-        rows = self._law_rows()
+        rows = self._distribution_rows()
         if self._fused is not None:
             found = self._fused.step(column, streams, self._drawn[wanted][streams.member], rows.compared())
         else:
@@ -229,12 +230,14 @@ class CoupledPairs:
         self._open = len(streams.row)
         return streams, wanted
 
-    def _law_rows(self) -> _LawRows:
-        """Return the rows of laws that the position needs."""
+    def _distribution_rows(self) -> _DistributionRows:
+        """Return the rows of distributions that the position needs."""
         reference, on_x, on_y = torch.split(self._row.masked_fill(self._done(), ABSORBED), self._sizes)
-        return _LawRows(reference, reference[self._pair_reference], on_x, on_y)
+        return _DistributionRows(reference, reference[self._pair_reference], on_x, on_y)
 
-    def _record(self, column: int, rows: _LawRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor) -> None:
+    def _record(
+        self, column: int, rows: _DistributionRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor
+    ) -> None:
         """Record the draws of ``column``: x [references]; y, delta, and f of diverged pairs, [pairs]; on the CPU."""
         self.evaluations += self._active()
         self._x, self._y = x, y
@@ -253,15 +256,15 @@ class CoupledPairs:
         x, y, delta, forced_f = torch.split(found, [len(self._x)] + 3 * [len(self._y)])
         return x.long(), y.long(), delta, forced_f
 
-    def _plain_draws(self, laws: Tensor, rows: _LawRows, column: int) -> tuple[Tensor, ...]:
-        """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and return them and distances.
+    def _plain_draws(self, distributions: Tensor, rows: _DistributionRows, column: int) -> tuple[Tensor, ...]:
+        """Draw the tokens of ``column`` from the open streams' distributions, [streams, V]; return these and distances.
 
         On the CPU: x [references]; y, delta, and f of diverged pairs, [pairs].
         """
         u_x, u_residual, u_accept = torch.split(self._uniforms[column], [len(self._x), len(self._y), len(self._y)])
         drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), self._active().nonzero().squeeze(-1)
         diverged = rows.diverged.nonzero().squeeze(-1)
-        table, device = LawTable(laws, self._absent), laws.device
+        table, device = DistributionTable(distributions, self._absent), distributions.device
         x = torch.full_like(self._x, self._absent, device=device)
         x[drawn.to(device)] = table.draw(rows.reference[drawn], u_x[drawn.to(device)])
         there = coupled.to(device)
@@ -315,7 +318,7 @@ class CoupledSteps:
     f: NDArray[np.float32]  # total variation between the reference and the compressed model, both on X
     x_eos: NDArray[np.bool_]  # true from the first EOS of X on
     y_eos: NDArray[np.bool_]  # true from the first EOS of Y on
-    laws: float  # the number of laws computed for the action's own cache, plus its share of the reference's laws
+    kernel_evaluations: float  # distributions computed for the action's own cache, plus its share of the reference's
     pair_evaluations: int  # the number of positions before both sides of a pair had ended
 
 
@@ -324,7 +327,7 @@ def rollout_documents(
 ) -> list[CoupledSteps]:
     """Run all actions of some documents together, and return the recorded steps of each, document by document.
 
-    Documents are in ascending order of their caches; ``kernels`` have the laws of all their streams.
+    Documents are in ascending order of their caches; ``kernels`` have the distributions of all their streams.
     """
     actions = [action for document in documents for action in document.actions]
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
@@ -365,7 +368,7 @@ def _per_action(documents: Sequence[DocumentReplicates], pairs: CoupledPairs) ->
             results.append(
                 CoupledSteps(
                     **{name: values[own] for name, values in pairs.steps.items()},
-                    laws=rows_used[action.cache] + share,
+                    kernel_evaluations=rows_used[action.cache] + share,
                     pair_evaluations=int(evaluations[own].sum()),
                 )
             )

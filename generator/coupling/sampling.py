@@ -1,8 +1,10 @@
-"""Turn logits into the laws by which tokens are drawn: temperature, top-k and top-p (definitions, "Decoding law").
+"""Turn logits into the distributions from which tokens are drawn (definitions, "Decoding law").
+
+They follow from temperature, top-k and top-p.
 
 The order is that of transformers' warpers: temperature, then top-k among its logits, then top-p among the remaining
-probabilities. Of tokens with equal logits those with the lowest ids are taken. A row's law does not depend on other
-rows, nor on how a device adds numbers up or orders equal numbers.
+probabilities. Of tokens with equal logits those with the lowest ids are taken. A row's distribution does not depend on
+other rows, nor on how a device adds numbers up or orders equal numbers.
 """
 
 from __future__ import annotations
@@ -16,32 +18,34 @@ from torch import Tensor
 
 from kvdrift.schema.sampling import Sampling
 
-_BYTES = 2**26  # of a law's intermediate results that are made at once
+_BYTES = 2**26  # of a distribution's intermediate results that are made at once
 _UNITS = 2**52  # of probability 1: sums of whole numbers of them are exact, in any order
 _FEW = (256, 4096)  # tokens that reach top-p most of the time, tried one after the other
 _ITEM_BYTES = 48  # of intermediate results to a token, about
 
 
 def deployed(logits: Tensor, sampling: Sampling, out: Tensor) -> None:
-    """Write the laws by which a study draws tokens, float32 or float64 [rows, V], into ``out``.
+    """Write the distributions by which a study draws tokens, float32 or float64 [rows, V], into ``out``.
 
     Logits are [rows, V], minus infinity for ids that are no tokens; logarithms of probabilities are accepted, too.
-    A greedy law leaves one token, top-k exactly k tokens, top-p the fewest tokens that reach its probability: those of
-    the largest logits, and of equal logits those with the lowest ids.
+    A greedy distribution leaves one token, top-k exactly k tokens, top-p the fewest tokens that reach its probability:
+    those of the largest logits, and of equal logits those with the lowest ids.
     """
     at_once = max(_BYTES // (_ITEM_BYTES * max(logits.shape[-1], 1)), 1)
-    for some, laws in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):
+    for some, distributions in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):
         if sampling.greedy:
             best = some.argmax(-1, keepdim=True)
-            largest = some.gather(-1, best).to(laws.dtype)
-            laws.zero_().scatter_(-1, best, 1.0 + (largest - largest))  # 1, and no number where a logit is none
+            largest = some.gather(-1, best).to(distributions.dtype)
+            distributions.zero_().scatter_(
+                -1, best, 1.0 + (largest - largest)
+            )  # 1, and no number where a logit is none
         else:
-            torch.softmax(_scores(some, sampling, out.dtype), -1, out=laws)
+            torch.softmax(_scores(some, sampling, out.dtype), -1, out=distributions)
 
 
-def deployed_table(laws: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
-    """Return ``deployed`` laws of tables, float64 [rows, V]: p^(1/T), normalized over the remaining tokens."""
-    made = torch.from_numpy(laws).log()
+def deployed_table(distributions: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
+    """Return ``deployed`` distributions of tables, float64 [rows, V]: p^(1/T), normalized over the remaining tokens."""
+    made = torch.from_numpy(distributions).log()
     deployed(made, sampling, out := torch.empty_like(made))
     return out.numpy()
 
@@ -89,11 +93,11 @@ def _reaching(scores: Tensor, mass: float, most: int) -> tuple[Tensor, Tensor]:
     At most ``most`` scores of a row are above minus infinity. Probabilities of the scores' dtype are summed as whole
     numbers of 1 / ``_UNITS``, largest first.
     """
-    laws, wanted = torch.softmax(scores, -1), math.ceil(mass * _UNITS)
+    distributions, wanted = torch.softmax(scores, -1), math.ceil(mass * _UNITS)
     few = (few for few in _FEW if few < most) if _can_look(scores) else ()
     for found in (*few, most):
         largest, tokens = scores.topk(found) if found < scores.shape[-1] else scores.sort(descending=True)
-        units = (laws.gather(-1, tokens).double() * _UNITS).round_().long()
+        units = (distributions.gather(-1, tokens).double() * _UNITS).round_().long()
         reached = units.cumsum(-1)
         if found == most or bool((reached[:, -1] >= wanted).all()):
             break

@@ -1,4 +1,4 @@
-"""Positions of coupled pairs that are begun on the laws' device before the host has read the last tokens.
+"""Positions of coupled pairs that are begun on the distributions' device before the host has read the last tokens.
 
 A pair's streams change only when it parts or ends. As long as none does, the device alone can feed the tokens that it
 has drawn: all tables of the step before stay valid, and so do all shapes. So once a position has used the streams of
@@ -6,9 +6,9 @@ the position before, the next position is begun at once, and the host reads toke
 meanwhile. If these tokens show that streams change after all, the position that was begun is given up and computed
 again with new streams, which writes over everything that it has written.
 
-On CUDA the operations that compute a position's laws and draws are captured as one graph. Later positions of equal
-shapes replay the graph, whether their streams are new or not. The integers that a step needs are copied to the devices
-all at once, and its results to the host.
+On CUDA the operations that compute a position's distributions and draws are captured as one graph. Later positions of
+equal shapes replay the graph, whether their streams are new or not. The integers that a step needs are copied to the
+devices all at once, and its results to the host.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ def captures(device: torch.device) -> bool:
 class FusedSteps:
     """The draws of all positions, with at most ``most`` streams open at once.
 
-    ``draw`` returns the draws of a position, of any shape, from its laws [streams, V], ``rows`` as given to ``step``,
-    and its uniforms. The draws contain the next token of each stream. ``uniforms`` are those of each position, [H,
-    ...], on the laws' device.
+    ``draw`` returns the draws of a position, of any shape, from its distributions [streams, V], ``rows`` as given to
+    ``step``, and its uniforms. The draws contain the next token of each stream. ``uniforms`` are those of each
+    position, [H, ...], on the distributions' device.
     """
 
     def __init__(
@@ -168,7 +168,8 @@ class FusedSteps:
         """Advance every stream by one position and return its draws, on the CPU; nothing if no stream is open.
 
         ``column`` is the position, from 0; ``places`` has the place of each stream's token among the draws of the last
-        position, int64 [streams]; ``rows`` are those of laws that the draws are from, int64 of any shape, on the CPU.
+        position, int64 [streams]; ``rows`` are those of distributions that the draws are from, int64 of any shape, on
+        the CPU.
         """
         self._prepare(column, streams, places, rows)
         if not self._begun:
@@ -210,14 +211,14 @@ class FusedSteps:
     def _compute(self, ahead: AheadDecoder) -> None:
         """Compute the draws of the position that ``place`` or ``feed`` has prepared, by a graph if there is one."""
         bucket = (ahead.bucket, self._rows.shape, self._found.shape, self._found.data_ptr())
-        self._graphs.run(bucket, lambda: self._find(ahead.laws()))
+        self._graphs.run(bucket, lambda: self._find(ahead.distributions()))
 
-    def _find(self, laws: Tensor) -> None:
+    def _find(self, distributions: Tensor) -> None:
         rows, column, _ = self._sent()
         uniforms = self._uniforms.index_select(0, column).squeeze(0)
-        found = self._draw(laws, rows.view(self._rows.shape), uniforms)
+        found = self._draw(distributions, rows.view(self._rows.shape), uniforms)
         self._found = self._found.copy_(found) if found.shape == self._found.shape else found
 
     def _sent(self) -> tuple[Tensor, ...]:
-        """Return rows, position, and the places of the streams' tokens, on the laws' device."""
+        """Return rows, position, and the places of the streams' tokens, on the distributions' device."""
         return torch.split(self._kernels.sent, [self._rows.numel(), 1, self._most])

@@ -1,10 +1,11 @@
-"""The interface between coupled rollouts and a model: next-token laws along streams, and which streams are shared.
+"""The interface between coupled rollouts and a model: next-token distributions along streams, and shared streams.
 
 A stream is one cache followed along one history. Cache 0 is the reference's, cache a >= 1 is that of the a-th action.
 All open streams of a document are at the same position, so that one call advances them together. Transformers implement
-this protocol, and so do systems whose laws are tables.
+this protocol, and so do systems whose distributions are tables.
 
-Laws are on the decoder's device; tokens and stream numbers are int64 on the CPU, where streams are assigned to pairs.
+Distributions are on the decoder's device; tokens and stream numbers are int64 on the CPU, where streams are assigned to
+pairs.
 
 Sharing changes no bit of the events, provided that a row's result does not depend on the rows computed with it. Every
 kind of sharing can be switched off, and tests do so to show this. Fused operations round differently: tokens are equal,
@@ -23,14 +24,15 @@ from torch import Tensor
 
 
 class StreamDecoder(ABC):
-    """Next-token laws of one document's streams over the full vocabulary, by which tokens are drawn.
+    """Next-token distributions of one document's streams over the full vocabulary, by which tokens are drawn.
 
-    Laws are float64, or float32 for a large V.
+    Distributions are float64, or float32 for a large V.
 
     Attributes:
         eos_tokens: Tokens that end a side, possibly none; an ended side continues to emit the first of them.
-        device: The device of the laws, as torch names it.
-        sent: The integers sent last; they are on the laws' device after the next ``open`` or ``advance`` of a stream.
+        device: The device of the distributions, as torch names it.
+        sent: The integers sent last; they are on the distributions' device after the next ``open`` or ``advance`` of a
+            stream.
     """
 
     def __init__(self, eos_tokens: tuple[int, ...], device: str) -> None:
@@ -38,21 +40,21 @@ class StreamDecoder(ABC):
         self.sent = torch.empty(0, dtype=torch.int64)
 
     def send(self, indices: Tensor) -> None:
-        """Send integers, int64 of any shape on the CPU, to the laws' device, with what the next step needs there."""
+        """Send integers, int64 of any shape on the CPU, to the distributions' device, together with the next step's."""
         self.sent = indices.to(self.device)
 
     @abstractmethod
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start streams of ``caches``, ascending, at the end of the prompt; return laws of position 1, [streams, V].
+        """Start streams of ``caches``, ascending, at the prompt's end; return the first distributions, [streams, V].
 
         They are equal for all caches if eviction follows prefill.
         """
 
     @abstractmethod
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token, int64 [streams] on the CPU, to each open stream; return the next laws, [streams, V].
+        """Append one token, int64 [streams] on the CPU, to each open stream; return next distributions, [streams, V].
 
-        Laws are valid until the next call. Without open streams only the position advances.
+        Distributions are valid until the next call. Without open streams only the position advances.
         """
 
     @abstractmethod
@@ -81,16 +83,16 @@ class StreamDecoder(ABC):
 
     @property
     def ahead(self) -> AheadDecoder | None:
-        """The decoder itself if it can append tokens that only the laws' device knows; else None: a step waits."""
+        """The decoder if it can append tokens that only the distributions' device knows; else None: a step waits."""
         return None
 
 
 class AheadDecoder(Protocol):
-    """A decoder that appends tokens and computes laws in separate calls; only the device need know the tokens."""
+    """A decoder that appends tokens and computes distributions in separate calls; the host need not know the tokens."""
 
     @property
     def bucket(self) -> Hashable:
-        """The shapes and addresses of what ``laws`` reads; steps with equal ones do the same operations."""
+        """The shapes and addresses of what ``distributions`` reads; steps with equal ones do the same operations."""
 
     def place(self, tokens: Tensor) -> None:
         """Append one token, int64 [streams] on the CPU, to each open stream, of which there is at least one."""
@@ -98,11 +100,11 @@ class AheadDecoder(Protocol):
     def feed(self, tokens: Tensor) -> None:
         """Append one token to each open stream without sending anything; streams are those of the last ``place``.
 
-        Tokens are int64, on the laws' device: the token of each open stream, then any others.
+        Tokens are int64, on the distributions' device: the token of each open stream, then any others.
         """
 
-    def laws(self) -> Tensor:
-        """Return the laws after the last tokens, [rows, V], those of streams first; valid until the next call."""
+    def distributions(self) -> Tensor:
+        """Return the distributions after the last tokens, [rows, V], the streams' first; valid until the next call."""
 
     def give_up(self) -> None:
         """Take the last ``feed`` back, whose tokens the next ``place`` replaces."""

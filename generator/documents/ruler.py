@@ -69,7 +69,7 @@ _HOPS = 4
 _EXAMPLE_TOKENS = 500  # of the worked example before a variable-tracking prompt
 _COMMON_WORDS = 10
 _FULL_LENGTH = 4096  # shorter common-words prompts repeat their words less often
-_ALPHA = 2.0  # of the zeta law of coded words
+_ALPHA = 2.0  # of the zeta distribution of coded words
 
 Composed = tuple[PromptText, tuple[str, ...]]
 
@@ -200,7 +200,7 @@ def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tok
 
 
 def _frequent_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-    """Write about ``parts`` coded words whose counts follow a zeta law; the most frequent are dots, to be ignored."""
+    """Write about ``parts`` coded words with zeta-distributed counts; the most frequent are dots, to be ignored."""
     vocabulary = ["...", *draws.different_letters(string.ascii_lowercase, 6, max((length - 50) // 50, 4) - 1)]
     total = math.pi**2 / 6  # zeta(2)
     text: list[str] = []

@@ -8,7 +8,8 @@ A body of exactly ``length`` tokens opens with ``<bos>`` and holds five-token re
 
 The question is ``Q k ? k ? ... A``. A right answer states the asked items in any order, each after an ``A`` (the prompt
 ends with the first), as its records without ``REC`` and ``;``, and followed by a geometric number of filler symbols;
-``<eos>`` closes it. The order and the filler spread the answer's law out, so that two sampled continuations differ.
+``<eos>`` closes it. The order and the filler spread the answer's distribution out, so that two sampled continuations
+differ.
 
 All randomness comes from ``Generator.random``, whose numbers are the same under every version of numpy.
 """

@@ -1,7 +1,7 @@
 """The interface of an engine's adapter: sides that describe themselves, and sessions with streams decoded in lockstep.
 
-This interface knows no documents, couplings or laws. A side is an engine's weights with settings. A session is one
-side's cache, in which a prompt is decoded once. A stream continues the prompt, or another stream.
+This interface knows no documents, couplings or distributions. A side is an engine's weights with settings. A session is
+one side's cache, in which a prompt is decoded once. A stream continues the prompt, or another stream.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Capabilities:
         row_invariant: Whether the logits of a stream are the same bits whatever streams are decoded beside it, and
             wherever its entries lie. The floor must then be exactly 0, or a run fails.
         most_streams: The most streams that a session can have open at once.
-        full_laws: Whether logits cover all tokens; otherwise they only tell the most probable token.
+        full_distributions: Whether logits cover all tokens; otherwise they only tell the most probable token.
     """
 
     row_invariant: bool
     most_streams: int
-    full_laws: bool = True
+    full_distributions: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Side(Protocol):
 
     @property
     def reported(self) -> Mapping[str, Any]:
-        """The report of an engine outside this process, which also determines the laws; {} in this process."""
+        """The report of an engine outside this process, which also determines the distributions; {} in this process."""
         return {}
 
     @property

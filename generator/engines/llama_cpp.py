@@ -194,15 +194,15 @@ class Context:
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the next logits, float32 [streams, V]."""
-        laws = np.empty((len(streams), self._vocabulary), dtype=np.float32)
+        distributions = np.empty((len(streams), self._vocabulary), dtype=np.float32)
         at_once = self.settings.rows
         for start in range(0, len(streams), at_once):
             own = streams[start : start + at_once]
             self._advance(own, tokens[start : start + at_once])
             for row, stream in enumerate(own):
-                laws[start + row] = self._logits(row)
+                distributions[start + row] = self._logits(row)
                 self._lengths[stream] += 1
-        return laws
+        return distributions
 
     def prompt_bytes(self) -> int:
         """Return the bytes of the prompt's state as the library stores it."""

@@ -60,7 +60,7 @@ class RepeatedReference:
     def capabilities(self) -> Capabilities:
         """The capabilities of the side, with half as many streams."""
         own = self.side.capabilities
-        return Capabilities(own.row_invariant, own.most_streams // 2, own.full_laws)
+        return Capabilities(own.row_invariant, own.most_streams // 2, own.full_distributions)
 
     @property
     def reported(self) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ class _Doubled:
         self._session.close()
 
 
-DOUBLE_VOCABULARY = 4096  # laws over more tokens are float32
+DOUBLE_VOCABULARY = 4096  # distributions over more tokens are float32
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class EngineStreams(StreamDecoder):
     """Streams of some sides.
 
     ``sides`` has for each cache the side that has decoded the prompt: cache 0 is the reference's, cache a is that of
-    the a-th action. Each side prefills by itself, so the laws of position 1 may differ.
+    the a-th action. Each side prefills by itself, so the distributions of position 1 may differ.
     """
 
     def __init__(self, sides: Sequence[PromptSide], eos_tokens: tuple[int, ...], sampling: Sampling) -> None:
@@ -161,20 +161,20 @@ class EngineStreams(StreamDecoder):
         self._parked: dict[int, _Stream] = {}
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start one stream for each of ``caches`` at the end of the prompt, and return their laws, [streams, V]."""
+        """Start one stream for each of ``caches`` at the prompt's end, and return their distributions, [streams, V]."""
         self.rewind()
         self._open = [_Stream(cache, self._sides[cache].session.fork()) for cache in caches]
-        return self._laws(np.stack([self._sides[cache].logits for cache in caches]))
+        return self._distributions(np.stack([self._sides[cache].logits for cache in caches]))
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, int64 [streams], and return the next laws, [streams, V]."""
+        """Append one token to each open stream, int64 [streams], and return the next distributions, [streams, V]."""
         if not self._open:
             return torch.empty((0, len(self._sides[0].logits)), dtype=torch.float64)
         found, given = [], iter(tokens.tolist())
         for cache, own in groupby(self._open, key=lambda stream: stream.cache):
             handles = [stream.handle for stream in own]
             found.append(self._sides[cache].session.step(handles, [next(given) for _ in handles]))
-        return self._laws(np.concatenate(found))
+        return self._distributions(np.concatenate(found))
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
@@ -218,12 +218,12 @@ class EngineStreams(StreamDecoder):
         for stream in streams:
             self._sides[stream.cache].session.drop(stream.handle)
 
-    def _laws(self, logits: NDArray[np.float32]) -> Tensor:
-        """Return the laws of logits, [streams, V]."""
+    def _distributions(self, logits: NDArray[np.float32]) -> Tensor:
+        """Return the distributions of logits, [streams, V]."""
         dtype = torch.float64 if logits.shape[-1] <= DOUBLE_VOCABULARY else torch.float32
-        laws = torch.empty(logits.shape, dtype=dtype)
-        deployed(torch.from_numpy(logits), self._sampling, laws)
-        return laws
+        distributions = torch.empty(logits.shape, dtype=dtype)
+        deployed(torch.from_numpy(logits), self._sampling, distributions)
+        return distributions
 
 
 _LEAST_ENTRIES = 4096  # beside a prompt's, for streams: more streams share a call, but every stream reads past all
@@ -245,7 +245,7 @@ class EngineModel:
     tokenizer_sha256: str | None
     sampling: Sampling
     ends: TextEnds
-    device: ClassVar[str] = "cpu"  # of the laws
+    device: ClassVar[str] = "cpu"  # of the distributions
     dtype: ClassVar[str] = "float32"  # of logits
     logits_dtype: ClassVar[None] = None
     row_multiple: ClassVar[int] = 1
@@ -305,7 +305,7 @@ class EngineModel:
 class PreparedSides:
     """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``).
 
-    ``open_streams`` are the last ones, which the laws of one document share.
+    ``open_streams`` are the last ones, which the distributions of one document share.
     """
 
     model: EngineModel
@@ -334,7 +334,7 @@ class PreparedSides:
         return self.open_streams[0]
 
     def under(self, sampling: Sampling) -> PreparedSides:
-        """Return the same sides, with tokens drawn by another law than the model's."""
+        """Return the same sides, with other sampling than the model's."""
         return replace(self, sampling=sampling)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own

@@ -178,46 +178,48 @@ PROMISES = (
 _SERVER_STEPS = 6
 _SERVER_CLOSE = 0.05  # total variation: what batches may do on a server
 
-Laws = NDArray[np.float64]
+Distributions = NDArray[np.float64]
 
 
-def _law(side: ServerSide, values: NDArray[np.float32]) -> Laws:
+def _distribution(side: ServerSide, values: NDArray[np.float32]) -> Distributions:
     """Return probabilities from a session's values: from logarithms, or 1 for the token written by a greedy side."""
     wide = values.astype(np.float64)
-    return np.exp(wide) if side.capabilities.full_laws else wide
+    return np.exp(wide) if side.capabilities.full_distributions else wide
 
 
-def _stepped(side: ServerSide, session: Session, streams: Sequence[int], tokens: Sequence[int]) -> Laws:
-    return _law(side, session.step(streams, tokens))
+def _stepped(side: ServerSide, session: Session, streams: Sequence[int], tokens: Sequence[int]) -> Distributions:
+    return _distribution(side, session.step(streams, tokens))
 
 
-def _apart(one: Laws, other: Laws) -> float:
-    """Return the total variation of two laws."""
+def _apart(one: Distributions, other: Distributions) -> float:
+    """Return the total variation of two distributions."""
     return float(np.abs(one - other).sum()) / 2
 
 
-def _check_law(side: ServerSide) -> str | Unknown:
+def _check_distribution(side: ServerSide) -> str | Unknown:
     with prompted(side) as (session, values):
-        law = _law(side, values)
+        distribution = _distribution(side, values)
         rows = _stepped(side, session, [session.fork()], tokens_of(side, 1))
-    if law.shape != (side.facts.vocabulary,) or rows.shape != (1, side.facts.vocabulary):
-        raise OperationError(f"laws have the shapes {law.shape} and {rows.shape}")
-    if not side.capabilities.full_laws:
-        return Unknown("tokens alone are asked for, and no laws")
-    return f"all {side.facts.vocabulary:,} log-probabilities, which sum to {law.sum():.6f} and {rows.sum():.6f}"
+    if distribution.shape != (side.facts.vocabulary,) or rows.shape != (1, side.facts.vocabulary):
+        raise OperationError(f"distributions have the shapes {distribution.shape} and {rows.shape}")
+    if not side.capabilities.full_distributions:
+        return Unknown("tokens alone are asked for, and no distributions")
+    return (
+        f"all {side.facts.vocabulary:,} log-probabilities, which sum to {distribution.sum():.6f} and {rows.sum():.6f}"
+    )
 
 
 def _check_server_repetition(side: ServerSide) -> str:
-    found: list[list[Laws]] = []
+    found: list[list[Distributions]] = []
     for _ in range(2):
         with prompted(side) as (session, values):
-            stream, own = session.fork(), [_law(side, values)]
+            stream, own = session.fork(), [_distribution(side, values)]
             own.extend(_stepped(side, session, [stream], [token])[0] for token in tokens_of(side, _SERVER_STEPS))
             found.append(own)
     apart = max(_apart(one, other) for one, other in zip(*found, strict=True))
     if apart > _SERVER_CLOSE:
-        raise OperationError(f"the same requests gave laws {apart:.2g} apart in total variation")
-    return f"laws {apart:.1g} apart in total variation" if apart else "the same bits twice"
+        raise OperationError(f"the same requests gave distributions {apart:.2g} apart in total variation")
+    return f"distributions {apart:.1g} apart in total variation" if apart else "the same bits twice"
 
 
 def _check_streams(side: ServerSide) -> str:
@@ -230,17 +232,17 @@ def _check_streams(side: ServerSide) -> str:
         both = _stepped(side, session, [first, copy], [tokens[0]] * 2)
         apart = _apart(both[0], both[1])
         if apart > _SERVER_CLOSE:
-            raise OperationError(f"two streams of one history have laws {apart:.2g} apart in total variation")
+            raise OperationError(f"two streams of one history have distributions {apart:.2g} apart in total variation")
         unlike = _stepped(side, session, [first, copy], [tokens[1], tokens[2]])
         session.drop(copy)
         again = session.fork()
         for token in tokens:
             after = _stepped(side, session, [again], [token])
         moved = _apart(before[0], after[0])
-    if side.capabilities.full_laws and np.array_equal(unlike[0], unlike[1]):
-        raise OperationError("two streams that got unlike tokens have the same law")
+    if side.capabilities.full_distributions and np.array_equal(unlike[0], unlike[1]):
+        raise OperationError("two streams that got unlike tokens have the same distribution")
     if moved > _SERVER_CLOSE:
-        raise OperationError(f"a stream beside others has a law {moved:.2g} away from that which it had alone")
+        raise OperationError(f"a stream beside others has a distribution {moved:.2g} away from that which it had alone")
     slots = f"{side.capabilities.most_streams} slots, one token a step" if side.server.slots else "no slots"
     return f"copies {apart:.1g} apart, and {moved:.1g} beside others; {slots}"
 
@@ -260,7 +262,7 @@ def _check_server_bytes(side: ServerSide) -> str | Unknown:
 
 
 SERVER_PROMISES = (
-    Promise("law", "a prompt and one step", _check_law),
+    Promise("distribution", "a prompt and one step", _check_distribution),
     Promise("repetition", "the same requests in two sessions", _check_server_repetition),
     Promise("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
     Promise("read back", "what the server says of itself before and after", _check_report),

@@ -85,10 +85,10 @@ def _of_servers(study: Study) -> EngineModel:
     engine, asked = Servers(Requests.of(section.requests or {})), section.settings or {}
     reference, floor = engine.side(section.url or "", asked, "model.url").halves()
     check_slots(reference, "model.url")
-    if not reference.capabilities.full_laws and not study.sampling.greedy:
+    if not reference.capabilities.full_distributions and not study.sampling.greedy:
         raise InputError(
-            f"model.settings: api = '{OPENAI}': has tokens and no laws, which is enough at temperature 0 alone; write "
-            "temperature = 0 under [study]"
+            f"model.settings: api = '{OPENAI}': has tokens and no distributions, which is enough at temperature 0 "
+            "alone; write temperature = 0 under [study]"
         )
     sides: dict[str, ServerSide] = {}
     for action in _actions(study):
@@ -99,7 +99,7 @@ def _of_servers(study: Study) -> EngineModel:
         check_same_model(action.name, reference, side)
         sides[action.name] = side
     ends = _ends(study, reference, sides, _named_by_server(section, reference))
-    if not ends.tokens and (study.study.eos is None or not reference.capabilities.full_laws):
+    if not ends.tokens and (study.study.eos is None or not reference.capabilities.full_distributions):
         raise InputError(
             f"model.url: {section.url} does not say which tokens end a text, and '{tokenizer_location(section)}' has "
             "no tokenizer here that does; write their ids as eos under [study], as in eos = [2]"

@@ -1,1 +1,1 @@
-"""Finite-state systems: laws as tables, their exact quantities, and the systems as a study's model."""
+"""Finite-state systems: distributions as tables, their exact quantities, and the systems as a study's model."""

@@ -48,7 +48,7 @@ class PairPaths:
 
     @property
     def evaluated(self) -> NDArray[np.bool_]:
-        """Whether a pair of laws is evaluated at t, bool [paths, H]: not once both sides have ended before t."""
+        """Whether a pair of distributions is evaluated at t, bool [paths, H]: until both sides have ended."""
         before = self.x_ended[:, :-1] & self.y_ended[:, :-1]
         return ~np.column_stack([np.zeros(len(before), dtype=np.bool_), before])
 
@@ -63,19 +63,19 @@ class PairPaths:
 
 def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
     """Enumerate the pairs of paths of the coupled reference and ``action``, to the system's horizon."""
-    reference, compressed = system.absorbing_laws(None), system.absorbing_laws(action)
+    reference, compressed = system.absorbing_distributions(None), system.absorbing_distributions(action)
     size = system.alphabet
     x = y = np.zeros(1, dtype=np.int64)  # codes of the histories
     probability = np.ones(1)
     delta, f = np.empty((1, 0)), np.empty((1, 0))
-    for p_laws, q_laws in zip(reference, compressed, strict=True):
+    for p_distributions, q_distributions in zip(reference, compressed, strict=True):
         if len(x) * size**2 > LARGEST_ENUMERATION:
             raise InputError(
                 f"system '{system.name}', action '{action}': more than {LARGEST_ENUMERATION} pairs of histories are "
                 "too many to enumerate; use a smaller alphabet or a shorter horizon"
             )
-        p, q = p_laws[x], q_laws[y]
-        forced = law_distance(p, q_laws[x])
+        p, q = p_distributions[x], q_distributions[y]
+        forced = distribution_distance(p, q_distributions[x])
         distance, step = coupling_kernel(p, q)
         step *= probability[:, None, None]
         row, u, v = step.nonzero()
@@ -89,22 +89,24 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
     )  # fmt: skip
 
 
-def law_distance(p: FloatArray, q: FloatArray) -> FloatArray:
-    """Compute the total variation of laws [..., V], as [...].
+def distribution_distance(p: FloatArray, q: FloatArray) -> FloatArray:
+    """Compute the total variation of distributions [..., V], as [...].
 
-    It is exactly 0 for equal laws and where rounding leaves an excess on one side only.
+    It is exactly 0 for equal distributions and where rounding leaves an excess on one side only.
     """
     differ = np.logical_and((p > q).any(axis=-1), (q > p).any(axis=-1))
     return np.where(differ, 0.5 * np.abs(p - q).sum(axis=-1), 0.0)
 
 
 def coupling_kernel(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Compute e = TV(p, q) [B] and the joint transition kernel [B, V, V] of laws [B, V] (paper, eq. coupling-kernel).
+    """Compute e = TV(p, q) [B] and the joint transition kernel [B, V, V] of distributions [B, V].
+
+    This is the paper's eq. coupling-kernel.
 
     Each residual is normalized by its own sum, which rounding may make differ from e, so that the kernel of a row sums
     to 1 as nearly as p and q do.
     """
-    distance = law_distance(p, q)
+    distance = distribution_distance(p, q)
     residual_x, residual_y = np.maximum(p - q, 0.0), np.maximum(q - p, 0.0)
     apart = distance > 0.0
     for residual in (residual_x, residual_y):
@@ -151,7 +153,9 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
     mass = risk = second = later = np.zeros(1)
     scanned = 0.0
     ended = system.ended()
-    for t, (p, q) in enumerate(zip(system.absorbing_laws(None), system.absorbing_laws(action), strict=True)):
+    for t, (p, q) in enumerate(
+        zip(system.absorbing_distributions(None), system.absorbing_distributions(action), strict=True)
+    ):
         deficit, overlap = _normalized_overlap(p, q)
         scanned += float(probability @ ((survival > 0.0) & ~ended[t]))
         weight = survival * deficit
@@ -173,10 +177,10 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
 
 
 def _normalized_overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return e_s [B] and the normalized overlap [B, V] of laws [B, V]; without an overlap, e_s is 1."""
+    """Return e_s [B] and the normalized overlap [B, V] of distributions [B, V]; without an overlap, e_s is 1."""
     common = np.minimum(p, q)
     total = common.sum(axis=1, keepdims=True)
-    deficit = np.where(total[:, 0] > 0.0, law_distance(p, q), 1.0)
+    deficit = np.where(total[:, 0] > 0.0, distribution_distance(p, q), 1.0)
     return deficit, np.divide(common, total, out=p.copy(), where=total > 0.0)
 
 

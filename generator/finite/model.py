@@ -1,6 +1,6 @@
 """Finite-state systems as the model of a study: every system is a document, and an action is one of its kernels.
 
-Streams look laws up in the tables of systems.
+Streams look distributions up in the tables of systems.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from kvdrift.schema.study import Study
 class FiniteStreams(StreamDecoder):
     """Streams of a system.
 
-    Cache 0 is the reference, cache a is the a-th of ``actions``, which may repeat. Laws come from the tables, float64
-    on the CPU. After an EOS token they are ignored: the rollout replaces them.
+    Cache 0 is the reference, cache a is the a-th of ``actions``, which may repeat. Distributions come from the tables,
+    float64 on the CPU. After an EOS token they are ignored: the rollout replaces them.
     """
 
     def __init__(self, system: FiniteSystem, actions: Sequence[str]) -> None:
         names = list(dict.fromkeys(actions))  # each once
-        kernels = [system.laws(None), *(system.laws(name) for name in names)]
+        kernels = [system.distributions(None), *(system.distributions(name) for name in names)]
         super().__init__(system.eos_tokens, "cpu")
         self.vocabulary_size = system.alphabet
         self._tables = [torch.from_numpy(np.stack(position)) for position in zip(*kernels, strict=True)]
@@ -48,14 +48,14 @@ class FiniteStreams(StreamDecoder):
         self._parked_table, self._parked_code, self._parked_length = nothing, nothing, nothing  # [parked streams]
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start one stream for each entry of ``caches``, and return the laws of position 1, float64 [streams, V]."""
+        """Start one stream for each entry of ``caches``; return the first distributions, float64 [streams, V]."""
         self.rewind()
         self._table = self._table_of[torch.tensor(caches, dtype=torch.int64)]
         self._code = torch.zeros_like(self._table)
         return self._tables[0][self._table, self._code]
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, int64 [streams], and return the next laws, float64 [streams, V]."""
+        """Append a token to each open stream, int64 [streams]; return the next distributions, float64 [streams, V]."""
         self._position += 1
         self._code = self._code * self.vocabulary_size + tokens
         return self._tables[self._position][self._table, self._code]
@@ -94,9 +94,10 @@ class FiniteStreams(StreamDecoder):
 
 @dataclass(frozen=True)
 class FiniteModel:
-    """A study's systems by document, as a ``Model`` (``kvdrift.generator.generation.model``); ``law`` is their tables'.
+    """A study's systems by document, as a ``Model`` (``kvdrift.generator.generation.model``).
 
-    ``file`` has all systems of the study's file, of which the study may take more later; None if systems are drawn.
+    ``sampling`` is that of the tables. ``file`` has all systems of the study's file, of which the study may take more
+    later; None if systems are drawn.
     """
 
     id: str
@@ -106,24 +107,26 @@ class FiniteModel:
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[str] = "float64"
     logits_dtype: ClassVar[None] = None  # there are none
-    batch_deviation: ClassVar[float] = 0.0  # laws are looked up
+    batch_deviation: ClassVar[float] = 0.0  # distributions are looked up
     row_multiple: ClassVar[int] = 1
     pairs_at_once: ClassVar[int] = 0  # a table is looked up as fast for one document
 
     def identity(self, action: Action) -> ActionIdentity:
-        """Return the identity of an action's units: the laws of the reference and of the action."""
-        return ActionIdentity(self._laws_sha256[None], None, self._laws_sha256[None if action.control else action.name])
+        """Return the identity of an action's units: the distributions of the reference and of the action."""
+        return ActionIdentity(
+            self._distributions_sha256[None], None, self._distributions_sha256[None if action.control else action.name]
+        )
 
     def weight_bytes(self, action: Action) -> None:
         """Return None, since a system has no weights."""
 
     @cached_property
-    def _laws_sha256(self) -> dict[str | None, str]:
-        """Return SHA-256 of the laws of the reference (None) and of each action, to the study's horizon."""
+    def _distributions_sha256(self) -> dict[str | None, str]:
+        """Return SHA-256 of the distributions of the reference (None) and of each action, to the study's horizon."""
         horizon = max(system.horizon for system in self.systems.values())
         systems = list(self.systems.values()) if self.file is None else self.file
         names = {name: None for system in self.systems.values() for name in system.actions}
-        return {name: _laws_sha256(systems, name, horizon) for name in (None, *names)}
+        return {name: _distributions_sha256(systems, name, horizon) for name in (None, *names)}
 
     def twins(self, count: int, before: Callable[[], None]) -> list[FiniteModel]:  # noqa: ARG002 - never waited for
         """Return the model itself, which threads can share."""
@@ -159,12 +162,14 @@ class PreparedSystem:
         beside: Sequence[PreparedSystem] = (),  # noqa: ARG002
         parked: int = 0,  # noqa: ARG002
     ) -> FiniteStreams:
-        """Return kernels that look up the laws; systems with different alphabets are not decoded side by side."""
+        """Return kernels that look up distributions; systems with different alphabets are not decoded side by side."""
         return FiniteStreams(self.system, self.actions)
 
     def under(self, sampling: Sampling) -> PreparedSystem:
-        """Raise an error: tables have one law, and a study with another law has systems of its own."""
-        raise OperationError(f"system '{self.system.name}': its tables have one law, and {sampling.words} is not it")
+        """Raise an error: tables hold one sampling, and a study with another sampling has systems of its own."""
+        raise OperationError(
+            f"system '{self.system.name}': its tables hold one sampling, which is not {sampling.words}"
+        )
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - histories take no room
         """Return the number of all replicates, since histories take almost no memory."""
@@ -187,12 +192,12 @@ def finite_model(study: Study) -> FiniteModel:
     return FiniteModel(study.model.id, {system.name: system for system in systems}, file, study.sampling)
 
 
-def _laws_sha256(systems: Iterable[FiniteSystem], action: str | None, horizon: int) -> str:
-    """Return SHA-256 of the laws of an action, or of the reference (None), in all systems with the action."""
+def _distributions_sha256(systems: Iterable[FiniteSystem], action: str | None, horizon: int) -> str:
+    """Return SHA-256 of the distributions of an action, or of the reference (None), in all systems with the action."""
     digest = hashlib.sha256()
     for system in sorted(systems, key=lambda system: system.name):
         if action is None or action in system.actions:
             digest.update(repr((system.name, system.alphabet, system.eos_tokens)).encode())
-            for laws in system.laws(action)[:horizon]:
-                digest.update(laws.astype("<f8").tobytes())
+            for distributions in system.distributions(action)[:horizon]:
+                digest.update(distributions.astype("<f8").tobytes())
     return digest.hexdigest()

@@ -1,6 +1,7 @@
 """The finite-state systems of a study, drawn or read: as documents, with their exact values.
 
-The tables hold the law by which the study draws tokens. torch is needed only for a law other than the tables' own.
+The tables hold the distributions from which the study draws tokens. torch is needed only for sampling other than the
+full softmax.
 
 A file of systems is JSON:
 
@@ -18,10 +19,10 @@ A file of systems is JSON:
       }
     }
 
-A kernel maps histories to laws. A history is its tokens 0..V-1 in decimal with a space between them, "" at position 1.
-A kernel has all histories of 0..H-1 tokens; those that contain an EOS token may be left out, since the law after one is
-the point mass on the first token of "eos". "eos" may be left out where there is no EOS token. A law lists the
-probabilities of tokens 0..V-1.
+A kernel maps histories to distributions. A history is its tokens 0..V-1 in decimal with a space between them, "" at
+position 1. A kernel has all histories of 0..H-1 tokens; those that contain an EOS token may be left out, since the
+distribution after one is the point mass on the first token of "eos". "eos" may be left out where there is no EOS token.
+A distribution lists the probabilities of tokens 0..V-1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,14 @@ from typing import Any
 import numpy as np
 
 from kvdrift.generator.finite.enumeration import exact_rows
-from kvdrift.generator.finite.system import FiniteSystem, FloatArray, Laws, check_shape, history_of, mixture_system
+from kvdrift.generator.finite.system import (
+    Distributions,
+    FiniteSystem,
+    FloatArray,
+    check_shape,
+    history_of,
+    mixture_system,
+)
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError, nearest, reading
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
@@ -47,7 +55,7 @@ Strata = dict[str, dict[str, list[FiniteSystem]]]
 
 
 def file_systems(study: Study) -> list[FiniteSystem] | None:
-    """Read all systems of the study's file, with the study's law; None if the study draws its systems."""
+    """Read all systems of the study's file, with the study's sampling; None if the study draws its systems."""
     file = study.model.tables_file
     return None if file is None else [_deployed(system, study.sampling) for system in read_system_file(file).values()]
 
@@ -106,16 +114,17 @@ def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> l
 
 
 def _deployed(system: FiniteSystem, sampling: Sampling) -> FiniteSystem:
-    """Return the system with tables of the law by which tokens are drawn."""
+    """Return the system with the tables from which tokens are drawn."""
     if sampling == FULL_SOFTMAX:
         return system
-    from kvdrift.generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the tables' own law
+    from kvdrift.generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the full softmax
 
     return replace(
         system,
         reference=tuple(deployed_table(table, sampling) for table in system.reference),
         actions={
-            name: tuple(deployed_table(table, sampling) for table in laws) for name, laws in system.actions.items()
+            name: tuple(deployed_table(table, sampling) for table in distributions)
+            for name, distributions in system.actions.items()
         },
     )
 
@@ -133,7 +142,7 @@ def _stored(study: Study, read: Iterable[FiniteSystem]) -> Iterator[FiniteSystem
             system,
             horizon=horizon,
             reference=system.reference[:horizon],
-            actions={name: system.laws(name)[:horizon] for name in names},
+            actions={name: system.distributions(name)[:horizon] for name in names},
         )
 
 
@@ -183,17 +192,17 @@ def _system(name: str, given: Any) -> FiniteSystem:
         raise InputError(f"{where}, eos: {_shown(eos)} is not a list of tokens")
     eos_tokens = tuple(_integer(token, f"{where}, eos") for token in eos)
     check_shape(name, alphabet, horizon, eos_tokens)
-    reference = _laws(f"{where}, reference", content["reference"], alphabet, horizon, eos_tokens)
+    reference = _distributions(f"{where}, reference", content["reference"], alphabet, horizon, eos_tokens)
     actions = {
-        action: _laws(f"{where}, action '{action}'", kernel, alphabet, horizon, eos_tokens)
+        action: _distributions(f"{where}, action '{action}'", kernel, alphabet, horizon, eos_tokens)
         for action, kernel in _object(content["actions"], f"{where}, actions").items()
     }
     return FiniteSystem(name, alphabet, horizon, reference, actions, eos_tokens)
 
 
-def _laws(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]) -> Laws:
+def _distributions(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]) -> Distributions:
     kernel = dict(_object(given, where))
-    laws = []
+    distributions = []
     for t in range(horizon):
         table = np.empty((alphabet**t, alphabet))
         for code in range(alphabet**t):
@@ -201,20 +210,20 @@ def _laws(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple
             place = f"{where}, position {t + 1}, history {list(history)}"
             key = " ".join(map(str, history))
             if key in kernel:
-                table[code] = _law(kernel.pop(key), alphabet, place)
+                table[code] = _distribution(kernel.pop(key), alphabet, place)
             elif any(token in eos_tokens for token in history):
                 table[code] = np.arange(alphabet) == eos_tokens[0]
             else:
-                raise InputError(f'{place}: no law; a kernel needs one for every history, here under "{key}"')
-        laws.append(table)
+                raise InputError(f'{place}: no distribution; a kernel needs one for every history, here under "{key}"')
+        distributions.append(table)
     for key in kernel:
         raise InputError(
             f'{where}: "{key}" is not a history of at most {horizon - 1} tokens 0..{alphabet - 1} with spaces between'
         )
-    return tuple(laws)
+    return tuple(distributions)
 
 
-def _law(given: Any, alphabet: int, where: str) -> FloatArray:
+def _distribution(given: Any, alphabet: int, where: str) -> FloatArray:
     if not isinstance(given, list) or len(given) != alphabet:
         raise InputError(f"{where}: {_shown(given)} is not a list of {alphabet} probabilities")
     for token, value in enumerate(given):

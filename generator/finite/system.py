@@ -1,10 +1,11 @@
-"""A finite-state system: a table of next-token laws for every history, of a reference and of each action.
+"""A finite-state system: a table of next-token distributions for every history, of a reference and of each action.
 
-A history is coded as a number in base V whose first digit is the first token. The laws of position t + 1 are an array
-[V**t, V], and a history's code times V plus a token is the code of the history with that token added.
+A history is coded as a number in base V whose first digit is the first token. The distributions of position t + 1 are
+an array [V**t, V], and a history's code times V plus a token is the code of the history with that token added.
 
-The paper's random family mixes the reference with each action's own random law. Such a law is a function of seed,
-system, action and history alone. It depends neither on the other systems and actions of a study nor on the horizon.
+The paper's random family mixes the reference with each action's own random distribution. Such a distribution is a
+function of seed, system, action and history alone. It depends neither on the other systems and actions of a study nor
+on the horizon.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.keyed_random import keyed_generator
 
 FloatArray = NDArray[np.float64]
-Laws = tuple[FloatArray, ...]
-"""The laws of each position t = 1..H, [V**(t - 1), V]."""
+Distributions = tuple[FloatArray, ...]
+"""The distributions of each position t = 1..H, [V**(t - 1), V]."""
 
 SUM_TOLERANCE = 1e-12
-"""Largest error of a law's sum; rounding a normalized law of V tokens moves it by at most V * 1.2e-16."""
+"""Largest error of a distribution's sum; rounding moves the sum over V tokens by at most V * 1.2e-16."""
 LARGEST_TABLE = 2**22
-"""Most numbers in one kernel's laws of the last position: 32 MiB."""
+"""Most numbers in one kernel's distributions of the last position: 32 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
 class FiniteSystem:
     """Kernels P and Q^a over an alphabet of V tokens to horizon H (paper, sec. "timing-occupation").
 
-    The laws may differ at position 1 already, since there is no prompt.
+    The distributions may differ at position 1 already, since there is no prompt.
 
     Attributes:
         name: The system's name.
         alphabet: V, the number of tokens, at least 2.
         horizon: H, the number of positions, at least 1.
-        reference: Laws of the reference on its own history.
-        actions: Laws of each action on its own history, at least one action.
-        eos_tokens: Absorbing tokens. After a side has emitted one, its law is the point mass on ``eos_tokens[0]``,
-            whatever its table says.
+        reference: Distributions of the reference on its own history.
+        actions: Distributions of each action on its own history, at least one action.
+        eos_tokens: Absorbing tokens. After a side has emitted one, its distribution is the point mass on
+            ``eos_tokens[0]``, whatever its table says.
     """
 
     name: str
     alphabet: int
     horizon: int
-    reference: Laws
-    actions: Mapping[str, Laws]
+    reference: Distributions
+    actions: Mapping[str, Distributions]
     eos_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -57,11 +58,11 @@ class FiniteSystem:
         where = f"system '{self.name}'"
         if not self.actions:
             raise InputError(f"{where}: no action; a system has a reference and at least one action")
-        self._check_laws(f"{where}, reference", self.reference)
-        for action, laws in self.actions.items():
-            self._check_laws(f"{where}, action '{action}'", laws)
+        self._check_distributions(f"{where}, reference", self.reference)
+        for action, distributions in self.actions.items():
+            self._check_distributions(f"{where}, action '{action}'", distributions)
 
-    def laws(self, action: str | None) -> Laws:
+    def distributions(self, action: str | None) -> Distributions:
         """Return the tables of an action, or of the reference (None)."""
         if action is None:
             return self.reference
@@ -69,14 +70,14 @@ class FiniteSystem:
             raise InputError(f"system '{self.name}' has no action '{action}'; {nearest(action, self.actions)}")
         return self.actions[action]
 
-    def absorbing_laws(self, action: str | None) -> Laws:
-        """Return the tables in which each law after an EOS token is the point mass on ``eos_tokens[0]``."""
-        laws = self.laws(action)
+    def absorbing_distributions(self, action: str | None) -> Distributions:
+        """Return the tables in which each distribution after an EOS token is the point mass on ``eos_tokens[0]``."""
+        distributions = self.distributions(action)
         if not self.eos_tokens:
-            return laws
+            return distributions
         absorbed = np.eye(self.alphabet)[self.eos_tokens[0]]
         return tuple(
-            np.where(ended[:, None], absorbed, table) for ended, table in zip(self.ended(), laws, strict=False)
+            np.where(ended[:, None], absorbed, table) for ended, table in zip(self.ended(), distributions, strict=False)
         )
 
     def ended(self) -> tuple[NDArray[np.bool_], ...]:
@@ -87,14 +88,15 @@ class FiniteSystem:
             ended.append((ended[-1][:, None] | is_eos).ravel())
         return tuple(ended)
 
-    def _check_laws(self, where: str, laws: Laws) -> None:
-        if len(laws) != self.horizon:
-            raise InputError(f"{where}: laws of {len(laws)} position(s), horizon {self.horizon}")
-        for t, table in enumerate(laws):
+    def _check_distributions(self, where: str, distributions: Distributions) -> None:
+        if len(distributions) != self.horizon:
+            raise InputError(f"{where}: distributions of {len(distributions)} position(s), horizon {self.horizon}")
+        for t, table in enumerate(distributions):
             shape = (self.alphabet**t, self.alphabet)
             if table.shape != shape or table.dtype != np.float64:
                 raise InputError(
-                    f"{where}, position {t + 1}: laws are {table.dtype} {list(table.shape)}, not float64 {list(shape)}"
+                    f"{where}, position {t + 1}: distributions are {table.dtype} {list(table.shape)}, not float64 "
+                    f"{list(shape)}"
                 )
             # Written so that NaN fails both.
             faulty = ~((table >= 0.0).all(axis=1) & (np.abs(table.sum(axis=1) - 1.0) <= SUM_TOLERANCE))
@@ -107,15 +109,15 @@ class FiniteSystem:
 
 
 def check_shape(name: str, alphabet: int, horizon: int, eos_tokens: tuple[int, ...] = ()) -> None:
-    """Check that laws of these sizes fit a table, and that the EOS tokens are distinct tokens of the alphabet."""
+    """Check that distributions of these sizes fit a table, and that EOS tokens are distinct tokens of the alphabet."""
     if alphabet < 2:
         raise InputError(f"system '{name}': an alphabet has at least 2 tokens, not {alphabet}")
     if horizon < 1:
         raise InputError(f"system '{name}': a horizon is at least 1, not {horizon}")
     if horizon > 64 or alphabet**horizon > LARGEST_TABLE:
         raise InputError(
-            f"system '{name}': {alphabet} tokens to horizon {horizon} make laws of {alphabet}^{horizon} numbers; "
-            f"a table holds at most {LARGEST_TABLE}"
+            f"system '{name}': {alphabet} tokens to horizon {horizon} make distributions of {alphabet}^{horizon} "
+            f"numbers; a table holds at most {LARGEST_TABLE}"
         )
     for place, token in enumerate(eos_tokens):
         if not 0 <= token < alphabet:
@@ -129,11 +131,11 @@ def history_of(code: int, length: int, alphabet: int) -> tuple[int, ...]:
     return tuple(code // alphabet**place % alphabet for place in reversed(range(length)))
 
 
-def _fault(law: FloatArray) -> str:
-    for token, probability in enumerate(law.tolist()):
+def _fault(distribution: FloatArray) -> str:
+    for token, probability in enumerate(distribution.tolist()):
         if not probability >= 0.0:
             return f"token {token} has probability {probability!r}; a probability is at least 0"
-    return f"the law sums to {float(law.sum())!r}, not to 1 (within {SUM_TOLERANCE:g})"
+    return f"the distribution sums to {float(distribution.sum())!r}, not to 1 (within {SUM_TOLERANCE:g})"
 
 
 def mixture_system(
@@ -155,13 +157,13 @@ def mixture_system(
     strength = 0.05 + 0.45 * number / total
     lengths = range(horizon)
     stream = keyed_generator(json.dumps(["laws", seed, name, None]))
-    reference = tuple(_random_laws(stream, alphabet**t, alphabet) for t in lengths)
+    reference = tuple(_random_distributions(stream, alphabet**t, alphabet) for t in lengths)
     mixtures = {}
     for action in actions:
         stream = keyed_generator(json.dumps(["laws", seed, name, action]))
         mixed = []
         for p in reference:
-            own = _random_laws(stream, len(p), alphabet)
+            own = _random_distributions(stream, len(p), alphabet)
             u, v = stream.random((2, len(p), 1))
             share = strength * (0.5 + 0.5 * u) * v
             mixed.append((1.0 - share) * p + share * own)
@@ -169,7 +171,7 @@ def mixture_system(
     return FiniteSystem(name, alphabet, horizon, reference, mixtures)
 
 
-def _random_laws(stream: np.random.Generator, histories: int, alphabet: int) -> FloatArray:
+def _random_distributions(stream: np.random.Generator, histories: int, alphabet: int) -> FloatArray:
     """Draw normalized Gamma(1.5, 1) + 0.05 weights, [histories, V], from 3 uniforms each.
 
     Gamma(1.5, 1) is the sum of a Gamma(1, 1), here -log u, and a Gamma(1/2, 1), half a squared normal (Box-Muller). The

@@ -15,7 +15,7 @@ from kvdrift.schema.sampling import Sampling
 
 
 class Model(Protocol):
-    """A model that has next-token laws for documents."""
+    """A model that has next-token distributions for documents."""
 
     @property
     def id(self) -> str:
@@ -23,7 +23,7 @@ class Model(Protocol):
 
     @property
     def device(self) -> str:
-        """The device that computes laws, as torch names it."""
+        """The device that computes distributions, as torch names it."""
 
     @property
     def dtype(self) -> str:
@@ -35,7 +35,7 @@ class Model(Protocol):
 
     @property
     def sampling(self) -> Sampling:
-        """The law of tokens."""
+        """The temperature and truncation by which tokens are drawn."""
 
     @property
     def batch_deviation(self) -> float | None:
@@ -90,7 +90,7 @@ class PreparedDocument(Protocol):
         """
 
     def under(self, sampling: Sampling) -> Self:
-        """Return the same caches, with tokens drawn by another law than the model's."""
+        """Return the same caches, with other sampling than the model's."""
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """Return how many replicates of each action fit into the free memory; at least 1."""

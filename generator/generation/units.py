@@ -53,7 +53,7 @@ _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, repli
 
 @dataclass(frozen=True)
 class StudySampling:
-    """One of several studies that share a model and its documents, and the study's law of tokens."""
+    """One of several studies that share a model and its documents, with the study's sampling."""
 
     study: str
     sampling: Sampling
@@ -63,7 +63,7 @@ class StudySampling:
 class PendingUnit:
     """Replicates of an action's revision that are still to be generated: ``first .. first + count - 1``.
 
-    ``of`` is their study, with its law; None for the study and law of the whole work.
+    ``of`` is their study, with its sampling; None for the study and sampling of the whole work.
     """
 
     action: Action
@@ -120,11 +120,11 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
 
 
 def _pairs(pending: Sequence[PendingUnit]) -> int:
-    """Return how many pairs are decoded at once: the pairs of one law; of several laws, the largest number."""
-    laws = Counter[StudySampling | None]()
+    """Return how many pairs are decoded at once: the most pairs that have the same sampling."""
+    counts = Counter[StudySampling | None]()
     for item in pending:
-        laws[item.of] += item.count
-    return max(laws.values())
+        counts[item.of] += item.count
+    return max(counts.values())
 
 
 def generate_together(
@@ -132,9 +132,9 @@ def generate_together(
 ) -> list[list[Unit]]:
     """Generate all pending units of some documents, which are in memory together; return those of each document.
 
-    Events depend only on (seed, law, document, action, estimator, replicate). They do not depend on which units are
-    generated together, how many replicates fit into memory, or which computations are shared. Units of coupled rollouts
-    come before those of residual branching.
+    Events depend only on (seed, sampling, document, action, estimator, replicate). They do not depend on which units
+    are generated together, how many replicates fit into memory, or which computations are shared. Units of coupled
+    rollouts come before those of residual branching.
     """
     with model.computing():
         # 1) Prefill: each prompt once, recording what the selectors of all actions need
@@ -142,15 +142,15 @@ def generate_together(
         prepared = [_prepare(model, document, pending, horizon, seed) for document, pending in work]
 
         units: dict[str, list[Unit]] = {prompt.document.doc: [] for prompt in prepared}
-        laws = dict.fromkeys(item.of for prompt in prepared for item in prompt.items)
-        for of, estimator in itertools.product(laws, (PLAIN, SWRB)):
+        samplings = dict.fromkeys(item.of for prompt in prepared for item in prompt.items)
+        for of, estimator in itertools.product(samplings, (PLAIN, SWRB)):
             for group in _groups(prepared, of, estimator):
                 # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
-                # and half as many if it was not enough; the laws one after the other, from the same caches
+                # and half as many if it was not enough; the samplings one after the other, from the same caches
                 decoded, seconds = _decode(group, of, estimator, horizon, sharing)
 
                 # 4) Record: one unit for each item, with its share of the time
-                computed = max(sum(steps.laws for steps in decoded.values()), 1)
+                computed = max(sum(steps.kernel_evaluations for steps in decoded.values()), 1)
                 for (d, a), steps in decoded.items():
                     prompt, item = group[d], group[d].items[a - 1]
                     record = {
@@ -158,8 +158,8 @@ def generate_together(
                         **_settings(study, model, prompt.document, item, horizon, seed),
                         **prompt.caches.record(a, item.count),
                         "weight_bytes": model.weight_bytes(item.action),
-                        "decode_seconds": seconds / computed * steps.laws,
-                        "kernel_evaluations": round(steps.laws),
+                        "decode_seconds": seconds / computed * steps.kernel_evaluations,
+                        "kernel_evaluations": round(steps.kernel_evaluations),
                         "pair_evaluations": steps.pair_evaluations,
                     }
                     units[prompt.document.doc].append(Unit(record, event_rows(record, steps), prompt.caches.kept(a)))
@@ -209,7 +209,7 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
 
 
 def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: str) -> list[list[_Prepared]]:
-    """Group the documents with items of a law and estimator; a group is decoded side by side."""
+    """Group the documents with items of a sampling and estimator; a group is decoded side by side."""
     having = [
         prompt if of is None else replace(prompt, caches=prompt.caches.under(of.sampling))
         for prompt in prepared
@@ -223,7 +223,7 @@ def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: 
 def _decode(
     group: Sequence[_Prepared], of: StudySampling | None, estimator: str, horizon: int, sharing: SharingOptions
 ) -> tuple[dict[_Place, Any], float]:
-    """Return the decoded steps of each item of a law and estimator, [replicates, H], and the seconds of all positions.
+    """Return the decoded steps of each item of a sampling and estimator, [replicates, H], and the seconds of all steps.
 
     Steps that the model tries first for a new size are not in the seconds.
     """
@@ -322,9 +322,9 @@ def _settings(
     made_with = versions_on(model.device) | {"row_multiple": str(model.row_multiple)}
     if model.logits_dtype is not None:
         made_with["logits_dtype"] = model.logits_dtype
-    law = model.sampling if item.of is None else item.of.sampling
-    if law != FULL_SOFTMAX:
-        made_with["law"] = law.words
+    sampling = model.sampling if item.of is None else item.of.sampling
+    if sampling != FULL_SOFTMAX:
+        made_with["law"] = sampling.words
     return {
         "study": item.study(study), "model": model.id, "doc": document.doc, "action": item.action.name,
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,

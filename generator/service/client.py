@@ -245,7 +245,7 @@ Units = Sequence["PendingUnit"]
 
 
 class RemoteGenerator:
-    """Generates for the studies of one file, one model under one law or several, at an endpoint.
+    """Generates for the studies of one file, one model with one sampling or several, at an endpoint.
 
     ``say`` is called with a line when the endpoint is lost and when it is back. ``pause`` is the number of seconds
     until a lost endpoint is asked again for the first time.
@@ -426,11 +426,11 @@ class RemoteGenerator:
 
 
 def requests(pending: Units, horizon: int) -> list[Units]:
-    """Return a document's units as one request or, if they are too many events for one, as one for each law."""
+    """Return a document's units as one request or, if they are too many events for one, as one for each sampling."""
     if sum(item.count for item in pending) * horizon <= MAX_EVENTS:
         return [pending]
-    laws = dict.fromkeys(item.of for item in pending)
-    return [[item for item in pending if item.of == of] for of in laws]
+    samplings = dict.fromkeys(item.of for item in pending)
+    return [[item for item in pending if item.of == of] for of in samplings]
 
 
 def _toml(value: str | None) -> str:

@@ -108,7 +108,7 @@ class DocumentMessage(_Message):
 
 
 class SamplingMessage(_Message):
-    """The name of a study, with its law of tokens."""
+    """The name of a study, with its sampling."""
 
     study: _Text
     temperature: Temperature
@@ -117,7 +117,7 @@ class SamplingMessage(_Message):
 
     @property
     def sampling(self) -> Sampling:
-        """Return the law of tokens."""
+        """Return the sampling: temperature and truncation."""
         return Sampling(self.temperature, self.top_p, self.top_k)
 
 

@@ -1,1 +1,1 @@
-"""Transformers as models: loading, prefill, eviction, laws, and memory."""
+"""Transformers as models: loading, prefill, eviction, distributions, and memory."""

@@ -38,11 +38,11 @@ _DEVICE_LOST = re.compile(
 
 @dataclass(frozen=True)
 class Decoder:
-    """A causal language model that is ready to compute laws."""
+    """A causal language model that is ready to compute distributions."""
 
     id: str  # in the study file
     network: Any  # a transformers causal language model in evaluation mode
-    device: str  # of tokens and laws; with a device map, layers may be on other devices
+    device: str  # of tokens and distributions; with a device map, layers may be on other devices
     dtype: str  # of the weights
     eos_tokens: tuple[int, ...]  # which end a continuation; the first fills the positions after the end
     positions: int  # the most tokens, prompt and generated tokens, that the model was made for

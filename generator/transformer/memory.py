@@ -21,7 +21,7 @@ from kvdrift.schema.tables import SWRB
 # number does not depend on the memory that is free, since other chunks round differently.
 PREFILL_CHUNK = 1024
 
-# Laws over more tokens than this are float32, and only their sums float64.
+# Distributions over more tokens than this are float32, and only their sums float64.
 DOUBLE_VOCABULARY = 4096
 
 _COLUMNS = 8  # of 16 bits take 16 bytes
@@ -105,18 +105,18 @@ class ModelShape:
 
     @property
     def probabilities_bytes(self) -> int:
-        """Bytes of one law."""
+        """Bytes of one distribution."""
         return padded_vocabulary(self.vocabulary) * (8 if self.vocabulary <= DOUBLE_VOCABULARY else 4)
 
     @property
-    def law_bytes(self) -> int:
-        """Bytes of one stream's logits and law, and of the logits in the law's dtype if it differs.
+    def distribution_bytes(self) -> int:
+        """Bytes of one stream's logits and distribution, and of the logits in the distribution's dtype if it differs.
 
         Logits are counted in the larger dtype: that of the weights, or float32 if a study asks for it.
         """
-        law, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
+        probabilities, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
         logits = [columns * item for item in (self.item_bytes, 4)]
-        return law + max(size if size == law else size + law for size in logits)
+        return probabilities + max(size if size == probabilities else size + probabilities for size in logits)
 
     def partial_bytes(self, entries: int) -> int:
         """Return the bytes of one stream's attention to each chunk of a prompt in one layer; the sums are float32."""
@@ -138,8 +138,8 @@ class ModelShape:
 
         Coupled rollouts have one reference stream for each replicate, and for each pair streams along X and Y. Residual
         branching has a reference stream for each pair, and keeps the two streams of its scan. Where no kernel compares
-        laws in place, a pair has copies of both and their difference. Where a policy keeps scores of ``scored`` prompt
-        entries, every stream has room for them.
+        distributions in place, a pair has copies of both and their difference. Where a policy keeps scores of
+        ``scored`` prompt entries, every stream has room for them.
 
         ``reference`` says whether this model decodes the reference's streams, too; an action's own weights do not.
         ``tried`` adds what trying whole steps takes beforehand: more streams, and entries of one layer.
@@ -156,7 +156,7 @@ class ModelShape:
         suffix = self.entry_bytes * horizon + self.state_bytes
         suffix += self.score_bytes(scored + horizon) if scored else 0
         step = self.activation_bytes + self.partial_bytes(entries) + _STATES_AT_ONCE * self.layer_state_bytes
-        stream = suffix + self.law_bytes + step
+        stream = suffix + self.distribution_bytes + step
         return streams * stream + kept * suffix + total * 3 * self.probabilities_bytes + trial
 
 
@@ -185,7 +185,7 @@ def inner_width(config: Mapping[str, Any], experts: int | None) -> int:
 
 
 def padded_vocabulary(vocabulary: int) -> int:
-    """Return the columns of a row of logits or of a law on a GPU, so that a row takes a multiple of 16 bytes."""
+    """Return the columns of a row of logits or probabilities on a GPU, so that a row takes a multiple of 16 bytes."""
     return -(-vocabulary // _COLUMNS) * _COLUMNS
 
 

@@ -395,7 +395,7 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
             message = f"{len(prompt.layers)} of {expected} layers attend through it"
             raise ValueError(message)
         compared.expect(torch.tensor([ENTRIES - 1]))
-        compared.see_distributions(prompt.first_law[None])
+        compared.see_distributions(prompt.first_distribution[None])
         whole = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in prompt.layers]
         evicted = [
             layer_entries
@@ -404,7 +404,7 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
             for layer, layer_entries in zip(prompt.layers, whole, strict=True)
         ]
         caches = PromptCaches(
-            ENTRIES, prompt.first_law, [StreamCache(layers, prompt.states) for layers in (whole, evicted)]
+            ENTRIES, prompt.first_distribution, [StreamCache(layers, prompt.states) for layers in (whole, evicted)]
         )
         kernels = TransformerStreams(model, [caches], 4, STEPS + 1, SHARE_ALL)
         kernels.open([0, 1])

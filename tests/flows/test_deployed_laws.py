@@ -31,7 +31,7 @@ def test_tables_of_systems_have_the_study_s_law(tmp_path: Path) -> None:
     systems = [[*study_systems(study)["evaluation"]["binary"]] for study in (plain, half)]
     for before, after in zip(*systems, strict=True):
         for action in (None, "mixture"):
-            for table, made in zip(before.laws(action), after.laws(action), strict=True):
+            for table, made in zip(before.distributions(action), after.distributions(action), strict=True):
                 wanted = [plain_law(np.log(row).tolist(), Sampling(0.5)) for row in table]
                 np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-14)
 

@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 
 from kvdrift.generator.attention import triton_kernels as attention
 from kvdrift.generator.coupling import fused_sums
-from kvdrift.generator.coupling.laws import BLOCK_TOKENS
+from kvdrift.generator.coupling.distributions import BLOCK_TOKENS
 from kvdrift.generator.transformer.fused import triton_kernels
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,5 +86,5 @@ def test_operations_of_layers(capability: int, dtype: str) -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 def test_sums_of_pairs(capability: int, dtype: str) -> None:
-    types = {"laws": f"*{dtype}", "rows": "*i64", "sums": "*fp64"}
+    types = {"distributions": f"*{dtype}", "rows": "*i64", "sums": "*fp64"}
     assert compiled(fused_sums._sum_pairs, types, {"BLOCK": BLOCK_TOKENS}, capability, UNFUSED).asm["cubin"]

@@ -28,7 +28,7 @@ from fixtures.study_files import load_study
 from torch import Tensor
 
 from kvdrift.generator.checks.random_models import random_document, save_random_model
-from kvdrift.generator.coupling.laws import NOTHING, LawTable, fused_draws
+from kvdrift.generator.coupling.distributions import NOTHING, DistributionTable, fused_draws
 from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTORS
@@ -206,7 +206,7 @@ def test_couplings_in_one_pass(device: Device) -> None:
     rows = torch.stack([torch.cat([torch.full_like(left, NOTHING), left, left]), torch.cat([left, right, right])])
     there = [device.holding(tensor) for tensor in (laws, rows, u, torch.arange(40))]
     found = fused_draws(*there, 17).cpu().view(4, 40)
-    plain = LawTable(laws, 17)
+    plain = DistributionTable(laws, 17)
     x = plain.draw(left, u[:40])
     y, distance = plain.couple(left, right, x, u[80:], u[40:80])
     assert torch.equal(found[:2].long(), torch.stack([x, y]))

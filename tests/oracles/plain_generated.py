@@ -85,7 +85,7 @@ class CodedStream:
         self._next = len(tokens)
         with torch.no_grad():
             output = network(torch.tensor([list(tokens)]), past_key_values=self._cache)
-        self.first_law = softmax(output.logits[0, -1])
+        self.first_distribution = softmax(output.logits[0, -1])
         self._done = [{"keys": 0, "values": 0} for _ in self._cache.layers]
         for number, layer in enumerate(self._cache.layers):
             for name in ("keys", "values"):

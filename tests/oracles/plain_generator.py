@@ -138,7 +138,7 @@ def plain_rollout(
 
 
 def coupled_steps(
-    first_law: NDArray[np.float64],
+    first_distribution: NDArray[np.float64],
     first_law_y: NDArray[np.float64] | None,
     reference: Advance,
     compressed_on_y: Advance,
@@ -160,13 +160,13 @@ def coupled_steps(
     x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
     for k in range(count):
         if first_law_y is None:
-            x[k, 0] = y[k, 0] = inverse_cdf(first_law, u_x[k, 0, 0])
+            x[k, 0] = y[k, 0] = inverse_cdf(first_distribution, u_x[k, 0, 0])
         else:
-            delta[k, 0] = f[k, 0] = 1.0 - np.minimum(first_law, first_law_y).sum()
-            x[k, 0], y[k, 0] = coupled_pair(first_law, first_law_y, u_x[k, 0, 0], *u_y[k, 0])
+            delta[k, 0] = f[k, 0] = 1.0 - np.minimum(first_distribution, first_law_y).sum()
+            x[k, 0], y[k, 0] = coupled_pair(first_distribution, first_law_y, u_x[k, 0, 0], *u_y[k, 0])
         x_eos[k, 0], y_eos[k, 0] = x[k, 0] in eos_tokens, y[k, 0] in eos_tokens
 
-    end = np.zeros(len(first_law))
+    end = np.zeros(len(first_distribution))
     end[eos_tokens[0]] = 1.0
     for column in range(1, horizon):
         p_laws, forced_laws = reference(x[:, column - 1]), compressed_on_x(x[:, column - 1])
@@ -187,7 +187,7 @@ def coupled_steps(
 class Stream(Protocol):
     """One cache followed along one history."""
 
-    first_law: NDArray[np.float64]
+    first_distribution: NDArray[np.float64]
 
     def advance(self, token: int) -> NDArray[np.float64]:
         """Feed a token and return the next law."""
@@ -207,7 +207,9 @@ def plain_streams_rollout(
         uniform_table(seed, document, None, replicates, horizon, 1),
         uniform_table(seed, document, action, replicates, horizon, 2),
     )
-    return coupled_steps(sides[0][0].first_law, None, *map(side, sides), uniforms=uniforms, eos_tokens=eos_tokens)
+    return coupled_steps(
+        sides[0][0].first_distribution, None, *map(side, sides), uniforms=uniforms, eos_tokens=eos_tokens
+    )
 
 
 def coupled_pair(

@@ -52,7 +52,7 @@ class PlainStream:
         self._next = len(tokens)
         with torch.no_grad():
             output = network(torch.tensor([list(tokens)]), past_key_values=self._cache, output_attentions=True)
-        self.first_law = softmax(output.logits[0, -1])
+        self.first_distribution = softmax(output.logits[0, -1])
         self.heads: list[list[PlainHead]] = []
         for attention, layer in zip(output.attentions, self._cache.layers, strict=True):
             received = self._received(attention[0].double().numpy(), layer.keys.shape[1])

@@ -26,7 +26,7 @@ class ServerFacts:
     """A server's report of itself.
 
     Attributes:
-        reported: Facts that determine its laws, as far as it reports them; another value is another identity.
+        reported: Facts that determine its distributions, as far as it reports them; another value is another identity.
         beside: Other facts, such as the number of slots.
         vocabulary: V.
         positions: The largest number of tokens, prompt and generated tokens; 0 if it does not say.
@@ -44,7 +44,9 @@ class ServerFacts:
     beside: Mapping[str, Any] = field(default_factory=dict)
 
 
-def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str) -> NDArray[np.float32]:
+def whole_distribution(
+    tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str
+) -> NDArray[np.float32]:
     """Return logarithms of probabilities, float32 [V], from those of token ids in any order; errors say ``where``.
 
     A logarithm that is None is that of probability 0, since JSON has no infinity and servers write null.
@@ -61,23 +63,25 @@ def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int,
             "say how many there are by vocabulary"
         )
     if unknown := int(np.isnan(values).sum()):
-        raise OperationError(f"{where}: {unknown:,} of the server's log-probabilities are NaN; a law has numbers")
-    law = np.full(vocabulary, np.nan)
-    law[ids] = values
-    if missing := int(np.isnan(law).sum()):
+        raise OperationError(
+            f"{where}: {unknown:,} of the server's log-probabilities are NaN; a distribution has numbers"
+        )
+    distribution = np.full(vocabulary, np.nan)
+    distribution[ids] = values
+    if missing := int(np.isnan(distribution).sum()):
         raise InputError(
-            f"{where}: the server returned {vocabulary - missing:,} of {vocabulary:,} log-probabilities; a law needs "
-            "all of them: vLLM has them with --max-logprobs -1, and a server that cannot return them all can be "
-            'compared at temperature 0, with api = "openai"'
+            f"{where}: the server returned {vocabulary - missing:,} of {vocabulary:,} log-probabilities; a "
+            "distribution needs all of them: vLLM has them with --max-logprobs -1, and a server that cannot return "
+            'them all can be compared at temperature 0, with api = "openai"'
         )
     with np.errstate(over="ignore"):
-        total = float(np.exp(law).sum())
+        total = float(np.exp(distribution).sum())
     if not abs(total - 1) < 1e-2:
         of_nulls = f", with 0 for {nulls:,} that are null" if nulls else ""
         raise OperationError(
-            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}: they are not those of a law"
+            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}: they are not those of a distribution"
         )
-    return law.astype(np.float32)
+    return distribution.astype(np.float32)
 
 
 NAMED_BY_ID: Final = "token_id:"  # how a token is named that is asked for by its id
@@ -104,7 +108,7 @@ class Vllm:
             probed_tokenizer(connection, body),
         )  # fmt: skip
 
-    def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def distribution(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the logarithms of the next token's probabilities, float32 [V]."""
         body = {
             "model": facts.reported["id"], "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "top_p": 1.0,
@@ -119,7 +123,7 @@ class Vllm:
             raise OperationError(
                 f"{connection.url}/v1/completions: the answer has no log-probabilities by token id"
             ) from None
-        return whole_law(ids, list(likely.values()), facts.vocabulary, connection.url)
+        return whole_distribution(ids, list(likely.values()), facts.vocabulary, connection.url)
 
 
 def first_model(connection: Connection, where: str) -> dict[str, Any]:
@@ -160,7 +164,7 @@ class Sglang:
         positions = int(server.get("context_length") or 0)
         return ServerFacts(said, settings.vocabulary, positions, (), tokenizer)
 
-    def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def distribution(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the logarithms of the next token's probabilities, float32 [V]."""
         sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "ignore_eos": True}
         body = {
@@ -173,7 +177,7 @@ class Sglang:
             logarithms, ids = [one[0] for one in likely], [one[1] for one in likely]
         except (KeyError, IndexError, TypeError):
             raise OperationError(f"{connection.url}/generate: the answer has no output_top_logprobs") from None
-        return whole_law(ids, logarithms, facts.vocabulary, connection.url)
+        return whole_distribution(ids, logarithms, facts.vocabulary, connection.url)
 
 
 class OpenAi:
@@ -275,14 +279,14 @@ class LlamaServer:
         """
         return _computed(connection, slot, self._complete(connection, slot, tokens, cached=cached, vocabulary=0))
 
-    def law(
+    def distribution(
         self, connection: Connection, slot: int, tokens: Sequence[int], vocabulary: int, *, cached: bool = True
     ) -> tuple[NDArray[np.float32], int]:
-        """Let a slot hold some tokens; return the law after them, float32 [V], and the number of tokens computed anew.
+        """Let a slot hold some tokens; return the next distribution, float32 [V], and how many tokens were computed.
 
         Raises:
             LostServerError: The server was gone, and is back.
-            InputError: The law lacks tokens.
+            InputError: The distribution lacks tokens.
         """
         answer = self._complete(connection, slot, tokens, cached=cached, vocabulary=vocabulary)
         found = answer.get("completion_probabilities") or [{}]
@@ -291,7 +295,7 @@ class LlamaServer:
             ids, logarithms = [one["id"] for one in likely], [one["logprob"] for one in likely]
         except (KeyError, TypeError):
             raise OperationError(f"{connection.url}/completion: log-probabilities have no token ids") from None
-        return whole_law(ids, logarithms, vocabulary, connection.url), _computed(connection, slot, answer)
+        return whole_distribution(ids, logarithms, vocabulary, connection.url), _computed(connection, slot, answer)
 
     def slot_bytes(self, connection: Connection, slot: int) -> int | None:
         """Return the bytes of a slot's saved state; None if the server was not started to save slots."""
@@ -302,7 +306,7 @@ class LlamaServer:
     def _complete(
         connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool, vocabulary: int
     ) -> dict[str, Any]:
-        """Return the answer to a request that decodes some tokens; without a law the request draws no token."""
+        """Return the answer to a request that decodes some tokens; it draws a token only if it wants a distribution."""
         body = {
             "prompt": list(tokens), "id_slot": slot, "cache_prompt": cached, "n_predict": 1 if vocabulary else 0,
             "n_probs": vocabulary, "samplers": [], "post_sampling_probs": False, "temperature": 1.0, "seed": 1,
@@ -340,13 +344,13 @@ class _Vocabulary:
 
 
 def _vocabulary(connection: Connection, vocabulary: int, said: str, eos: Any) -> _Vocabulary:
-    """Return a server's tokens, asked once in a process; ``eos`` is the text of its EOS. A whole law has all names."""
+    """Return a server's tokens, requested once in a process, from a whole distribution; ``eos`` is the EOS text."""
     key = (connection.url, said)
     if key in _vocabularies:
         return _vocabularies[key]
     likely = all_tokens(connection, vocabulary)
     names = sorted((one["id"], one.get("bytes") or one.get("token")) for one in likely)
-    whole_law([one["id"] for one in likely], [one["logprob"] for one in likely], vocabulary, connection.url)
+    whole_distribution([one["id"] for one in likely], [one["logprob"] for one in likely], vocabulary, connection.url)
     _vocabularies[key] = _Vocabulary(_sha256(json.dumps(names)), _ends(connection, eos))
     return _vocabularies[key]
 

@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from kvdrift.generator.engines.engine import Capabilities, Session, Side, SideFacts
 from kvdrift.generator.engines.http.apis import KINDS, LlamaServer, OpenAi, ServerFacts, all_tokens
 from kvdrift.generator.engines.http.connection import LLAMA_SERVER, OPENAI, Connection, Requests, ServerSettings
-from kvdrift.generator.engines.http.sessions import GreedySession, LawSession, SlotSession
+from kvdrift.generator.engines.http.sessions import DistributionSession, GreedySession, SlotSession
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 from kvdrift.schema.study import HTTP, ModelSection
 
@@ -72,14 +72,14 @@ class ServerSide(Side):
 
     @property
     def reported(self) -> Mapping[str, Any]:
-        """The reported facts that determine the server's laws."""
+        """The reported facts that determine the server's distributions."""
         return self.server.reported
 
     @property
     def capabilities(self) -> Capabilities:
         """The side's capabilities; rows are not invariant, since the server chooses which requests share a batch."""
         streams = len(self._slots) if self.server.slots else _MOST_HISTORIES
-        return Capabilities(row_invariant=False, most_streams=streams, full_laws=self.settings.api != OPENAI)
+        return Capabilities(row_invariant=False, most_streams=streams, full_distributions=self.settings.api != OPENAI)
 
     def ending(self, eos_tokens: tuple[int, ...]) -> ServerSide:
         """Return the same side with the study's tokens that end a text."""
@@ -97,7 +97,7 @@ class ServerSide(Side):
             return SlotSession(*about, self._read_back, api, self._slots)
         if isinstance(api, OpenAi):
             return GreedySession(*about, self._read_back, partial(api.written, *about, self.settings.ahead))
-        return LawSession(*about, self._read_back, partial(api.law, *about))
+        return DistributionSession(*about, self._read_back, partial(api.distribution, *about))
 
     def check_same(self) -> None:
         """Raise an error if the server is not the same as before."""
@@ -182,11 +182,11 @@ class PositionCost:
 def position_cost(side: ServerSide, tokens: Sequence[int]) -> PositionCost:
     """Measure a prompt and some positions of one stream."""
     session, began = side.open(0), time.perf_counter()
-    law = session.prefill(tokens)
+    distribution = session.prefill(tokens)
     prompt_seconds = time.perf_counter() - began
     stream, received, began = session.fork(), side.connection.received, time.perf_counter()
     for _ in range(_POSITIONS):
-        (law,) = session.step([stream], [int(law.argmax())])
+        (distribution,) = session.step([stream], [int(distribution.argmax())])
     seconds = (time.perf_counter() - began) / _POSITIONS
     session.close()
     return PositionCost(side, prompt_seconds, seconds, (side.connection.received - received) / _POSITIONS)

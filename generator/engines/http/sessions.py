@@ -56,33 +56,33 @@ class TokenStreams:
         self._streams = {}
 
 
-class LawSession(TokenStreams):
-    """Streams that ask for every law with the whole history; ``law`` makes the request."""
+class DistributionSession(TokenStreams):
+    """Streams that ask for every distribution with the whole history; ``distribution`` makes the request."""
 
     def __init__(
         self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]],
-        law: Callable[[Tokens], NDArray[np.float32]],
+        distribution: Callable[[Tokens], NDArray[np.float32]],
     ) -> None:  # fmt: skip
         super().__init__(connection, facts, read_back)
-        self._law = law
+        self._distribution = distribution
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Take a prompt, and return the law after it."""
+        """Take a prompt, and return the distribution after it."""
         self._prompt, self._streams = tuple(tokens), {}
-        return self._law(self._prompt)
+        return self._distribution(self._prompt)
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
+        """Append one token to each of some streams; return the logarithms of the next distributions, [streams, V]."""
         for stream, token in zip(streams, tokens, strict=True):
             self._streams[stream] = (*self._streams[stream], token)
-        return np.stack(self._connection.at_once([self._streams[stream] for stream in streams], self._law))
+        return np.stack(self._connection.at_once([self._streams[stream] for stream in streams], self._distribution))
 
     def prompt_bytes(self) -> None:
         """Return None, since no such server reports the bytes of a prompt."""
 
 
-class GreedySession(LawSession):
-    """Greedy laws: all probability is on the token that the server writes at temperature 0.
+class GreedySession(DistributionSession):
+    """Greedy distributions: all probability is on the token that the server writes at temperature 0.
 
     A request lets the server write several tokens, which ``written`` returns, and whether the text ended there. While a
     stream continues with the tokens that the server wrote, no further request is made. If it continues with another
@@ -98,7 +98,7 @@ class GreedySession(LawSession):
         self._written: dict[Tokens, int] = {}  # the next token after each history of this prompt
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Take a prompt, and return the law after it."""
+        """Take a prompt, and return the distribution after it."""
         self._written = {}
         return super().prefill(tokens)
 
@@ -109,9 +109,9 @@ class GreedySession(LawSession):
                 tokens.append(self._facts.eos_tokens[0])  # servers leave out the token by which a text ends
             for place, token in enumerate(tokens):
                 self._written[history + tuple(tokens[:place])] = token
-        law = np.zeros(self._facts.vocabulary, dtype=np.float32)
-        law[self._written[history]] = 1.0
-        return law
+        distribution = np.zeros(self._facts.vocabulary, dtype=np.float32)
+        distribution[self._written[history]] = 1.0
+        return distribution
 
 
 _TRIES = 4  # of one step in a slot that does not keep what it was given
@@ -135,18 +135,18 @@ class SlotSession(TokenStreams):
         self._slots = [_Slot(number) for number in slots]
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Decode a prompt in the first slot, and return the law after it; other slots read the prompt when needed."""
+        """Decode a prompt in the first slot; return the next distribution. Other slots read the prompt when needed."""
         self._prompt, self._streams = tuple(tokens), {}
         for slot in self._slots:
             slot.held = ()
         asked = self._connection, self._slots[0].number, tokens, self._facts.vocabulary
-        law, _ = self._connection.patiently(lambda: self._api.law(*asked, cached=False))
+        distribution, _ = self._connection.patiently(lambda: self._api.distribution(*asked, cached=False))
         self._slots[0].held = self._prompt
-        return law
+        return distribution
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
-        laws = np.empty((len(streams), self._facts.vocabulary), dtype=np.float32)
+        """Append one token to each of some streams; return the logarithms of the next distributions, [streams, V]."""
+        distributions = np.empty((len(streams), self._facts.vocabulary), dtype=np.float32)
         for start in range(0, len(streams), len(self._slots)):
             own = list(streams[start : start + len(self._slots)])
             slots = self._placed(own)
@@ -154,12 +154,12 @@ class SlotSession(TokenStreams):
                 self._read_prompt(slot, self._streams[stream])
 
             def advance(row: int, own: list[int] = own, slots: list[_Slot] = slots, start: int = start) -> None:
-                laws[start + row] = self._advanced(slots[row], self._streams[own[row]], tokens[start + row])
+                distributions[start + row] = self._advanced(slots[row], self._streams[own[row]], tokens[start + row])
 
             self._connection.at_once(range(len(own)), advance, len(self._slots))
             for row, stream in enumerate(own):
                 self._streams[stream] = slots[row].held
-        return laws
+        return distributions
 
     def prompt_bytes(self) -> int | None:
         """Return the bytes of the first slot's saved state; None if the server saves none."""
@@ -193,17 +193,17 @@ class SlotSession(TokenStreams):
             slot.held = self._prompt
 
     def _advanced(self, slot: _Slot, history: Tokens, token: int) -> NDArray[np.float32]:
-        """Return the law after a history and a token; the slot then holds both."""
+        """Return the distribution after a history and a token; the slot then holds both."""
         for _ in range(_TRIES):
             try:
                 self._read_prompt(slot, history)
                 if self._replayed(slot, history):
-                    law, computed = self._api.law(
+                    distribution, computed = self._api.distribution(
                         self._connection, slot.number, [*history, token], self._facts.vocabulary
                     )
                     if computed == 1:
                         slot.held = (*history, token)
-                        return law
+                        return distribution
             except LostServerError:
                 pass
             slot.held = ()

@@ -1,4 +1,4 @@
-"""Next-token laws from last hidden states: the head's product, and a softmax or the study's law.
+"""Next-token distributions from last hidden states: the head's product, and a softmax or the study's sampling.
 
 On a GPU a row of logits is padded to a multiple of 16 bytes with logits of minus infinity, whose probabilities are
 exactly 0. Otherwise rows would begin at different places within the 16 bytes that are read at once, and a softmax would
@@ -23,7 +23,7 @@ _TOKENS = 8192  # whose weights are made float32 at once
 
 
 class Head:
-    """The head of a network, with the law applied to its logits; hidden states and laws are on ``device``.
+    """The head of a network, with the sampling of its logits; hidden states and distributions are on ``device``.
 
     ``logits_dtype`` is "float32", or None for the weights' own, to which logits are then rounded.
     """
@@ -37,12 +37,12 @@ class Head:
         self._scaling, self._softcap = _logit_terms(network)
 
     def room(self, rows: int) -> Tensor:
-        """Return an empty array for laws, [rows, columns]: float32 for a large V, else float64."""
+        """Return an empty array for distributions, [rows, columns]: float32 for a large V, else float64."""
         dtype = torch.float64 if self._vocabulary <= DOUBLE_VOCABULARY else torch.float32
         return torch.empty((rows, self._columns), dtype=dtype, device=self._device)
 
-    def laws(self, hidden: Tensor, room: Tensor) -> Tensor:
-        """Compute the laws of some rows, [rows, V], from last hidden states [rows, width], in an array of ``room``."""
+    def distributions(self, hidden: Tensor, room: Tensor) -> Tensor:
+        """Compute distributions, [rows, V], from last hidden states [rows, width], in an array of ``room``."""
         # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
         for rows, probabilities in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):

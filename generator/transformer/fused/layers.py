@@ -22,7 +22,7 @@ from torch.library import custom_op
 
 from kvdrift.generator.attention.cpu_products import OneDNNLinear, PackedLinear, SeamlessSiLU, replace_linear_layers
 from kvdrift.generator.attention.fused import attention_fault
-from kvdrift.generator.coupling.laws import fused_fault
+from kvdrift.generator.coupling.distributions import fused_fault
 from kvdrift.generator.transformer.files.configuration import library
 from kvdrift.generator.transformer.files.local_folders import ARCHITECTURES
 from kvdrift.schema.errors import tried_once
@@ -242,7 +242,7 @@ def slower(network: Any, device: str) -> str | None:
     if torch.device(device).type != "cuda":
         return None
     reasons = {
-        "laws are compared from copies": fused_fault(torch.device(device)),
+        "distributions are compared from copies": fused_fault(torch.device(device)),
         "attention is computed cache by cache": attention_fault(torch.device(device)),
         "layers are computed as transformers computes them": layers_fault(network),
     }

@@ -1,7 +1,7 @@
 """A reference and actions with weights of their own, as the model of a study.
 
-Each model prefills a document's prompt by itself, and its actions' caches are made of what it has computed. So laws may
-differ from the first position on.
+Each model prefills a document's prompt by itself, and its actions' caches are made of what it has computed. So
+distributions may differ from the first position on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class JointStreams(StreamDecoder):
-    """Streams of caches that several models decode: ``parts``, with laws on one device, of one vocabulary.
+    """Streams of caches that several models decode: ``parts``, with distributions on one device, of one vocabulary.
 
     Open streams have one numbering; within a part they keep their order, and parked streams keep their places.
     ``caches`` has for each cache the part that decodes it and the cache's number there, ascending within a part.
@@ -53,18 +53,18 @@ class JointStreams(StreamDecoder):
         self._parked = _NONE  # the part of each parked stream, int64 [places]
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start streams; each model has prefilled the prompt by itself, so the laws of position 1 may differ."""
+        """Start streams; each model has prefilled the prompt, so the distributions of position 1 may differ."""
         self.rewind()
         self._assign(torch.tensor([self._caches[cache][0] for cache in caches], dtype=torch.int64))
         numbers = [self._caches[cache][1] for cache in caches]
-        return self._laws(lambda part, rows: part.open([numbers[row] for row in rows.tolist()]))
+        return self._distributions(lambda part, rows: part.open([numbers[row] for row in rows.tolist()]))
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, and return the next laws, [streams, V]."""
+        """Append one token to each open stream, and return the next distributions, [streams, V]."""
         for part, rows in zip(self._parts, self._rows, strict=True):
             if not len(rows):
                 part.advance(_NONE)  # only the position goes on
-        return self._laws(lambda part, rows: part.advance(tokens[rows]))
+        return self._distributions(lambda part, rows: part.advance(tokens[rows]))
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams by ``rows``."""
@@ -109,8 +109,8 @@ class JointStreams(StreamDecoder):
         self._owner = owner
         self._rows = [(owner == number).nonzero().squeeze(-1) for number in range(len(self._parts))]
 
-    def _laws(self, of_part: Callable[[StreamDecoder, Tensor], Tensor]) -> Tensor:
-        """Return the laws of the open streams, [streams, V], from those of each part that has some."""
+    def _distributions(self, of_part: Callable[[StreamDecoder, Tensor], Tensor]) -> Tensor:
+        """Return the distributions of the open streams, [streams, V], from those of each part that has some."""
         part_results = [
             (rows, of_part(part, rows)) for part, rows in zip(self._parts, self._rows, strict=True) if len(rows)
         ]
@@ -118,17 +118,17 @@ class JointStreams(StreamDecoder):
             return part_results[0][1]
         if not part_results:
             return torch.empty((0, 0), dtype=torch.float64, device=self.device)
-        laws = part_results[0][1].new_empty((len(self._owner), part_results[0][1].shape[1]))
+        distributions = part_results[0][1].new_empty((len(self._owner), part_results[0][1].shape[1]))
         for rows, part_result in part_results:
-            laws[rows.to(laws.device)] = part_result
-        return laws
+            distributions[rows.to(distributions.device)] = part_result
+        return distributions
 
 
 @dataclass(frozen=True)
 class ModelWithOthers:
     """``kvdrift.generator.generation.model.Model`` of a study in which actions have weights of their own.
 
-    ``others`` are the models of these actions, by action; several actions may share one. ``law`` is that of tokens.
+    ``others`` are the models of these actions, by action; several actions may share one. ``sampling`` holds for all.
     """
 
     reference: LoadedModel
@@ -156,7 +156,7 @@ class ModelWithOthers:
 
     @property
     def device(self) -> str:
-        """The device of the laws."""
+        """The device of the distributions."""
         return self.reference.device
 
     @property
@@ -291,7 +291,7 @@ class PreparedSides:
         return JointStreams(parts, caches)
 
     def under(self, sampling: Sampling) -> PreparedSides:
-        """Return the same caches, with tokens drawn by another law."""
+        """Return the same caches, with other sampling."""
         return replace(self, prompts={side: prompt.under(sampling) for side, prompt in self.prompts.items()})
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:

@@ -71,7 +71,7 @@ class PreparedPrompt:
         return TransformerStreams(self._model, prompts, streams, self._horizon, sharing, parked)
 
     def under(self, sampling: Sampling) -> PreparedPrompt:
-        """Return the same caches, with tokens drawn by another law."""
+        """Return the same caches, with other sampling."""
         model = replace(self._model, sampling=sampling)
         return PreparedPrompt(model, self._prompt, self._whole, self._caches, self._seconds, self._horizon)
 
@@ -79,7 +79,7 @@ class PreparedPrompt:
     def caches(self) -> PromptCaches:
         """The starting point of the prompt's streams."""
         whole = StreamCache(self._whole, self._prompt.states)
-        first = self._prompt.first_law_under(self._model.sampling)
+        first = self._prompt.first_distribution_under(self._model.sampling)
         return PromptCaches(self._prompt.entries, first, [whole, *(cache.start for cache in self._caches)])
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:

@@ -1,4 +1,4 @@
-"""One prompt under a transformer, prefilled: entries and states of its layers, and the law of position 1."""
+"""One prompt under a transformer, prefilled: entries and states of its layers, and the distribution of position 1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvdrift.schema.sampling import Sampling
 
 
 class Prompt:
-    """A prefilled prompt of n entries: the data of every layer with attention for selectors, and the law of position 1.
+    """A prefilled prompt of n entries: the selectors' data of every layer with attention, and the first distribution.
 
     ``window`` is the number of last queries to keep; ``statistics`` are gathered over all queries; ``at_once`` tokens
     are processed at once, PREFILL_CHUNK by default; ``first`` is the position of the first token. ``states`` are those
@@ -56,23 +56,23 @@ class Prompt:
         self.layers: list[PromptLayer] = recording.layers
         self.evictable = [layer for layer in self.layers if layer.terms.window is None]
         self._recording = recording
-        self._first_laws = {model.sampling: self._first_law(model.sampling)}
+        self._first_distributions = {model.sampling: self._first_distribution(model.sampling)}
 
     @property
-    def first_law(self) -> Tensor:
-        """The law of position 1, [V], by the model's law."""
-        return self.first_law_under(self._model.sampling)
+    def first_distribution(self) -> Tensor:
+        """The next-token distribution of position 1, [V], by the model's sampling."""
+        return self.first_distribution_under(self._model.sampling)
 
-    def first_law_under(self, sampling: Sampling) -> Tensor:
-        """Return the law of position 1, [V], if tokens are drawn by ``law``."""
-        if sampling not in self._first_laws:
-            self._first_laws[sampling] = self._first_law(sampling)
-        return self._first_laws[sampling]
+    def first_distribution_under(self, sampling: Sampling) -> Tensor:
+        """Return the next-token distribution of position 1, [V], with another sampling."""
+        if sampling not in self._first_distributions:
+            self._first_distributions[sampling] = self._first_distribution(sampling)
+        return self._first_distributions[sampling]
 
-    def _first_law(self, sampling: Sampling) -> Tensor:
+    def _first_distribution(self, sampling: Sampling) -> Tensor:
         with torch.inference_mode():
             head = Head(self._model.network, self._model.device, self._model.logits_dtype, sampling)
-            return head.laws(self._last, head.room(1))[0]
+            return head.distributions(self._last, head.room(1))[0]
 
     def forget_statistics(self) -> None:
         """Drop the values gathered for selectors, which may take as much memory as the cache."""

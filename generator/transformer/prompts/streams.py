@@ -1,4 +1,4 @@
-"""Next-token laws of the streams of one prompt, or of several side by side, by a transformer.
+"""Next-token distributions of the streams of one prompt, or of several side by side, by a transformer.
 
 Whole steps are tried before the first step of their size, to find out whether a row depends on the rows beside it.
 """
@@ -44,13 +44,13 @@ class StreamCache:
 
 @dataclass(frozen=True)
 class PromptCaches:
-    """The starting point of a prompt's streams: its n entries, the law of position 1, [V], and its caches.
+    """The starting point of a prompt's streams: its n entries, the distribution of position 1, [V], and its caches.
 
     The first cache is the whole prompt; the others are those of actions.
     """
 
     entries: int
-    first_law: Tensor
+    first_distribution: Tensor
     caches: Sequence[StreamCache]
 
 
@@ -67,7 +67,7 @@ class TransformerStreams(StreamDecoder):
         super().__init__(model.eos_tokens, model.device)
         self._model, self._position = model, 0
         self._layers = fused_layers(model.network, sharing.fused)
-        self._first_laws = torch.stack([prompt.first_law for prompt in prompts])  # [prompts, V]
+        self._first_distributions = torch.stack([prompt.first_distribution for prompt in prompts])  # [prompts, V]
         self._entries = [prompt.entries for prompt in prompts]
         self._prompt_of = torch.arange(len(prompts)).repeat_interleave(
             torch.tensor([len(prompt.caches) for prompt in prompts])
@@ -84,24 +84,24 @@ class TransformerStreams(StreamDecoder):
         self._states = StreamStates(starts, streams, rows, parked) if starts else None
         self._attend = counted(self.attention, model.network)
         self._head = Head(model.network, model.device, model.logits_dtype, model.sampling)
-        self._laws = self._head.room(rows)
+        self._distributions = self._head.room(rows)
         devices = self.attention.devices | (self._states.devices if self._states is not None else set())
-        self._indices = StepIndices({*devices, self._first_laws.device})
+        self._indices = StepIndices({*devices, self._first_distributions.device})
         self._to_send = self.sent
-        self._own: dict[str, Tensor] = {}  # what the last ``advance`` sent to the laws' device, by name
+        self._own: dict[str, Tensor] = {}  # what the last ``advance`` sent to the distributions' device, by name
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start streams; eviction follows prefill, so the laws of position 1 are equal for all caches of a prompt."""
+        """Start streams; eviction follows prefill, so all caches of a prompt have one distribution of position 1."""
         self._position = 0
         self.attention.open(caches)
         if self._states is not None:
             self._states.open(caches)
-        device = self._first_laws.device
+        device = self._first_distributions.device
         sent = self._indices.send({"prompts": self._prompt_of[list(caches)], "sent": self._to_send})[device]
         self.sent = sent["sent"]
-        if len(self._first_laws) == 1:
-            return self._first_laws.expand(len(caches), -1)
-        return self._first_laws[sent["prompts"]]
+        if len(self._first_distributions) == 1:
+            return self._first_distributions.expand(len(caches), -1)
+        return self._first_distributions[sent["prompts"]]
 
     def send(self, indices: Tensor) -> None:
         """Keep the integers until the next step is sent."""
@@ -126,13 +126,13 @@ class TransformerStreams(StreamDecoder):
         self.attention.rewind()
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, and return the next laws, [streams, V]."""
+        """Append one token to each open stream, and return the next distributions, [streams, V]."""
         if not len(tokens):
             self._position += 1
             self.attention.skip()
-            return self._first_laws[:0]
+            return self._first_distributions[:0]
         self.place(tokens)
-        return self.laws()[: len(tokens)]
+        return self.distributions()[: len(tokens)]
 
     def place(self, tokens: Tensor) -> None:
         """Append one token to each stream; positions continue from the prompt's true length, whatever was evicted."""
@@ -149,7 +149,7 @@ class TransformerStreams(StreamDecoder):
         attention.take(indices)
         if self._states is not None:
             self._states.take(indices, attention.rows)
-        self._own = indices[self._first_laws.device]
+        self._own = indices[self._first_distributions.device]
         self.sent = self._own["sent"]
 
     @property
@@ -159,26 +159,26 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def bucket(self) -> Hashable:
-        """The shapes and addresses of what ``laws`` reads; those of weights, caches and suffixes never change."""
+        """Shapes and addresses of what ``distributions`` reads; those of weights, caches and suffixes never change."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
         return self.attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
     def feed(self, tokens: Tensor) -> None:
-        """Append one token to each stream of the last ``place``, from the laws' device."""
+        """Append one token to each stream of the last ``place``, from the distributions' device."""
         self._model.before_pass()
         self._position += 1
         self.attention.repeat()
         self._own["positions"].add_(1)
         self._own["tokens"].copy_(tokens[self._own["streams"]])
 
-    def laws(self) -> Tensor:
-        """Return the laws after the last tokens, [rows, V], those of streams first; valid until the next call.
+    def distributions(self) -> Tensor:
+        """Return the distributions after the last tokens, [rows, V], those of streams first; valid until the next call.
 
         Every shape is that of the last call as long as the numbers of rows, tiles and partial results are.
         """
         with torch.inference_mode():
             hidden = self._hidden_states(self._own["tokens"], self._own["positions"])[self._own["head_rows"]]
-            return self._head.laws(hidden, self._laws[: len(hidden)])
+            return self._head.distributions(hidden, self._distributions[: len(hidden)])
 
     def give_up(self) -> None:
         """Take the last ``feed`` back."""
@@ -219,7 +219,7 @@ class TransformerStreams(StreamDecoder):
 
 
 _TRIED_SUFFIXES = 8  # different ones
-_LAWS = 64  # that are compared
+_DISTRIBUTIONS = 64  # that are compared
 
 
 def try_steps(
@@ -242,7 +242,7 @@ def try_steps(
 def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -> float:
     """Return the deviation of steps that are computed with any number of threads, or else with one thread.
 
-    If steps have other laws with more threads than one, only one thread computes from then on.
+    If steps have other distributions with more threads than one, only one thread computes from then on.
     """
     steps, most = model.steps, model.most_threads
     largest = deviation((1, most) if most > 1 else (None,))
@@ -282,8 +282,8 @@ def random_step_deviation(
     half_rule = rule and rule.over(-(-entries // 2), prompt.evictable[0].key.shape[0])
     layers_and_rules = ((whole, None), (copy, None), (half, half_rule))
     starts = [StreamCache(cache_layers, prompt.states, rule=its_rule) for cache_layers, its_rule in layers_and_rules]
-    caches = PromptCaches(prompt.entries, prompt.first_law, starts)
-    model = replace(model, sampling=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
+    caches = PromptCaches(prompt.entries, prompt.first_distribution, starts)
+    model = replace(model, sampling=FULL_SOFTMAX)  # greedy distributions would show few deviations, and those as large
     kernels = TransformerStreams(model, [caches], streams, horizon, sharing)
     kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
     generator = torch.Generator().manual_seed(1)
@@ -294,13 +294,13 @@ def random_step_deviation(
 def step_deviation(
     kernels: TransformerStreams, suffixes: Tensor, streams: int, threads: Sequence[int | None] = (None,)
 ) -> float:
-    """Compare the laws of equal streams in steps of several sizes, of at most ``streams`` streams.
+    """Compare the distributions of equal streams in steps of several sizes, of at most ``streams`` streams.
 
     The steps are computed with each of these numbers of threads; None is the present number.
 
     The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
     streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
-    probability; 0 if laws are equal bit for bit.
+    probability; 0 if distributions are equal bit for bit.
     """
     kernels.attention.fill(suffixes)
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
@@ -313,14 +313,18 @@ def step_deviation(
         for _ in range(suffixes.shape[2]):
             kernels.advance(none)
         with torch_threads(threads_now):
-            laws = kernels.advance(kind)
-        same = torch.where(cache == 2, kinds + kind, kind)  # which laws should be equal
-        wanted = laws.new_zeros((2 * kinds, laws.shape[-1])) if wanted is None else wanted
+            distributions = kernels.advance(kind)
+        same = torch.where(cache == 2, kinds + kind, kind)  # which distributions should be equal
+        wanted = distributions.new_zeros((2 * kinds, distributions.shape[-1])) if wanted is None else wanted
         for row, number in enumerate(same.tolist()):
             if number not in known:
                 known.add(number)
-                wanted[number] = laws[row]
-        for part, wanted_rows in zip(torch.split(laws, _LAWS), torch.split(same.to(laws.device), _LAWS), strict=True):
+                wanted[number] = distributions[row]
+        for part, wanted_rows in zip(
+            torch.split(distributions, _DISTRIBUTIONS),
+            torch.split(same.to(distributions.device), _DISTRIBUTIONS),
+            strict=True,
+        ):
             deviation = max(deviation, float((part - wanted[wanted_rows]).abs().max() / part.max()))
     return deviation
 

@@ -14,7 +14,7 @@ from kvdrift.generator.attention import fused, parts, tables
 from kvdrift.generator.attention.holding import AsComputed
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.coupling.laws import fused_fault
+from kvdrift.generator.coupling.distributions import fused_fault
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.transformer.prompts.eviction import evict
 

@@ -155,7 +155,7 @@ def test_a_prompt_in_chunks_is_the_prompt(kind: str, chunk: int, monkeypatch: py
     whole = Prompt(model, tokens, window=32, statistics=[SeenQueries()])
     monkeypatch.setattr(transformer, "PREFILL_CHUNK", chunk)
     chunked = Prompt(model, tokens, window=32, statistics=[SeenQueries()])
-    assert (chunked.first_law - whole.first_law).abs().max() < 1e-5
+    assert (chunked.first_distribution - whole.first_distribution).abs().max() < 1e-5
     for one, other in zip(chunked.layers, whole.layers, strict=True):
         for name in ("key", "value", "window_query"):
             assert getattr(one, name).shape == getattr(other, name).shape

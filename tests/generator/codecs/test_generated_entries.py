@@ -179,7 +179,7 @@ def test_branches_start_from_what_a_stream_was_at_the_branch(name: str) -> None:
 def assert_distances(name: str, x: list[int], y: list[int], wanted: list[float], start: int) -> None:
     """Distances at positions ``start``, ... (from 0) of two histories."""
     reference, compressed = stream_of(None).fork(), stream_of(name).fork()
-    p, q = reference.first_law, compressed.first_law
+    p, q = reference.first_distribution, compressed.first_distribution
     for at in range(start + len(wanted)):
         if at:
             p, q = reference.advance(x[at - 1]), compressed.advance(y[at - 1])

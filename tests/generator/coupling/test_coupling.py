@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair
 from scipy import stats
 
-from kvdrift.generator.coupling.laws import BLOCK_TOKENS, LawTable, block_sums, couple, draw, total_variation
+from kvdrift.generator.coupling.distributions import (
+    BLOCK_TOKENS,
+    DistributionTable,
+    block_sums,
+    couple,
+    draw,
+    total_variation,
+)
 
 Law = NDArray[np.float64]
 
@@ -230,9 +237,9 @@ def test_total_variation_of_float32_laws(size: int) -> None:
 def test_a_table_of_laws(at_once: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs by row number, few or many at a time, laws copied or not; row -1 is the point mass on the absorbing token."""
     laws, absorbed = large_laws(900, 6, torch.float32), 17
-    monkeypatch.setattr("kvdrift.generator.coupling.laws._CPU_BYTES", at_once * laws[0].nbytes)
-    monkeypatch.setattr("kvdrift.generator.coupling.laws._LONG_BYTES", long)
-    table = LawTable(laws, absorbed)
+    monkeypatch.setattr("kvdrift.generator.coupling.distributions._CPU_BYTES", at_once * laws[0].nbytes)
+    monkeypatch.setattr("kvdrift.generator.coupling.distributions._LONG_BYTES", long)
+    table = DistributionTable(laws, absorbed)
     random = np.random.default_rng(1)
     left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
     u = torch.from_numpy(random.random((40, 3)))

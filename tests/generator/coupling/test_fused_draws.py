@@ -10,10 +10,10 @@ import torch
 from fixtures.laws import large_laws
 from fixtures.pretend_device import SECOND, TwoDevices
 
-from kvdrift.generator.coupling.laws import (
+from kvdrift.generator.coupling.distributions import (
     ABSORBED,
     NOTHING,
-    LawTable,
+    DistributionTable,
     block_sums,
     draw,
     fused_draws,
@@ -40,7 +40,7 @@ def test_tokens_and_distances_are_those_of_copies(size: int, dtype: torch.dtype)
     found = fused_draws(laws, rows, u, reference, ABSENT)
     assert found.dtype == torch.float64
     x, y, distance, forced = torch.split(found, [8, 60, 60, 60])
-    table = LawTable(laws, ABSENT)
+    table = DistributionTable(laws, ABSENT)
     wanted = table.draw(own, u[:8])
     wanted_y, wanted_distance = table.couple(p, q, wanted[reference], u[68:], u[8:68])
     assert torch.equal(x.long(), wanted)
@@ -55,7 +55,7 @@ def test_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = large_laws(900, 6, torch.float32)
     rows = torch.tensor([[NOTHING, 0, ABSORBED, 4], [5, 0, 1, ABSORBED]])
     whole = pair_sums(laws, rows, ABSENT)
-    monkeypatch.setattr("kvdrift.generator.coupling.laws._FUSED_BYTES", 2 * laws[0].nbytes)
+    monkeypatch.setattr("kvdrift.generator.coupling.distributions._FUSED_BYTES", 2 * laws[0].nbytes)
     assert torch.equal(pair_sums(laws, rows, ABSENT), whole)
     assert torch.equal(whole[1, 0], block_sums(laws[5]))
     assert not whole[:, 1].any()

@@ -92,7 +92,7 @@ def test_no_stream_is_computed_that_is_not_needed(case: Case) -> None:
             along_y = diverged & ~steps.y_eos[:, column - 1]
             assert rows[action] == along_x.sum() + along_y.sum()
     total = np.sum(kernels.rows, axis=0)
-    assert [steps.laws for steps in results] == pytest.approx((total[1:] + total[0] / ACTIONS).tolist())
+    assert [steps.kernel_evaluations for steps in results] == pytest.approx((total[1:] + total[0] / ACTIONS).tolist())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -107,7 +107,7 @@ def test_equal_histories_are_computed_once(case: Case) -> None:
             ]
             assert rows[0] == len(histories[0])
             assert rows[action] == len(histories[0] | histories[1])
-    assert sum(steps.laws for steps in results) == pytest.approx(np.sum(kernels.rows))
+    assert sum(steps.kernel_evaluations for steps in results) == pytest.approx(np.sum(kernels.rows))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -156,5 +156,5 @@ def test_one_position() -> None:
         assert np.array_equal(part.x_token, part.y_token)
         assert np.array_equal(part.x_eos, part.x_token == 2)
         assert not part.delta.any()
-        assert part.laws == 0
+        assert part.kernel_evaluations == 0
         assert part.pair_evaluations == 50

@@ -81,7 +81,7 @@ def test_a_law_that_lacks_tokens_fails(tmp_path: Path, capsys: pytest.CaptureFix
         pair[1].leaves_out = 2
         code, out, _ = call(capsys, "check", path)
     assert code == 1
-    assert "FAILS  law" in out
+    assert "FAILS  distribution" in out
     assert "254 of 256" in out
 
 

@@ -17,7 +17,7 @@ from fixtures.study_files import load_study
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.http import connection
-from kvdrift.generator.engines.http.apis import whole_law
+from kvdrift.generator.engines.http.apis import whole_distribution
 from kvdrift.generator.engines.http.connection import Requests
 from kvdrift.generator.engines.http.sessions import SlotSession
 from kvdrift.generator.engines.model import EngineModel, RepeatedReference
@@ -305,9 +305,9 @@ def test_laws_with_missing_tokens_stop_a_run(tmp_path: Path, servers: Pair) -> N
     with pytest.raises(InputError, match="returned 255 of 256"):
         units_of(model, tmp_path)
     with pytest.raises(InputError, match=r"token 7, .* 4:"):
-        whole_law([0, 7], [-1.0, -1.0], 4, "here")
+        whole_distribution([0, 7], [-1.0, -1.0], 4, "here")
     with pytest.raises(OperationError, match="sum to 2"):
-        whole_law([0, 1], [0.0, 0.0], 2, "here")
+        whole_distribution([0, 1], [0.0, 0.0], 2, "here")
 
 
 # What servers write for a probability of 0, as JSON.
@@ -323,7 +323,7 @@ ZEROS = {
 
 @pytest.mark.parametrize("zero", ZEROS.values(), ids=ZEROS)
 def test_a_probability_of_0_is_read_however_a_server_writes_it(zero: str) -> None:
-    law = whole_law([3, 1, 0, 2], json.loads(f"[-0.693147, {zero}, -0.693147, {zero}]"), 4, "here")
+    law = whole_distribution([3, 1, 0, 2], json.loads(f"[-0.693147, {zero}, -0.693147, {zero}]"), 4, "here")
     assert law.dtype == np.float32
     np.testing.assert_allclose(np.exp(law), [0.5, 0, 0, 0.5], rtol=0, atol=1e-6)
 
@@ -340,7 +340,7 @@ def test_a_probability_of_0_is_read_however_a_server_writes_it(zero: str) -> Non
 )
 def test_numbers_that_are_no_law_are_named(written: str, words: str) -> None:
     with pytest.raises(OperationError, match=f"here: .*{words}"):
-        whole_law([0, 1, 2, 3], json.loads(written), 4, "here")
+        whole_distribution([0, 1, 2, 3], json.loads(written), 4, "here")
 
 
 def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:

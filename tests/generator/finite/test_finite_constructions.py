@@ -55,7 +55,7 @@ def test_the_systems_of_the_study_sharp_interval() -> None:
     for name, system in stored.items():
         made = sharp_system(np.eye(6)[0], rho, float(name.removeprefix("alpha-")))
         for action in (None, "constructed"):
-            assert all(map(np.array_equal, system.laws(action), made.laws(action)))
+            assert all(map(np.array_equal, system.distributions(action), made.distributions(action)))
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -42,7 +42,7 @@ def write_systems(file: Path, systems: list[FiniteSystem]) -> None:
     def kernel(system: FiniteSystem, action: str | None) -> dict[str, Any]:
         return {
             " ".join(map(str, history_of(code, t, system.alphabet))): law
-            for t, table in enumerate(system.laws(action))
+            for t, table in enumerate(system.distributions(action))
             for code, law in enumerate(table.tolist())
         }
 
@@ -59,12 +59,12 @@ def write_systems(file: Path, systems: list[FiniteSystem]) -> None:
 def test_absorbing_laws() -> None:
     system = random_system(3, 3, (2, 0), "far")
     for action in (None, ACTION):
-        for t, table in enumerate(system.absorbing_laws(action)):
+        for t, table in enumerate(system.absorbing_distributions(action)):
             for code, law in enumerate(table.tolist()):
                 history = tuple(int(digit) for digit in np.base_repr(code, 3).zfill(t)[-t:]) if t else ()
                 assert law == side_law(system, action, history)
     plain = random_system(3, 3)
-    assert plain.absorbing_laws(None) is plain.reference
+    assert plain.absorbing_distributions(None) is plain.reference
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,16 @@ def test_a_file_holds_every_bit(tmp_path: Path) -> None:
         assert found.eos_tokens == system.eos_tokens
         assert list(found.actions) == list(system.actions)
         for action in (None, *system.actions):
-            assert [laws.tobytes() for laws in found.laws(action)] == [laws.tobytes() for laws in system.laws(action)]
+            assert [laws.tobytes() for laws in found.distributions(action)] == [
+                laws.tobytes() for laws in system.distributions(action)
+            ]
 
 
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
     """Integers count as numbers, and laws after EOS may be left out."""
     (system,) = read_system_file(written(tmp_path, coins())).values()
     assert system.eos_tokens == (1,)
-    assert system.laws("tilted")[1].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert system.distributions("tilted")[1].tolist() == [[1.0, 0.0], [0.0, 1.0]]
     assert {row["quantity"]: row["value"] for row in exact_rows(system, "tilted")}["divergence_probability"] == 0.375
 
 

@@ -355,7 +355,7 @@ def test_what_nobody_asks_for_is_not_gathered() -> None:
     prompt = Prompt(model, tokens, 8, [AccumulatedAttention(), QueryMoments(4), AccumulatedAttention()])
     assert [set(layer.statistics) for layer in prompt.layers] == [{AccumulatedAttention(), QueryMoments(4)}] * 3
     assert not any(layer.self_attn._forward_pre_hooks for layer in model.network.model.layers)
-    assert torch.equal(prompt.first_law, Prompt(model, tokens, 8).first_law)
+    assert torch.equal(prompt.first_distribution, Prompt(model, tokens, 8).first_distribution)
     prompt.forget_statistics()
     assert not any(layer.statistics for layer in prompt.layers)
 

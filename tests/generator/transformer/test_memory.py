@@ -84,13 +84,13 @@ def test_bytes_of_a_law_are_those_that_are_allocated(
     hidden, head = torch.ones(64, 64, dtype=DTYPES[dtype]), Head(network, "cpu", logits)
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         room = head.room(64)
-        head.laws(hidden, room)
+        head.distributions(hidden, room)
     changes = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     most = max(accumulate(changes))
     shape = replace(LARGE, vocabulary=vocabulary, dtype=dtype)
     assert 64 * vocabulary * item <= most < 1.1 * 64 * vocabulary * item + 2**16 + (logits is not None) * 2**22
-    assert shape.law_bytes >= vocabulary * item
-    assert logits or shape.law_bytes == vocabulary * item
+    assert shape.distribution_bytes >= vocabulary * item
+    assert logits or shape.distribution_bytes == vocabulary * item
 
 
 def test_a_plan_that_fits() -> None:
@@ -109,7 +109,7 @@ def test_few_controls_take_few_streams() -> None:
     """By hand: 64 streams of the reference, two for each of 66 pairs; without a trial, and with one of a few more."""
     entry, laws, chunk = 8 * 1024, 3 * 96 * 8, 4 * 65 * 4
     shape = ModelShape(8, 64, 96, 4, 2, 64, 96, "float32")
-    own = 32 * entry + shape.law_bytes + shape.activation_bytes + chunk
+    own = 32 * entry + shape.distribution_bytes + shape.activation_bytes + chunk
     assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN) == 196 * own + 66 * laws
     assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True) == 256 * own + 66 * laws + 2560 * entry // 8
 

@@ -21,7 +21,7 @@ from fixtures.study_files import load_study
 from torch import nn
 
 from kvdrift.generator.checks.random_models import random_document, random_model
-from kvdrift.generator.coupling.laws import total_variation
+from kvdrift.generator.coupling.distributions import total_variation
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.decoder import whole_sums
 from kvdrift.generator.transformer.fused.head import Head
@@ -44,7 +44,7 @@ def hidden_states(dtype: torch.dtype) -> torch.Tensor:
 
 
 def laws(head: Head, hidden: torch.Tensor) -> torch.Tensor:
-    return head.laws(hidden, head.room(len(hidden)))
+    return head.distributions(hidden, head.room(len(hidden)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -84,7 +84,7 @@ def test_rows_begin_at_multiples_of_16_bytes_on_a_gpu(dtype: torch.dtype, logits
     with TwoDevices():
         head = Head(other, str(SECOND), logits)
         room = head.room(24)
-        found = head.laws(hidden.to(SECOND), room).cpu()
+        found = head.distributions(hidden.to(SECOND), room).cpu()
         rest = room[:, 97:].cpu()
     assert room.shape == (24, 104)
     assert room.stride(0) * room.dtype.itemsize % 16 == 0
@@ -103,7 +103,7 @@ def test_units_say_what_their_logits_were() -> None:
     assert "logits_dtype" not in json.loads(other.record["versions"])
     assert not np.any(control.events["delta"].to_numpy())
     assert not one.events["delta"].equals(other.events["delta"])
-    first, rounded = (Prompt(used, DOCUMENT.tokens, 8).first_law for used in (wide, model))
+    first, rounded = (Prompt(used, DOCUMENT.tokens, 8).first_distribution for used in (wide, model))
     assert not torch.equal(first, rounded)
     plain = random_model("qwen2")
     units = [

@@ -1,10 +1,14 @@
-"""The overlap-residual maximal coupling of two next-token laws (definitions, "Coupling"; paper eq. coupling-kernel).
+"""The overlap-residual maximal coupling of two next-token distributions (definitions, "Coupling").
 
-Functions of laws and uniforms return tokens; this module knows no models, histories or caches. Laws are float64, or
-float32 for a large vocabulary. Blocks of float32 laws are summed in float32, and everything else in float64.
+It is eq. coupling-kernel of the paper.
 
-``LawTable`` draws from copies of the laws, and chooses on the host which laws to compute; on a CPU that is faster.
-``fused_draws`` draws the same tokens of all pairs by few operations on the laws' device, without waiting for the host.
+Functions of distributions and uniforms return tokens; this module knows no models, histories or caches. Distributions
+are float64, or float32 for a large vocabulary. Blocks of float32 distributions are summed in float32, and everything
+else in float64.
+
+``DistributionTable`` draws from copies of the distributions, and chooses on the host which distributions to compute; on
+a CPU that is faster. ``fused_draws`` draws the same tokens of all pairs by few operations on the distributions' device,
+without waiting for the host.
 """
 
 from __future__ import annotations
@@ -20,15 +24,15 @@ from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.schema.errors import tried_once
 
 BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
-_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of laws taken at once
-_LONG_BYTES = 2**15  # of a law; so long ones are subtracted one by one where they lie
+_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of distributions taken at once
+_LONG_BYTES = 2**15  # of a distribution; longer distributions are subtracted one by one, without a copy
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """Return TV(p, q) of laws [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal laws.
+    """Return TV(p, q) of distributions [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal distributions.
 
     TV is half the sum of absolute differences. One minus the overlap could be rounded to a number above 0 for equal
-    laws.
+    distributions.
     """
     return distance_of(block_sums((p - q).abs_()))
 
@@ -96,13 +100,13 @@ def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
-    """Draw the compressed side's token given the reference's, so that (x, y) has the coupling's law.
+    """Draw the compressed side's token given the reference's, so that (x, y) has the coupling's distribution.
 
-    Laws p and q are [B, V]; x, drawn from p, and y are int64 [B]; uniforms are [B] in [0, 1). y = x with probability
-    min(1, q(x)/p(x)); otherwise y is drawn from (q - min(p, q))/e. A mismatch has probability e = TV(p, q). The
-    comparison is strict, so that equal laws never part and a token with q(x) = 0 is never kept.
+    Distributions p and q are [B, V]; x, drawn from p, and y are int64 [B]; uniforms are [B] in [0, 1). y = x with
+    probability min(1, q(x)/p(x)); otherwise y is drawn from (q - min(p, q))/e. A mismatch has probability e = TV(p, q).
+    The comparison is strict, so that equal distributions never diverge and a token with q(x) = 0 is never kept.
     """
-    p_x, q_x = (law.gather(-1, x[:, None]).squeeze(-1) for law in (p, q))
+    p_x, q_x = (distribution.gather(-1, x[:, None]).squeeze(-1) for distribution in (p, q))
     return couple_by_excess(p_x, q_x, x, accept, residual, lambda rows: (q[rows] - p[rows]).clamp_(min=0.0))
 
 
@@ -115,27 +119,27 @@ def couple_by_excess(
     rows = (~keep).nonzero().squeeze(-1)
     if len(rows):
         excess = excess_of(rows)
-        # Where rounding leaves no excess mass, the laws differ in the last bit only: keep x.
+        # If rounding leaves no excess mass, the distributions differ in the last bit only: keep x.
         y[rows] = torch.where(excess.sum(-1) > 0.0, draw(excess, residual[rows]), x[rows])
     return y
 
 
-def pairs_at_once(laws: Tensor) -> int:
-    """Return how many pairs of laws [rows, V] are computed at once, so that intermediate results fit into memory."""
-    room = _CPU_BYTES if laws.device.type == "cpu" else _OTHER_BYTES
-    return max(room // max(laws.shape[-1] * laws.itemsize, 1), 1)
+def pairs_at_once(distributions: Tensor) -> int:
+    """Return how many pairs of distributions [rows, V] are computed at once, so that results fit into memory."""
+    room = _CPU_BYTES if distributions.device.type == "cpu" else _OTHER_BYTES
+    return max(room // max(distributions.shape[-1] * distributions.itemsize, 1), 1)
 
 
-class LawTable:
-    """A table of laws, [rows, V], from which pairs use two laws each; row -1 is the point mass of an ended side.
+class DistributionTable:
+    """A table of distributions, [rows, V], two for each pair; row -1 is the point mass of an ended side.
 
     Pairs are processed some at a time, so that intermediate results fit a processor's cache, or the memory that an
-    accelerator has besides the laws. An ended side emits ``absorbed_token``.
+    accelerator has besides the distributions. An ended side emits ``absorbed_token``.
     """
 
-    def __init__(self, laws: Tensor, absorbed_token: int) -> None:
-        self._laws, self._absorbed_token = laws, absorbed_token
-        self._at_once = pairs_at_once(laws)
+    def __init__(self, distributions: Tensor, absorbed_token: int) -> None:
+        self._distributions, self._absorbed_token = distributions, absorbed_token
+        self._at_once = pairs_at_once(distributions)
         self._room: Tensor | None = None
 
     def draw(self, rows: Tensor, u: Tensor) -> Tensor:
@@ -143,14 +147,14 @@ class LawTable:
         return torch.cat([draw(self._take(rows[part]), u[part]) for part in self._parts(len(rows))])
 
     def distance(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return TV between the laws of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
+        """Return TV between the distributions of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
         return torch.cat([self._distance(left[part], right[part]) for part in self._parts(len(left))])
 
     def couple(self, left: Tensor, right: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the compressed side's tokens, int64 [B], given the reference's, x; also return TV of laws, float64 [B].
+        """Draw the compressed side's tokens, int64 [B], given the reference's, x; also return TV, float64 [B].
 
-        ``left`` are rows of the reference's laws, ``right`` of the compressed side's, int64 [B] on the CPU; uniforms of
-        acceptance and of the residual token are [B].
+        ``left`` are rows of the reference's distributions, ``right`` of the compressed side's, int64 [B] on the CPU;
+        uniforms of acceptance and of the residual token are [B].
         """
         tokens, distances = [], []
         p, q = (self._probabilities(rows, x) for rows in (left, right))
@@ -170,36 +174,36 @@ class LawTable:
 
     def _apart(self, left: Tensor, right: Tensor) -> Tensor:
         """Return p - q of some pairs, [pairs, V]; valid until the next call."""
-        laws = self._laws
-        long = laws.device.type == "cpu" and laws.shape[-1] * laws.itemsize >= _LONG_BYTES
+        distributions = self._distributions
+        long = distributions.device.type == "cpu" and distributions.shape[-1] * distributions.itemsize >= _LONG_BYTES
         if not long or bool((left < 0).any() | (right < 0).any()):
             return self._take(left).sub_(self._take(right))
         if self._room is None:
-            self._room = laws.new_empty((self._at_once, laws.shape[-1]))
+            self._room = distributions.new_empty((self._at_once, distributions.shape[-1]))
         for row, p, q in zip(self._room, left.tolist(), right.tolist(), strict=False):
-            torch.sub(laws[p], laws[q], out=row)
+            torch.sub(distributions[p], distributions[q], out=row)
         return self._room[: len(left)]
 
     def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Return the probability of one token under the law of each row, [B]."""
-        rows = rows.to(self._laws.device)
-        absorbed = (tokens == self._absorbed_token).to(self._laws.dtype)
-        return torch.where(rows < 0, absorbed, self._laws[rows.clamp(min=0), tokens])
+        """Return the probability of one token under the distribution of each row, [B]."""
+        rows = rows.to(self._distributions.device)
+        absorbed = (tokens == self._absorbed_token).to(self._distributions.dtype)
+        return torch.where(rows < 0, absorbed, self._distributions[rows.clamp(min=0), tokens])
 
     def _parts(self, entries: int) -> list[slice]:
         return [slice(first, first + self._at_once) for first in range(0, max(entries, 1), self._at_once)]
 
     def _take(self, rows: Tensor) -> Tensor:
-        laws = self._laws.index_select(0, rows.clamp(min=0).to(self._laws.device))
-        absorbed = (rows < 0).nonzero().squeeze(-1).to(laws.device)
+        distributions = self._distributions.index_select(0, rows.clamp(min=0).to(self._distributions.device))
+        absorbed = (rows < 0).nonzero().squeeze(-1).to(distributions.device)
         if len(absorbed):
-            laws[absorbed] = 0.0
-            laws[absorbed, self._absorbed_token] = 1.0
-        return laws
+            distributions[absorbed] = 0.0
+            distributions[absorbed, self._absorbed_token] = 1.0
+        return distributions
 
 
 ABSORBED, NOTHING = -1, -2  # rows: the point mass of an ended side, and no mass at all
-_FUSED_BYTES = 2**28  # of laws that the plain form takes at once
+_FUSED_BYTES = 2**28  # of distributions that the plain form takes at once
 
 
 def are_fused(sharing: SharingOptions, device: str) -> bool:
@@ -209,83 +213,87 @@ def are_fused(sharing: SharingOptions, device: str) -> bool:
     return torch.device(device).type == "cuda" and fused_fault(torch.device(device)) is None
 
 
-def fused_draws(laws: Tensor, rows: Tensor, u: Tensor, reference: Tensor, absorbed_token: int) -> Tensor:
-    """Draw the references' tokens and the pairs' tokens, and compare laws.
+def fused_draws(distributions: Tensor, rows: Tensor, u: Tensor, reference: Tensor, absorbed_token: int) -> Tensor:
+    """Draw the references' tokens and the pairs' tokens, and compare distributions.
 
     Args:
-        laws: [streams, V].
-        rows: Pairs of laws, p above q, int64 [2, R + 2P]: nothing and the law of each of R references, the two laws of
-            each of P pairs, and for each pair two more laws to compare. If both are one row, their distance is 0.
+        distributions: [streams, V].
+        rows: Pairs of distributions, p above q, int64 [2, R + 2P]: nothing and the distribution of each of R
+            references, the two distributions of each of P pairs, and for each pair two more distributions to compare.
+            If both are one row, their distance is 0.
         u: Uniforms [R + 2P]: for the references' tokens, the pairs' residual tokens, and acceptance.
         reference: The reference of each pair, int64 [P].
         absorbed_token: The token that an ended side emits.
 
     Returns:
-        float64 [R + 3P]: the references' tokens, the pairs' tokens, TV of the pairs' laws, TV of the other two laws.
+        float64 [R + 3P]: the references' tokens, the pairs' tokens, TV of the pairs' distributions, TV of the other two
+        distributions.
     """
     references, pairs = u.shape[0] - 2 * len(reference), len(reference)
     drawn = references + pairs
-    apart, excess = pair_sums(laws, rows, absorbed_token)
+    apart, excess = pair_sums(distributions, rows, absorbed_token)
     excess = excess[:drawn]
     left, right = rows[0, :drawn], rows[1, :drawn]
 
     def weights(token: Tensor) -> Tensor:
-        p, q = (_probabilities(laws, row, token, absorbed_token) for row in (left, right))
+        p, q = (_probabilities(distributions, row, token, absorbed_token) for row in (left, right))
         return (q - p).clamp_(min=0.0)
 
-    token = draw_by_sums(excess, u[:drawn], laws.shape[-1], weights)
+    token = draw_by_sums(excess, u[:drawn], distributions.shape[-1], weights)
     x, residual = token[:references], token[references:]
     x_of_pair = x[reference]
     p, q = (
-        _probabilities(laws, row[references:], x_of_pair[:, None], absorbed_token)[:, 0].double()
+        _probabilities(distributions, row[references:], x_of_pair[:, None], absorbed_token)[:, 0].double()
         for row in (left, right)
     )
-    # As ``couple``: where rounding leaves no excess mass, the laws differ in the last bit only.
+    # As ``couple``: where rounding leaves no excess mass, the distributions differ in the last bit only.
     keep = (u[drawn:] * p < q) | (excess[references:].sum(-1) <= 0.0)
     y = torch.where(keep, x_of_pair, residual)
     return torch.cat([x, y, distance_of(apart[references:])])
 
 
 @torch.library.custom_op("kvdrift::pair_sums", mutates_args=())
-def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
+def pair_sums(distributions: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
     """Return the sums of |p - q| and of max(q - p, 0) over blocks of tokens; one launch on CUDA.
 
-    Laws are [streams, V]; rows of p and of q are int64 [2, B], ``ABSORBED`` or ``NOTHING`` for a law that is no
-    stream's. Both sums are float64 [2, B, blocks]; exactly 0 for bitwise equal laws.
+    Distributions are [streams, V]; rows of p and of q are int64 [2, B], ``ABSORBED`` or ``NOTHING`` for a distribution
+    that is no stream's. Both sums are float64 [2, B, blocks]; exactly 0 for bitwise equal distributions.
     """
     parts = []
-    for left, right in torch.split(rows, max(_FUSED_BYTES // laws[:1].nbytes, 1), 1):
-        difference = _taken(laws, right, absorbed_token) - _taken(laws, left, absorbed_token)
+    for left, right in torch.split(rows, max(_FUSED_BYTES // distributions[:1].nbytes, 1), 1):
+        difference = _taken(distributions, right, absorbed_token) - _taken(distributions, left, absorbed_token)
         parts.append(torch.stack([block_sums(difference.abs()), block_sums(difference.clamp(min=0.0))]))
     return torch.cat(parts, 1)
 
 
 @pair_sums.register_kernel("cuda")
-def _on_cuda(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
+def _on_cuda(distributions: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
     from kvdrift.generator.coupling import fused_sums  # noqa: PLC0415 - Triton comes with CUDA only
 
-    return fused_sums.pair_sums(laws, rows, absorbed_token, BLOCK_TOKENS)
+    return fused_sums.pair_sums(distributions, rows, absorbed_token, BLOCK_TOKENS)
 
 
 @tried_once
 def fused_fault(device: torch.device) -> str | None:
-    """Return why the kernel cannot be used on a device; None if it can. It is tried once, with two small laws.
+    """Return why the kernel cannot be used on a device; None if it can. It is tried once, with two small distributions.
 
     Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
-    laws = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
-    apart, excess = _on_cuda(laws, torch.tensor([[0, -1, -2], [1, 1, 1]], device=device), 2)
+    distributions = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
+    apart, excess = _on_cuda(distributions, torch.tensor([[0, -1, -2], [1, 1, 1]], device=device), 2)
     exact = apart.flatten().tolist() == [0.5, 1.5, 1.0] and excess.flatten().tolist() == [0.25, 0.75, 1.0]
     return None if exact else "the kernel's sums are wrong"
 
 
-def _taken(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
-    tokens = torch.arange(laws.shape[1], device=laws.device)
+def _taken(distributions: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
+    tokens = torch.arange(distributions.shape[1], device=distributions.device)
     point = (tokens == absorbed_token) & (rows == ABSORBED)[:, None]
-    return torch.where(rows[:, None] < 0, point.to(laws.dtype), laws[rows.clamp(min=0)])
+    return torch.where(rows[:, None] < 0, point.to(distributions.dtype), distributions[rows.clamp(min=0)])
 
 
-def _probabilities(laws: Tensor, rows: Tensor, tokens: Tensor, absorbed_token: int) -> Tensor:
-    """Return the probabilities of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
+def _probabilities(distributions: Tensor, rows: Tensor, tokens: Tensor, absorbed_token: int) -> Tensor:
+    """Return the probabilities of ``tokens`` [B, n] under the distributions of ``rows`` [B]."""
     point = (tokens == absorbed_token) & (rows == ABSORBED)[:, None]
-    return torch.where(rows[:, None] < 0, point.to(laws.dtype), laws[rows.clamp(min=0)[:, None], tokens])
+    return torch.where(
+        rows[:, None] < 0, point.to(distributions.dtype), distributions[rows.clamp(min=0)[:, None], tokens]
+    )
