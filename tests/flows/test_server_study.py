@@ -119,4 +119,4 @@ def test_greedy_tokens_have_a_status_of_their_own(tmp_path: Path) -> None:
     assert {delta for (delta,) in found} == {0.0, 1.0}
     assert all("greedy" in text for (text,) in versions)
     page = (tmp_path / "store" / "report" / "servers" / "index.html").read_text(encoding="utf-8")
-    assert "A greedy law is all on one token" in page
+    assert "A greedy distribution is all on one token" in page
