@@ -1,17 +1,18 @@
-// Tables that sort by a click on a column's head; folds that open for a link, or all at once. Without it all is readable.
+// Tables that sort by a click on a column's head, and folds that open for a link, or all at once. The page is readable
+// without this script.
 (function () {
   "use strict";
   var UNITS = {B: 1, KiB: 1024, MiB: 1048576, GiB: 1073741824, TiB: 1099511627776, s: 1, min: 60, h: 3600};
 
-  // What a cell is sorted by: its number in its unit, or its text; null for a dash, which comes last.
+  // The sort key of a cell: its number in its unit, or its text; null for a dash, which comes last.
   function key(cell) {
     var first = cell.firstChild && cell.firstChild.nodeType === 3 ? cell.firstChild.data : cell.textContent;
     var text = first.trim();
     if (text === "" || text === "–") { return null; }
-    var found = /^[−-]?[\d,]*\.?\d+/.exec(text);
-    if (!found) { return text.toLowerCase(); }
-    var unit = /^\s*([A-Za-z]+)/.exec(text.slice(found[0].length));
-    return Number(found[0].replace("−", "-").replace(/,/g, "")) * (unit && UNITS[unit[1]] || 1);
+    var number = /^[−-]?[\d,]*\.?\d+/.exec(text);
+    if (!number) { return text.toLowerCase(); }
+    var unit = /^\s*([A-Za-z]+)/.exec(text.slice(number[0].length));
+    return Number(number[0].replace("−", "-").replace(/,/g, "")) * (unit && UNITS[unit[1]] || 1);
   }
 
   function compare(a, b) {
@@ -29,7 +30,7 @@
         data = data.map(function (row) { return {row: row, key: key(row.cells[column])}; }).sort(function (a, b) {
           if (a.key === null || b.key === null) { return (a.key === null) - (b.key === null); }
           return order === "ascending" ? compare(a.key, b.key) : compare(b.key, a.key);
-        }).map(function (one) { return one.row; });
+        }).map(function (entry) { return entry.row; });
       }
       heads.concat(data).forEach(function (row) { body.appendChild(row); });
     });
@@ -52,7 +53,7 @@
     });
   });
 
-  // What scrolls sideways can be reached, and scrolled, by keyboard; what does not is no stop of the tabulator.
+  // A box that scrolls sideways can be reached and scrolled by keyboard; other boxes are no tab stops.
   function reach() {
     document.querySelectorAll(".scroll").forEach(function (box) {
       if (box.scrollWidth > box.clientWidth) { box.tabIndex = 0; } else { box.removeAttribute("tabindex"); }
@@ -82,14 +83,14 @@
   window.addEventListener("hashchange", follow);
   follow();
 
-  // Paper has what is open, and the definitions, which no link can open there.
+  // A print has the open folds and the definitions, since a link cannot open them on paper.
   var closed = [];
   window.addEventListener("beforeprint", function () {
     closed = Array.prototype.slice.call(document.querySelectorAll("details[data-print]:not([open])"));
-    closed.forEach(function (one) { one.open = true; });
+    closed.forEach(function (fold) { fold.open = true; });
   });
   window.addEventListener("afterprint", function () {
-    closed.forEach(function (one) { one.open = false; });
+    closed.forEach(function (fold) { fold.open = false; });
   });
 
   document.querySelectorAll(".unfold").forEach(function (button) {
@@ -97,7 +98,7 @@
     button.hidden = false;
     button.addEventListener("click", function () {
       all = !all;
-      document.querySelectorAll("details").forEach(function (one) { one.open = all; });
+      document.querySelectorAll("details").forEach(function (fold) { fold.open = all; });
       button.textContent = all ? "Close all sections that fold" : opens;
     });
   });

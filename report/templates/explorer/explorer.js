@@ -28,14 +28,14 @@ class Explorer {
     return this.data.trajectories[column][row];
   }
 
-  /** Rows of this document, or of one of its actions, in the order of actions and replicates. */
+  /** Rows of this document, or of a single action on it, in the order of actions and replicates. */
   rowsOf(docAt, action = null) {
     const { document: docs, action: actions, replicate } = this.data.trajectories;
-    const found = [];
+    const rows = [];
     for (let row = 0; row < this.data.count; row += 1) {
-      if (docs[row] === docAt && (action === null || actions[row] === action)) found.push(row);
+      if (docs[row] === docAt && (action === null || actions[row] === action)) rows.push(row);
     }
-    return found.sort((a, b) => actions[a] - actions[b] || replicate[a] - replicate[b]);
+    return rows.sort((a, b) => actions[a] - actions[b] || replicate[a] - replicate[b]);
   }
 
   documents() {
@@ -55,25 +55,25 @@ class Explorer {
 
   /** Go where the address says: to a trajectory, or to a jump of an action; else to the first typical trajectory. */
   follow() {
-    const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
+    const requested = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
     byId("notice").hidden = true;
     let row;
-    if (asked.has("doc")) {
-      const docAt = this.data.documents.findIndex((one) => one.doc === asked.get("doc"));
-      row = this.find(docAt, this.data.actions.indexOf(asked.get("action")), Number(asked.get("replicate") ?? 0));
+    if (requested.has("doc")) {
+      const docAt = this.data.documents.findIndex((entry) => entry.doc === requested.get("doc"));
+      row = this.find(docAt, this.data.actions.indexOf(requested.get("action")), Number(requested.get("replicate") ?? 0));
       if (row === undefined) {
-        this.say(`This file does not have replicate ${asked.get("replicate")} of ${asked.get("doc")} under `
-          + `${asked.get("action")}. If the store has it, this prints it: ${this.command(asked.get("doc"),
-            asked.get("action") ?? "ACTION", asked.get("replicate") ?? 0)}`);
+        this.say(`This file does not have replicate ${requested.get("replicate")} of ${requested.get("doc")} under `
+          + `${requested.get("action")}. If the store has it, this prints it: ${this.command(requested.get("doc"),
+            requested.get("action") ?? "ACTION", requested.get("replicate") ?? 0)}`);
       }
     }
-    if (asked.has("jump")) {
-      const action = this.data.actions.indexOf(asked.get("action"));
-      row = this.data.jumps.find((jump) => jump.kind === asked.get("jump") && jump.stratum === null && jump.action === action)?.to[0];
+    if (requested.has("jump")) {
+      const action = this.data.actions.indexOf(requested.get("action"));
+      row = this.data.jumps.find((jump) => jump.kind === requested.get("jump") && jump.stratum === null && jump.action === action)?.to[0];
     }
-    this.compare = asked.get("compare") === "1";
+    this.compare = requested.get("compare") === "1";
     const start = this.data.jumps.find((jump) => jump.kind === "median") ?? this.data.jumps[0];
-    this.show(row ?? this.row ?? (start ? start.to[0] : 0), Number(asked.get("t")) || null);
+    this.show(row ?? this.row ?? (start ? start.to[0] : 0), Number(requested.get("t")) || null);
     this.remember(false);
   }
 
@@ -102,14 +102,14 @@ class Explorer {
     this.row = row;
     const docAt = this.of("document");
     if (this.stratum !== ALL && this.data.documents[docAt].stratum !== this.stratum) this.stratum = ALL;
-    const own = this.data.trajectory(row);
-    this.shown = [own];
+    const chosen = this.data.trajectory(row);
+    this.shown = [chosen];
     if (this.compare) {
-      const beside = this.data.actions.map((_, action) => this.find(docAt, action, own.replicate))
-        .filter((other) => other !== undefined && other !== row && this.of("reference", other) === own.reference);
+      const beside = this.data.actions.map((_, action) => this.find(docAt, action, chosen.replicate))
+        .filter((other) => other !== undefined && other !== row && this.of("reference", other) === chosen.reference);
       this.shown.push(...beside.map((other) => this.data.trajectory(other)));
     }
-    this.t = Math.min(Math.max(t ?? own.tau ?? 1, 1), this.data.horizon);
+    this.t = Math.min(Math.max(t ?? chosen.tau ?? 1, 1), this.data.horizon);
     this.drawChoice();
     this.drawJumps();
     this.drawAbout();
@@ -140,7 +140,7 @@ class Explorer {
       make("option", { value, selected: value === chosen, disabled }, text)));
     const docAt = this.of("document");
     fill("stratum", [[ALL, "all strata"], ...data.strata.map((name, at) =>
-      [at, name, !data.documents.some((one) => one.stratum === at)])], this.stratum);
+      [at, name, !data.documents.some((entry) => entry.stratum === at)])], this.stratum);
     fill("document", this.documents().map((at) => [at, data.documents[at].doc]), docAt);
     fill("action", data.actions.map((name, at) => [at, name, !this.rowsOf(docAt, at).length]), this.of("action"));
     fill("replicate", this.rowsOf(docAt, this.of("action")).map((row) => [row, String(this.of("replicate", row))]), this.row);
@@ -220,26 +220,26 @@ class Explorer {
   // ---- What happens in it ----
 
   drawAbout() {
-    const [own] = this.shown;
-    const doc = this.data.documents[own.document];
-    byId("story").replaceChildren(`${own.name}: `,
-      own.tau === null ? `X and Y agree through position ${this.data.horizon}` : `first mismatch at τ = ${own.tau}`,
-      make("span", { class: "quiet" }, ` · ${doc.doc}, replicate ${own.replicate}`));
+    const [chosen] = this.shown;
+    const doc = this.data.documents[chosen.document];
+    byId("story").replaceChildren(`${chosen.name}: `,
+      chosen.tau === null ? `X and Y agree through position ${this.data.horizon}` : `first mismatch at τ = ${chosen.tau}`,
+      make("span", { class: "quiet" }, ` · ${doc.doc}, replicate ${chosen.replicate}`));
     const end = (side, at) => at === null ? `${side} does not end` : `${side} ends at ${at}`;
-    const parts = [`${own.mismatches} of ${this.data.horizon} positions differ${
-      own.runs.length > 1 ? `, in ${own.runs.length} runs` : ""}`];
-    if (own.agreement) parts.push(`the longest agreement after τ has ${own.agreement}`);
-    parts.push(`${end("X", own.eos_x)}, ${end("Y", own.eos_y)}`);
+    const parts = [`${chosen.mismatches} of ${this.data.horizon} positions differ${
+      chosen.runs.length > 1 ? `, in ${chosen.runs.length} runs` : ""}`];
+    if (chosen.agreement) parts.push(`the longest agreement after τ has ${chosen.agreement}`);
+    parts.push(`${end("X", chosen.eos_x)}, ${end("Y", chosen.eos_y)}`);
     parts.push(this.data.strata[doc.stratum] + (doc.task ? `, ${doc.task}` : "")
       + (doc.prompt ? `, prompt of ${many(doc.prompt)} tokens` : ""));
     byId("outcome").textContent = `${parts.join("; ")}.`;
     this.drawAnswers();
-    byId("command").textContent = this.command(doc.doc, own.name, own.replicate);
+    byId("command").textContent = this.command(doc.doc, chosen.name, chosen.replicate);
   }
 
   drawAnswers() {
-    const [own] = this.shown;
-    const doc = this.data.documents[own.document];
+    const [chosen] = this.shown;
+    const doc = this.data.documents[chosen.document];
     const answers = byId("answers");
     answers.hidden = !doc.answers.length;
     const codes = doc.answers.flatMap((answer, at) => {
@@ -248,10 +248,10 @@ class Explorer {
         kept ? make("span", { class: kept === "0%" ? "record-gone" : "quiet" }, ` (record ${kept === "0%" ? "gone" : kept === "100%" ? "kept" : `${kept} kept`})`) : null];
     });
     answers.replaceChildren(doc.answers.length > 1 ? "Answers:" : "Answer:", ...codes.filter((part) => part !== null), ".");
-    if (own.score_x !== null) {
+    if (chosen.score_x !== null) {
       const side = (name, score) => [` ${name} is `, make("span", { class: score === 1 ? "right" : "wrong" }, judged(score))];
-      const place = own.span_first === null ? "" : `, at ${own.span_first}–${own.span_last}`;
-      answers.append(...side("X", own.score_x), `${place};`, ...side("Y", own.score_y), ".");
+      const place = chosen.span_first === null ? "" : `, at ${chosen.span_first}–${chosen.span_last}`;
+      answers.append(...side("X", chosen.score_x), `${place};`, ...side("Y", chosen.score_y), ".");
     }
   }
 
@@ -278,19 +278,19 @@ class Explorer {
   drawHere() {
     const { t } = this;
     this.overview.mark(t);
-    const [own] = this.shown;
-    const differs = (one) => one.x[t - 1] !== one.y[t - 1];
-    const apart = differs(own);
-    const run = own.runs.find((one) => one.first <= t && t <= one.last);
+    const [chosen] = this.shown;
+    const differs = (pair) => pair.x[t - 1] !== pair.y[t - 1];
+    const apart = differs(chosen);
+    const run = chosen.runs.find((stretch) => stretch.first <= t && t <= stretch.last);
     const single = this.shown.length === 1; // of several, X is shaded for none, as in the strips
     const text = (token, shaded) => make("code", { class: shaded ? "apart" : null }, this.data.text(token));
-    const lag = own.tau === null ? "" : t < own.tau ? `, ${own.tau - t} before τ` : t === own.tau ? ", τ" : `, τ + ${t - own.tau}`;
-    const state = t > own.over ? "both have ended" : !apart ? "equal"
+    const lag = chosen.tau === null ? "" : t < chosen.tau ? `, ${chosen.tau - t} before τ` : t === chosen.tau ? ", τ" : `, τ + ${t - chosen.tau}`;
+    const state = t > chosen.over ? "both have ended" : !apart ? "equal"
       : `different${run.last > run.first ? `, ${t - run.first + 1} of a run of ${run.last - run.first + 1}` : ""}`;
-    const parts = [make("b", {}, `t = ${t}`), `${lag}: X `, text(own.x[t - 1], single && apart)];
-    for (const one of this.shown) parts.push(single ? ", Y " : `; ${one.name} `, text(one.y[t - 1], differs(one)),
-      single ? "" : ` δ ${fixed(one.delta[t - 1])}`);
-    if (single) parts.push(` · ${state} · δ ${fixed(own.delta[t - 1])} · f ${fixed(own.f[t - 1])}`);
+    const parts = [make("b", {}, `t = ${t}`), `${lag}: X `, text(chosen.x[t - 1], single && apart)];
+    for (const pair of this.shown) parts.push(single ? ", Y " : `; ${pair.name} `, text(pair.y[t - 1], differs(pair)),
+      single ? "" : ` δ ${fixed(pair.delta[t - 1])}`);
+    if (single) parts.push(` · ${state} · δ ${fixed(chosen.delta[t - 1])} · f ${fixed(chosen.f[t - 1])}`);
     byId("here").replaceChildren(...parts);
   }
 
@@ -309,13 +309,13 @@ class Explorer {
       const rows = this.rowsOf(docAt, action);
       if (!rows.length) return null;
       const buttons = rows.map((row) => {
-        const one = this.data.trajectory(row);
+        const pair = this.data.trajectory(row);
         const strip = make("svg", { viewBox: `0 0 ${horizon} 10`, preserveAspectRatio: "none", "aria-hidden": "true" },
-          ...bars(one, horizon, 0, 1, 0, 10));
-        if (one.tau) strip.append(make("line", { class: "tau", x1: one.tau - 1, x2: one.tau - 1, y1: 0, y2: 10 }));
+          ...bars(pair, horizon, 0, 1, 0, 10));
+        if (pair.tau) strip.append(make("line", { class: "tau", x1: pair.tau - 1, x2: pair.tau - 1, y1: 0, y2: 10 }));
         const button = make("button", { type: "button", "data-row": row, "aria-current": row === this.row ? "true" : null,
-          "aria-label": `${name}, replicate ${one.replicate}, ${one.tau === null ? "no mismatch" : `τ = ${one.tau}`}` },
-          make("span", {}, String(one.replicate)), strip, make("span", {}, one.tau === null ? "none" : `τ ${one.tau}`));
+          "aria-label": `${name}, replicate ${pair.replicate}, ${pair.tau === null ? "no mismatch" : `τ = ${pair.tau}`}` },
+          make("span", {}, String(pair.replicate)), strip, make("span", {}, pair.tau === null ? "none" : `τ ${pair.tau}`));
         button.addEventListener("click", () => {
           this.go(row);
           document.querySelector(`[data-row="${row}"]`).focus({ preventScroll: true });

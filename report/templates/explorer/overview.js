@@ -1,8 +1,8 @@
 // The overview of the shown trajectories over all positions: where X and Y agree, differ and have ended, δ and f.
 
 /** Where X and Y agree ("base"), differ ("apart"), or have both ended ("over"), as a path for each. */
-function bars(one, horizon, left, unit, top, height) {
-  const kind = (t) => t > one.over ? "over" : one.x[t - 1] === one.y[t - 1] ? "base" : "apart";
+function bars(pair, horizon, left, unit, top, height) {
+  const kind = (t) => t > pair.over ? "over" : pair.x[t - 1] === pair.y[t - 1] ? "base" : "apart";
   const paths = new Map();
   let first = 1;
   for (let t = 1; t <= horizon; t += 1) {
@@ -39,11 +39,11 @@ class Overview {
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.words(shown) });
     this.cursor = make("rect", { class: "cursor", y: 16, width: Math.max(unit, 2), height: height - 32 });
     svg.append(this.cursor);
-    shown.forEach((one, at) => {
+    shown.forEach((pair, at) => {
       const top = 20 + at * (bar + lane + gap);
-      svg.append(this.lane(one, edges, { top, bar, lane, left, right: width - 8, unit }));
-      if (at === 0 && one.span_first) {
-        svg.append(make("line", { class: "answer", x1: edges[one.span_first - 1], x2: edges[one.span_last], y1: top - 3, y2: top - 3 }));
+      svg.append(this.lane(pair, edges, { top, bar, lane, left, right: width - 8, unit }));
+      if (at === 0 && pair.span_first) {
+        svg.append(make("line", { class: "answer", x1: edges[pair.span_first - 1], x2: edges[pair.span_last], y1: top - 3, y2: top - 3 }));
       }
     });
     svg.append(...this.labels(shown[0], single, edges, left, width));
@@ -61,48 +61,48 @@ class Overview {
     byId("overview").replaceChildren(svg);
   }
 
-  lane(one, edges, { top, bar, lane, left, right, unit }) {
+  lane(pair, edges, { top, bar, lane, left, right, unit }) {
     const { horizon } = this;
-    const group = make("g", { style: `--colour: ${one.colour}` }, ...bars(one, horizon, left, unit, top, bar),
+    const group = make("g", { style: `--colour: ${pair.colour}` }, ...bars(pair, horizon, left, unit, top, bar),
       make("g", { transform: `translate(0 ${top + bar + 2})` },
         make("path", { class: "axis", d: `M${left},1H${right}M${left},${lane - 1}H${right}` }),
-        make("path", { class: "delta", d: steps(one.delta, edges, 1, horizon, lane, true) }),
-        make("path", { class: "f", d: steps(one.f, edges, 1, horizon, lane, false) }),
+        make("path", { class: "delta", d: steps(pair.delta, edges, 1, horizon, lane, true) }),
+        make("path", { class: "f", d: steps(pair.f, edges, 1, horizon, lane, false) }),
         make("text", { x: left - 5, y: 8, "text-anchor": "end" }, "1"),
         make("text", { x: left - 5, y: lane, "text-anchor": "end" }, "0")));
     const end = top + bar + lane + 2;
-    for (const eos of new Set([one.eos_x, one.eos_y])) {
+    for (const eos of new Set([pair.eos_x, pair.eos_y])) {
       if (eos) group.append(make("line", { class: "eos", x1: edges[eos - 1], x2: edges[eos - 1], y1: top, y2: end }));
     }
-    if (one.tau) {
-      group.append(make("line", { class: "tau", x1: edges[one.tau - 1], x2: edges[one.tau - 1], y1: top - 2, y2: end }));
+    if (pair.tau) {
+      group.append(make("line", { class: "tau", x1: edges[pair.tau - 1], x2: edges[pair.tau - 1], y1: top - 2, y2: end }));
     }
     return group;
   }
 
   /** τ and the ends of the first trajectory, as far as they have room beside each other. */
-  labels(one, single, edges, left, width) {
-    const labels = [[one.tau, one.tau === null ? "" : `τ ${one.tau}`, "strong"]];
+  labels(pair, single, edges, left, width) {
+    const labels = [[pair.tau, pair.tau === null ? "" : `τ ${pair.tau}`, "strong"]];
     if (single) {
-      const both = one.eos_x && one.eos_x === one.eos_y;
-      labels.push([one.eos_x, both ? "both end" : "X ends", ""], [both ? null : one.eos_y, "Y ends", ""]);
+      const both = pair.eos_x && pair.eos_x === pair.eos_y;
+      labels.push([pair.eos_x, both ? "both end" : "X ends", ""], [both ? null : pair.eos_y, "Y ends", ""]);
     }
     const taken = [];
-    const found = [];
+    const elements = [];
     for (const [t, text, kind] of labels) {
       if (t === null) continue;
       const half = 3.4 * text.length;
       const x = Math.min(Math.max(edges[t - 1], left + half), width - half);
       if (taken.some((other) => Math.abs(other - x) < 52)) continue;
       taken.push(x);
-      found.push(make("text", { class: kind, x, y: 11, "text-anchor": "middle" }, text));
+      elements.push(make("text", { class: kind, x, y: 11, "text-anchor": "middle" }, text));
     }
-    return found;
+    return elements;
   }
 
   words(shown) {
-    return shown.map((one) => `${one.name}: ${one.tau === null ? "no mismatch" : `first mismatch at ${one.tau}`}, `
-      + `${one.mismatches} of ${this.horizon} positions differ, in ${one.runs.length} runs`).join("; ");
+    return shown.map((pair) => `${pair.name}: ${pair.tau === null ? "no mismatch" : `first mismatch at ${pair.tau}`}, `
+      + `${pair.mismatches} of ${this.horizon} positions differ, in ${pair.runs.length} runs`).join("; ");
   }
 
   mark(t) {

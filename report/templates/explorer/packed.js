@@ -1,6 +1,5 @@
-// What the page holds: a manifest, arrays of numbers and prompts, as report/explorer/packing.py and prompts.py write
-// them. Numbers are read where they are shown, so opening the page costs no more for longer prompts. Positions count
-// from 1.
+// The data of the page: a manifest, arrays of numbers and prompts, as report/explorer/page.py writes them. Numbers are
+// decoded when they are shown, so opening the page costs no more for longer prompts. Positions count from 1.
 
 async function unpacked(id) {
   const text = atob(byId(id).textContent);
@@ -10,14 +9,14 @@ async function unpacked(id) {
   return new Uint8Array(await new Response(plain).arrayBuffer());
 }
 
-/** Numbers from one to another place of an array whose bytes stand apart, the lowest of every number first. */
+/** Numbers first to end - 1 of an array that is grouped by bytes, the lowest byte of every number first. */
 function numbers(bytes, first, end) {
   const length = bytes.all.length / bytes.size;
-  const found = new Uint32Array(end - first);
+  const values = new Uint32Array(end - first);
   for (let byte = 0; byte < bytes.size; byte += 1) {
-    for (let at = first; at < end; at += 1) found[at - first] |= bytes.all[byte * length + at] << (8 * byte);
+    for (let at = first; at < end; at += 1) values[at - first] |= bytes.all[byte * length + at] << (8 * byte);
   }
-  return found;
+  return values;
 }
 
 class Packed {
@@ -47,19 +46,19 @@ class Packed {
     return this.texts ? this.texts[token] : String(this.tokens[token]);
   }
 
-  /** The same with signs for what cannot be seen. */
+  /** The same text with signs for invisible characters. */
   text(token) {
     return visible(this.plain(token));
   }
 
-  /** A trajectory by its number, with its streams and what follows from them. */
+  /** A trajectory by its number, with its streams, and its runs of mismatches and its end, derived from them. */
   trajectory(row) {
     const values = {};
     for (const [name, column] of Object.entries(this.trajectories)) values[name] = column[row];
     const { horizon } = this;
-    const own = (array, at) => numbers(array, at * horizon, (at + 1) * horizon);
-    const [x, y] = [own(this.x, values.reference), own(this.y, row)];
-    const [delta, f] = [own(this.delta, row), own(this.f, row)];
+    const streamOf = (array, at) => numbers(array, at * horizon, (at + 1) * horizon);
+    const [x, y] = [streamOf(this.x, values.reference), streamOf(this.y, row)];
+    const [delta, f] = [streamOf(this.delta, row), streamOf(this.f, row)];
     for (let at = 0; at < horizon; at += 1) f[at] ^= delta[at];
     const over = values.eos_x && values.eos_y ? Math.max(values.eos_x, values.eos_y) : horizon;
     const runs = [];
@@ -81,19 +80,19 @@ class Packed {
 
 /** A prompt: its tokens, the records of its answers in their order, its turns, and what actions keep. */
 class PackedPrompt {
-  constructor(data, said, bytes) {
-    this.entries = said.entries;
-    let begin = data.tokenSize * said.entries;
+  constructor(data, entry, bytes) {
+    this.entries = entry.entries;
+    let begin = data.tokenSize * entry.entries;
     this.tokens = { all: bytes.subarray(0, begin), size: data.tokenSize };
-    this.kept = said.kept.map(([action, step, bounds]) => {
-      const shares = bytes.subarray(begin, begin + bounds.length * said.entries);
+    this.kept = entry.kept.map(([action, step, bounds]) => {
+      const shares = bytes.subarray(begin, begin + bounds.length * entry.entries);
       begin += shares.length;
-      return new Kept(action, step, [...bounds, data.layers], shares, said.entries);
+      return new Kept(action, step, [...bounds, data.layers], shares, entry.entries);
     });
-    this.records = said.records.map(([answer, piece, first, last]) => ({ answer, piece, first, last }))
+    this.records = entry.records.map(([answer, piece, first, last]) => ({ answer, piece, first, last }))
       .sort((a, b) => a.first - b.first);
-    this.turns = said.turns.map(([role, first]) => ({ role, first }));
-    this.places = new Int32Array(said.entries + 1).fill(-1); // of each position the record that has it
+    this.turns = entry.turns.map(([role, first]) => ({ role, first }));
+    this.places = new Int32Array(entry.entries + 1).fill(-1); // of each position the record that has it
     this.records.forEach(({ first, last }, at) => this.places.fill(at, first, last + 1));
   }
 
@@ -123,7 +122,7 @@ class Kept {
     return this.shares[group * this.entries + p - 1] / 255;
   }
 
-  /** Sums up to each position of shares times layers, as whole numbers of 255ths; made when first asked for. */
+  /** Sums up to each position of shares times layers, as whole numbers of 255ths; made on the first use. */
   get sums() {
     if (!this.summed) {
       this.summed = new Float64Array(this.entries + 1);

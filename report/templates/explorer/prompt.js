@@ -18,7 +18,7 @@ class PromptView {
   async show() {
     const { data } = this.explorer;
     const document = this.explorer.of("document");
-    const place = data.prompts.findIndex((one) => one.document === document);
+    const place = data.prompts.findIndex((entry) => entry.document === document);
     if (place < 0) {
       this.held = null;
       byId("prompt").hidden = true;
@@ -57,12 +57,12 @@ class PromptView {
     return stretches;
   }
 
-  /** What is left under an action after the last counted step up to position t; null of an engine. */
+  /** The entries kept by an action after the last counted step up to position t; null for an engine. */
   keptBy(action) {
-    return this.held.kept.findLast((one) => one.action === action && one.step <= this.explorer.t) ?? null;
+    return this.held.kept.findLast((kept) => kept.action === action && kept.step <= this.explorer.t) ?? null;
   }
 
-  /** The same of the chosen action, if it removes anything. */
+  /** The kept entries of the chosen action, if it removes any; else null. */
   shading() {
     const kept = this.keptBy(this.explorer.shown[0].action);
     return kept && !kept.whole ? kept : null;
@@ -70,7 +70,7 @@ class PromptView {
 
   /** Which counted steps are shown: the prompt is drawn again where they change. */
   steps() {
-    return this.explorer.shown.map((one) => this.keptBy(one.action)?.step ?? "").join();
+    return this.explorer.shown.map((pair) => this.keptBy(pair.action)?.step ?? "").join();
   }
 
   /** The position t has changed. */
@@ -87,15 +87,15 @@ class PromptView {
   }
 
   drawNote() {
-    const [own] = this.explorer.shown;
-    const kept = this.keptBy(own.action);
+    const [chosen] = this.explorer.shown;
+    const kept = this.keptBy(chosen.action);
     const { entries, records } = this.held;
     const parts = [`${many(entries)} tokens`];
     if (this.held.turns.length) parts[0] += ` in ${many(this.held.turns.length)} turns`;
-    if (!kept) parts.push(`${own.name} decodes in an engine, which does not say what it keeps`);
-    else if (kept.whole) parts.push(`${own.name} removes no entry, so nothing is shaded`);
+    if (!kept) parts.push(`${chosen.name} decodes in an engine, which does not report the entries that it keeps`);
+    else if (kept.whole) parts.push(`${chosen.name} removes no entry, so nothing is shaded`);
     else {
-      parts.push(`${own.name} has ${percent(kept.share(1, entries))} of the entries${
+      parts.push(`${chosen.name} has ${percent(kept.share(1, entries))} of the entries${
         kept.step ? ` after token ${kept.step}, over its streams` : ""}; ${many(kept.gone)} tokens are gone in all layers and heads`);
       const lost = records.filter(({ first, last }) => kept.share(first, last) === 0).length;
       if (records.length === 1) parts.push(`the answer’s record is ${lost ? "gone" : "not gone"}`);
@@ -104,7 +104,7 @@ class PromptView {
     byId("prompt-note").textContent = `${parts.join("; ")}.`;
   }
 
-  /** What is kept of an answer's record, for the line about answers: of its piece of which least is. */
+  /** The kept share of an answer's record, for the line about answers: that of the least kept piece. */
   recordWords(answer) {
     const kept = this.held && this.shading();
     if (!kept) return "";
@@ -119,16 +119,16 @@ class PromptView {
 
   drawStrips() {
     if (!this.held) return;
-    byId("strips").replaceChildren(...this.explorer.shown.map((one) => this.strip(one)));
+    byId("strips").replaceChildren(...this.explorer.shown.map((pair) => this.strip(pair)));
   }
 
-  strip(one) {
+  strip(pair) {
     const { entries, records } = this.held;
     const { width, shown } = this.explorer;
-    const kept = this.keptBy(one.action);
+    const kept = this.keptBy(pair.action);
     const height = 22;
     const svg = make("svg", { viewBox: `0 0 ${width} ${height + 8}`, width, height: height + 8, role: "img",
-      style: `--colour: ${one.colour}`, "aria-label": `${one.name}: the prompt, ${entries} tokens; shaded by what is kept` },
+      style: `--colour: ${pair.colour}`, "aria-label": `${pair.name}: the prompt, ${entries} tokens; shaded by what is kept` },
       make("rect", { class: "strip-ground", x: 0, y: 6, width, height }));
     if (kept && !kept.whole) svg.append(...this.shades(kept, width, height));
     const x = (p) => (p - 1) / entries * width;
@@ -140,11 +140,11 @@ class PromptView {
       this.choose(Math.min(entries, Math.floor((event.clientX - box.left) / box.width * entries) + 1));
     });
     const share = !kept ? "decodes in an engine" : kept.whole ? "removes no entry" : `${percent(kept.share(1, entries))} of the entries`;
-    const label = shown.length > 1 ? make("p", {}, make("b", {}, one.name), ` · ${share}`) : null;
+    const label = shown.length > 1 ? make("p", {}, make("b", {}, pair.name), ` · ${share}`) : null;
     return make("div", { class: "strip" }, label, svg);
   }
 
-  /** What is kept along the prompt, a column a pixel, as a path for each shade. */
+  /** The kept shares along the prompt, a column for each pixel, as a path for each shade. */
   shades(kept, width, height) {
     const { entries } = this.held;
     const bins = Math.min(entries, Math.floor(width));
@@ -172,13 +172,13 @@ class PromptView {
     const { entries } = this.held;
     const wanted = [...this.open, [1, AROUND], [entries - AROUND + 1, entries]]
       .map(([from, to]) => [Math.max(1, from), Math.min(entries, to)]).sort((a, b) => a[0] - b[0]);
-    const found = [];
+    const ranges = [];
     for (const [from, to] of wanted) {
-      const last = found[found.length - 1];
+      const last = ranges[ranges.length - 1];
       if (last && from <= last[1] + FEWEST_FOLDED) last[1] = Math.max(last[1], to);
-      else found.push([from, to]);
+      else ranges.push([from, to]);
     }
-    return found;
+    return ranges;
   }
 
   drawText() {
@@ -196,7 +196,7 @@ class PromptView {
     byId("prompt-text").replaceChildren(...parts);
   }
 
-  /** The role of the turn that begins at a position, if one does. */
+  /** The role of the turn that begins at a position, if any. */
   labels(p) {
     return this.held.turns.filter(({ first }) => first === p).map(({ role }) => make("span", { class: "turn" }, role));
   }
@@ -207,8 +207,8 @@ class PromptView {
     const bounds = first <= last ? [first, ...begins, last + 1] : [];
     return bounds.slice(0, -1).flatMap((begin, at) => {
       const end = bounds[at + 1];
-      const few = Array.from({ length: Math.min(end - begin, FEWEST_FOLDED) }, (_, more) => this.token(begin + more, kept, []));
-      return [...this.labels(begin), ...(end - begin < FEWEST_FOLDED ? few : [this.fold(begin, end - 1, kept)])];
+      const tokens = Array.from({ length: Math.min(end - begin, FEWEST_FOLDED) }, (_, more) => this.token(begin + more, kept, []));
+      return [...this.labels(begin), ...(end - begin < FEWEST_FOLDED ? tokens : [this.fold(begin, end - 1, kept)])];
     });
   }
 
@@ -240,8 +240,8 @@ class PromptView {
   drawHere() {
     const { explorer, held, at: p } = this;
     if (!p) {
-      const told = this.keptBy(explorer.shown[0].action) ? "which layers keep it" : "its place";
-      byId("prompt-here").replaceChildren(make("span", { class: "quiet" }, `A click on a token shows ${told}.`));
+      const shows = this.keptBy(explorer.shown[0].action) ? "which layers keep it" : "its place";
+      byId("prompt-here").replaceChildren(make("span", { class: "quiet" }, `A click on a token shows ${shows}.`));
       return;
     }
     const record = held.recordAt(p);
@@ -250,12 +250,12 @@ class PromptView {
       make("code", {}, explorer.data.text(held.token(p))),
       turn ? `, in a turn of ${turn.role}` : "",
       record ? `, of the record of answer ${record.answer + 1}` : "");
-    const rows = explorer.shown.map((one) => this.layers(one, p)).filter(Boolean);
+    const rows = explorer.shown.map((pair) => this.layers(pair, p)).filter(Boolean);
     byId("prompt-here").replaceChildren(line, ...rows);
   }
 
-  layers(one, p) {
-    const kept = this.keptBy(one.action);
+  layers(pair, p) {
+    const kept = this.keptBy(pair.action);
     if (!kept) return null;
     const cells = Array.from({ length: kept.groups }, (_, group) => {
       const share = kept.ofGroup(group, p);
@@ -263,7 +263,7 @@ class PromptView {
       return make("span", { class: share === 0 ? "layer gone" : "layer", style: `--share: ${Math.round(100 * share)}%` },
         make("small", {}, from === to ? String(from) : `${from}–${to}`), ` ${percent(share)}`);
     });
-    return make("p", { class: "layers", style: `--colour: ${one.colour}` }, make("b", {}, one.name),
+    return make("p", { class: "layers", style: `--colour: ${pair.colour}` }, make("b", {}, pair.name),
       ` has ${percent(kept.share(p))} of the token’s entries; by layer: `, ...cells);
   }
 
@@ -308,7 +308,7 @@ class PromptView {
     return (text.match(/\S+/g) ?? []).map((token) => `,${token},`).join("");
   }
 
-  /** First and last tokens of each place that has a text. */
+  /** First and last tokens of each occurrence of a text. */
   places(wanted) {
     const { held } = this;
     if (held.plain === undefined) { // the whole prompt, and the character at which each token ends
@@ -318,15 +318,15 @@ class PromptView {
         return held.plain.length;
       });
     }
-    const found = [];
+    const ranges = [];
     let token = 0;
     for (let at = held.plain.indexOf(wanted); at >= 0; at = held.plain.indexOf(wanted, at + wanted.length)) {
       while (held.ends[token] <= at) token += 1;
       let last = token;
       while (held.ends[last] < at + wanted.length) last += 1;
-      found.push([token + 1, last + 1]);
+      ranges.push([token + 1, last + 1]);
     }
-    return found;
+    return ranges;
   }
 
   listen() {

@@ -21,8 +21,8 @@ class Score {
 
   draw(shown, width) {
     Object.assign(this, { shown, narrow: width < 600 });
-    const label = this.narrow ? 26 : Math.min(150, 18 + Math.max(...shown.map((one) =>
-      Math.ceil(this.measure.measureText(one.name).width))));
+    const label = this.narrow ? 26 : Math.min(150, 18 + Math.max(...shown.map((pair) =>
+      Math.ceil(this.measure.measureText(pair.name).width))));
     const room = width - label - 2;
     const { horizon } = this.data;
     this.cells = Array.from({ length: horizon + 1 }, () => []);
@@ -32,11 +32,11 @@ class Score {
       const widths = [];
       let sum = 0;
       for (let t = first; t <= horizon; t += 1) {
-        const own = Math.min(room, Math.max(LEAST_WIDTH, this.widthOf(shown[0].x[t - 1]),
-          ...shown.map((one) => this.widthOf(one.y[t - 1]))));
-        if (sum + own > room) break;
-        widths.push(own);
-        sum += own;
+        const needed = Math.min(room, Math.max(LEAST_WIDTH, this.widthOf(shown[0].x[t - 1]),
+          ...shown.map((pair) => this.widthOf(pair.y[t - 1]))));
+        if (sum + needed > room) break;
+        widths.push(needed);
+        sum += needed;
       }
       systems.push(this.system(first, widths, label));
       first += widths.length;
@@ -51,18 +51,18 @@ class Score {
     for (const width of widths) edges.push(edges[edges.length - 1] + width);
     const total = edges[edges.length - 1];
     const positions = widths.map((_, at) => first + at);
-    const [own] = shown;
+    const [chosen] = shown;
     const single = shown.length === 1;
     const ticks = make("tr", { class: "ticks" }, make("th", { scope: "row" }, make("span", { class: "unseen" }, "position")),
-      ...positions.map((t) => make("td", { "data-t": t, class: t === own.tau ? "tau" : null },
-        t === own.tau ? "τ" : t === 1 || t % 10 === 0 ? String(t) : "")));
-    const rows = [ticks, this.tokens("X", own.x, own.eos_x, positions, (t) =>
-      [own.span_first && t >= own.span_first && t <= own.span_last ? "answer" : "",
-        ...(single ? [t === own.tau ? "tau-at" : "", own.x[t - 1] !== own.y[t - 1] ? "apart" : ""] : [])], "x", null)];
-    for (const one of shown) {
-      rows.push(this.tokens(one.name, one.y, one.eos_y, positions, (t) =>
-        [one.x[t - 1] !== one.y[t - 1] ? "apart" : "", t === one.tau ? "tau-at" : ""], "y", one.colour));
-      rows.push(this.lane(one, edges, first, last, total));
+      ...positions.map((t) => make("td", { "data-t": t, class: t === chosen.tau ? "tau" : null },
+        t === chosen.tau ? "τ" : t === 1 || t % 10 === 0 ? String(t) : "")));
+    const rows = [ticks, this.tokens("X", chosen.x, chosen.eos_x, positions, (t) =>
+      [chosen.span_first && t >= chosen.span_first && t <= chosen.span_last ? "answer" : "",
+        ...(single ? [t === chosen.tau ? "tau-at" : "", chosen.x[t - 1] !== chosen.y[t - 1] ? "apart" : ""] : [])], "x", null)];
+    for (const pair of shown) {
+      rows.push(this.tokens(pair.name, pair.y, pair.eos_y, positions, (t) =>
+        [pair.x[t - 1] !== pair.y[t - 1] ? "apart" : "", t === pair.tau ? "tau-at" : ""], "y", pair.colour));
+      rows.push(this.lane(pair, edges, first, last, total));
     }
     const columns = [label, ...widths].map((width) => make("col", { style: `width: ${width}px` }));
     return make("table", { style: `width: ${label + total}px`, "aria-label": `Positions ${first} to ${last}` },
@@ -85,22 +85,22 @@ class Score {
     }));
   }
 
-  lane(one, edges, first, last, total) {
+  lane(pair, edges, first, last, total) {
     const height = this.shown.length > 1 ? 30 : this.narrow ? 40 : 58;
     const svg = make("svg", { width: total, height, viewBox: `0 0 ${total} ${height}`, role: "img",
       "aria-label": `delta and f, positions ${first} to ${last}` },
       make("path", { class: "axis", d: `M0,1H${total}M0,${height - 1}H${total}` }),
-      make("path", { class: "delta", d: steps(one.delta, edges, first, last, height, true) }),
-      make("path", { class: "f", d: steps(one.f, edges, first, last, height, false) }));
-    if (one.tau >= first && one.tau <= last) {
-      const x = edges[one.tau - first] + 1;
+      make("path", { class: "delta", d: steps(pair.delta, edges, first, last, height, true) }),
+      make("path", { class: "f", d: steps(pair.f, edges, first, last, height, false) }));
+    if (pair.tau >= first && pair.tau <= last) {
+      const x = edges[pair.tau - first] + 1;
       svg.append(make("line", { class: "tau", x1: x, x2: x, y1: 0, y2: height }));
     }
     svg.addEventListener("click", (event) => {
       const x = event.clientX - svg.getBoundingClientRect().left;
       this.move(first + Math.max(0, edges.findLastIndex((edge) => edge <= x)));
     });
-    return make("tr", { class: "lane", style: `--colour: ${one.colour}` }, make("th", { scope: "row" }, "δ f"),
+    return make("tr", { class: "lane", style: `--colour: ${pair.colour}` }, make("th", { scope: "row" }, "δ f"),
       make("td", { colspan: last - first + 1 }, svg));
   }
 
