@@ -3,7 +3,7 @@
 KvdriftError               one line that a person can read
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
 │   ├── PlanError          an evaluation without a frozen plan, or against another plan
-│   ├── UnlikeUnitsError   units of one action and document that keep or read unlike entries
+│   ├── UnlikeUnitsError   units of one action and document that keep or read different entries
 │   └── MissingStoreError  no store at the given place
 └── OperationError         the work failed although the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
@@ -44,11 +44,11 @@ class InputError(KvdriftError):
 
 
 class PlanError(InputError):
-    """Evaluation events were asked for without a frozen plan, or the study no longer matches its plan."""
+    """Evaluation events were requested without a frozen plan, or the study no longer matches its plan."""
 
 
 class UnlikeUnitsError(InputError):
-    """Units of one document, action, revision and estimator keep or read unlike prompt entries."""
+    """Units of one document, action, revision and estimator keep or read different prompt entries."""
 
 
 class MissingStoreError(InputError):
@@ -144,7 +144,7 @@ def failure_of(error: BaseException, part: object) -> str:
 def failing_as(kind: str, part: object, step: str = "") -> Iterator[None]:
     """Turn any exception of a part inside the block, which may be a user's, into an OperationError about the part.
 
-    The line names the part's ``kind``, such as "selector", its class and, if given, what it was asked for.
+    The line names the part's ``kind``, such as "selector", its class and, if given, the failed step.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The tables of a study's plans, and of what is estimated from its events."""
+"""The tables of a study's plans, and of the estimates from its events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _PLAN = text("plan_sha256", "SHA-256 of the plan under which the row was made", 
 _STATUS = text("status", "prespecified; seen: planned after the outcomes were known; or exploratory")
 _INTERVAL = text(
     "interval",
-    "how the interval was made: studentized, skewed, alike, expanded, percentile, simultaneous, repeated (of a look)",
+    "how the interval was made: studentized, skewed, alike, expanded, percentile, simultaneous, or repeated (of an "
+    "interim look)",
     default="percentile",
 )
 _INPUTS = text("inputs_sha256", "SHA-256 of the moments and settings that the row was made from", null=True)
@@ -97,28 +98,33 @@ RESULTS = stored_table(
 
 LOOKS = stored_table(
     "looks",
-    "one primary endpoint at one look of a sequential study",
+    "one primary endpoint at one interim look of a sequential study",
     "study model plan_sha256 look quantity stratum action baseline "
     "action_revision baseline_revision documents_revision",
     *GROUP[:2],
-    integer("look", "number of the look, from 1", "none"),
+    integer("look", "number of the interim look, from 1", "none"),
     _STRATUM,
     ACTION,
     _BASELINE,
     _QUANTITY,
     _ESTIMATE,
-    real("low", "lower end of the repeated interval; null if the look has none", "unit of the quantity", null=True),
+    real(
+        "low",
+        "lower end of the repeated interval; null if the interim look has none",
+        "unit of the quantity",
+        null=True,
+    ),
     real("high", "upper end of the repeated interval", "unit of the quantity", null=True),
-    real("level", "probability with which the intervals of all looks hold together", "probability, 0..1"),
-    real("constant", "critical constant of the look", "standard errors"),
+    real("level", "probability with which the intervals of all interim looks hold together", "probability, 0..1"),
+    real("constant", "critical constant of the interim look", "standard errors"),
     text("interval", "how the interval was made: studentized, student, alike or expanded", null=True),
-    integer("draws", "bootstrap draws; 0 if the interval rests on Student's law", "count"),
-    integer("documents", "documents of the look behind the estimate", "count"),
+    integer("draws", "bootstrap draws; 0 if the interval rests on Student's t distribution", "count"),
+    integer("documents", "documents of the interim look behind the estimate", "count"),
     integer("clusters", "effective clusters of documents behind the estimate, rounded down", "count"),
     flag("resolved", "whether the interval reaches the plan's goal"),
     *_ESTIMATED_FROM,
     _EVENTS_VERSION,
-    text("plan_sha256", "SHA-256 of the plan that has the look"),
+    text("plan_sha256", "SHA-256 of the plan with the interim look"),
     _DOCUMENTS_REVISION,
 )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_WINDOW = 0.25  # seconds between two looks at the clock
+_WINDOW = 0.25  # seconds between two readings of the clock
 _WAITED = 0.5  # of a window, by all threads together, from which the machine counts as busy
 _ALONE = 5.0  # seconds with one thread before more are tried again
 

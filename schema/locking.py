@@ -84,10 +84,10 @@ def repaired(location: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
-    """Let one writer of a log at a time run the block; writers do not wait for one that is stuck.
+    """Let one writer of a log at a time run the block; writers do not wait for a stuck writer.
 
     Turns only save work: of writers that commit at once, the log accepts one, and the others try again. ``version``
-    returns the log's newest version, which tells that other writers go on.
+    returns the log's newest version, whose growth shows that other writers go on.
     """
     with _opened(str(log)) as folder:
         turn, newest, since = 0, version(), time.monotonic()

@@ -1,8 +1,8 @@
 """The additive moments of a replicate, each declared once: every estimate is a smooth function of their means.
 
-Each moment is averaged over a document's replicates, then over documents (definitions, "Pooling"). Its declaration says
-what it is, its unit, and how it is computed from replicates. Everything else follows from it: the column of table
-``unit_moments``, the derivation in ``kvdrift.transforms.moments``, the columns of the views ``moments``,
+Each moment is averaged over a document's replicates, then over documents (definitions, "Pooling"). Its declaration
+states its meaning, its unit, and how it is computed from replicates. Everything else follows from it: the column of
+table ``unit_moments``, the derivation in ``kvdrift.transforms.moments``, the columns of the views ``moments``,
 ``stratum_moments`` and others, and the arrays that ``kvdrift.stats`` resamples.
 
 T, the early and late lags, the blocks, the run length and the threshold are the study's windows. W is the last position

@@ -9,7 +9,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``NO_PROXY`` and ``no_proxy`` with the loopback addresses added to what ``environment`` has.
+    """Return ``NO_PROXY`` and ``no_proxy`` with the loopback addresses added to their values in ``environment``.
 
     A run's Prefect server, a served model and a llama-server are often on this machine. A proxy named by
     ``HTTP_PROXY`` or ``ALL_PROXY`` would look for them on the proxy's own machine.

@@ -63,15 +63,15 @@ def _fields(node: ast.AST) -> dict[str, Any]:
 
 
 def _is_prose(part: Any) -> bool:
-    """Tell whether a part of a tree is a statement that is only a text."""
+    """Tell whether a node is a statement that is only a text."""
     return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
 
 
 def imported_modules(text: bytes, name: str, *, package: bool) -> Iterator[str]:
     """Yield the full names of all modules that a module may import, anywhere in its text.
 
-    ``name`` is the module's own name, and ``package`` says whether it is that of a package. What is imported from a
-    module may be a module, too, so both names are given.
+    ``name`` is the module's own name, and ``package`` says whether it is that of a package. A name that is imported
+    from a module may be a module, too, so both names are returned.
     """
     parts = name.split(".")
     for node in ast.walk(parsed(text)):

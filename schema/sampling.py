@@ -1,4 +1,4 @@
-"""The law by which a study draws tokens from a model's logits (definitions, "Decoding law")."""
+"""How a study draws tokens from a model's logits: temperature and truncation (definitions, "Decoding law")."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TopK = Annotated[int, Field(ge=1, lt=2**31)]
 
 @dataclass(frozen=True)
 class Sampling:
-    """A next-token law from logits: first temperature, then ``top_k``, then ``top_p``.
+    """How logits become a next-token distribution: first temperature, then ``top_k``, then ``top_p``.
 
     Attributes:
-        temperature: T, the divisor of the logits. At 0 the law is greedy: the token with the largest logit has
+        temperature: T, the divisor of the logits. At 0 sampling is greedy: the token with the largest logit has
             probability 1. On a tie, here and below, the lowest token ids are taken.
         top_p: Keeps the smallest set of most probable tokens whose total probability reaches this; None keeps all.
         top_k: Keeps exactly this many most probable tokens; None keeps all.
@@ -34,17 +34,17 @@ class Sampling:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Return the law of a row of table ``studies``."""
+        """Return the sampling of a study from its row of table ``studies``."""
         return cls(row["temperature"], row["top_p"], row["top_k"])
 
     @property
     def greedy(self) -> bool:
-        """Whether the law is greedy: one token has probability 1, so that all replicates are equal."""
+        """Whether sampling is greedy: one token has probability 1, so that all replicates are equal."""
         return self.temperature == 0.0
 
     @property
     def words(self) -> str:
-        """The law in words, as pages show it."""
+        """The sampling in words, as pages show it."""
         if self.greedy:
             return "greedy"
         kept = [f"{name} {value:.12g}" for name, value in (("top-k", self.top_k), ("top-p", self.top_p)) if value]
@@ -52,9 +52,9 @@ class Sampling:
 
     @property
     def other_words(self) -> str:
-        """The law in words; empty for the default law."""
+        """The sampling in words; empty for the default."""
         return "" if self == FULL_SOFTMAX else self.words
 
 
 FULL_SOFTMAX: Final = Sampling()
-"""Temperature 1 without truncation: the paper's law, and the default."""
+"""Temperature 1 without truncation: the paper's sampling, and the default."""

@@ -55,7 +55,7 @@ _IDENTITY = (
     integer("numerics", "version of the generator's own numerics", "none", null=True),
     text(
         "eos_tokens",
-        "ids of the tokens that end a text on both sides, separated by commas; the first fills what follows an end",
+        "ids of the tokens that end a text on both sides, separated by commas; the first fills positions after an end",
         null=True,
     ),
 )
@@ -146,7 +146,7 @@ ACTIONS = stored_table(
 
 IDENTITIES = stored_table(
     "identities",
-    "the identity of one revision of an action: how its units are made; null where another generator does not say it",
+    "the identity of one revision of an action: how its units are made; null if another generator does not record it",
     "study model action action_revision",
     STUDY,
     MODEL,
@@ -182,7 +182,7 @@ UNITS = stored_table(
         null=True,
     ),
     real("decode_seconds", "seconds of decoding, in proportion to this unit's rows", "seconds", null=True),
-    long("kernel_evaluations", "next-token laws computed for this unit", "count", null=True),
+    long("kernel_evaluations", "next-token distributions computed for this unit", "count", null=True),
     text("device", "device of the model", null=True),
     text("dtype", "floating-point type of the model", null=True),
     text(
@@ -217,7 +217,7 @@ UNITS = stored_table(
     text("events_sha256", "SHA-256 of these rows, independent of the files that hold them"),
     text(
         "engine",
-        "an engine's report of itself, JSON object: build, libraries, settings asked and read back; null "
+        "an engine's report of itself, JSON object: build, libraries, settings requested and read back; null "
         "without an engine",
         null=True,
     ),
@@ -418,13 +418,13 @@ UNIT_MOMENTS = stored_table(
 )
 STUDIES = stored_table(
     "studies",
-    "one study's fixed parameters: horizon, law and windows",
+    "one study's fixed parameters: horizon, sampling and windows",
     "study model",
     *GROUP[:2],
     _HORIZON,
     long("seed", "seed of all uniforms", "none"),
     *_WINDOWS[1:],
-    text("study_sha256", "SHA-256 of what in the study file decides the events"),
+    text("study_sha256", "SHA-256 of the settings in the study file that decide the events"),
     text("revision", "the model's revision as the study file gives it", null=True),
     text("settings", "the settings that study_sha256 hashes, canonical JSON", null=True),
     real("temperature", "divisor of the logits; 0 is greedy decoding", "none", default="1.0"),

@@ -1,6 +1,6 @@
 """Read and validate study files: TOML in, validated values out.
 
-Every key says its meaning in its section: ``design``, ``model`` or ``actions``. ``whole`` has the checks that need
+Every key states its meaning in its section: ``design``, ``model`` or ``actions``. ``whole`` has the checks that need
 several sections, and ``reading`` reads a file.
 """
 

@@ -22,7 +22,7 @@ def described_action(row: Mapping[str, Any]) -> str:
     """Return an action in words, as in ``snapkv, half of the entries, then int8 (groups of 32, the last 128 exact)``.
 
     ``row`` is the action's row of table ``actions``; columns of later schema versions may be missing. The words are
-    empty for a law of a finite-state system, and for events of unknown origin.
+    empty for a distribution of a finite-state system, and for events of unknown origin.
     """
     if row.get("settings") is not None:
         return _side(row)
@@ -61,7 +61,7 @@ def _side(row: Mapping[str, Any]) -> str:
 def _floor(row: Mapping[str, Any]) -> str:
     """Return a floor of an engine in words: the reference again, or its cache by another kernel."""
     if row["action"] == FLOOR_ACTION:
-        return "the reference again, in a cache and with streams of its own"
+        return "the reference repeated, in a separate cache and with separate streams"
     return ": ".join(
         filter(
             None, ("the cache of the reference by another kernel", ", ".join(_settings(json.loads(row["settings"]))))

@@ -28,7 +28,7 @@ from kvdrift.schema.tables import PLAIN
 
 
 class StudySection(Section):
-    """``[study]``: name, horizon, seed, and the law of tokens."""
+    """``[study]``: name, horizon, seed, and the sampling of tokens."""
 
     name: Name = meaning("The study's name in `stores/NAME`, in queries and on the page.", example="my-study")
     horizon: Tokens = meaning(
@@ -70,11 +70,11 @@ class StudySection(Section):
 
     @property
     def sampling(self) -> Sampling:
-        """The law by which both sides draw tokens."""
+        """The temperature and truncation with which both sides draw tokens."""
         return Sampling(self.temperature, self.top_p, self.top_k)
 
     def check_sampling(self) -> None:
-        """Check that the keys of the law agree with each other."""
+        """Check that the keys of the sampling agree with each other."""
         for name in ("top_p", "top_k") if self.sampling.greedy else ():
             if getattr(self, name) is not None:
                 raise InputError(f"study.{name}: at temperature 0 the most probable token is taken; remove it")
@@ -222,11 +222,11 @@ class PlanSection(Section):
     )
     stopping: Literal["fixed", "sequential"] = meaning(
         '"fixed" evaluates all documents. "sequential" computes the primary intervals several times '
-        "during the evaluation (looks), and stops once all primary endpoints are resolved.",
+        "during the evaluation (interim looks), and stops once all primary endpoints are resolved.",
         default=FIXED,
     )
     looks: Annotated[list[str], Field(min_length=1, max_length=MOST_LISTED)] = meaning(
-        "The looks of a sequential study.", "exact shares of N", default=["1/4", "1/2", "3/4", "1"]
+        "The interim looks of a sequential study.", "exact shares of N", default=["1/4", "1/2", "3/4", "1"]
     )
     resolve: Literal["half_width", "sign", "equivalence"] = meaning(
         "The condition that resolves an endpoint of a sequential study: its interval is as narrow as the "
@@ -259,18 +259,18 @@ class PlanSection(Section):
 
     @property
     def shares(self) -> list[Fraction]:
-        """The looks as shares of N."""
+        """The interim looks as shares of N."""
         try:
             return [exact_fraction(share) for share in self.looks]
         except (ValueError, ZeroDivisionError):
             raise InputError(f"plan.looks = {self.looks}: write exact fractions of the documents, as in 1/4") from None
 
     def check_stopping(self) -> None:
-        """Check that the keys for looks are complete, and absent without looks."""
+        """Check that the keys for interim looks are complete, and absent without interim looks."""
         fields = type(self).model_fields
         written = [name for name in ("looks", "resolve", "margin") if getattr(self, name) != fields[name].default]
         if self.stopping == FIXED and written:
-            raise InputError(f'plan.{written[0]}: belongs to looks; write stopping = "sequential" with it')
+            raise InputError(f'plan.{written[0]}: belongs to interim looks; write stopping = "sequential" with it')
         if (
             any(share >= next_share for share, next_share in pairwise([Fraction(0), *self.shares]))
             or self.shares[-1] != 1
@@ -281,6 +281,6 @@ class PlanSection(Section):
         if self.resolve != "equivalence" and self.margin is not None:
             raise InputError(f'plan.margin: belongs to resolve = "equivalence", not to "{self.resolve}"')
         if self.stopping == "sequential" and self.interval == "percentile":
-            raise InputError('plan.interval = "percentile": the intervals of looks are studentized; remove it')
+            raise InputError('plan.interval = "percentile": the intervals of interim looks are studentized; remove it')
         if self.stopping == "sequential" and self.variance == "reduced":
-            raise InputError('plan.variance = "reduced": a sequential study looks at plain estimates alone; remove it')
+            raise InputError('plan.variance = "reduced": a sequential study stops by plain estimates alone; remove it')

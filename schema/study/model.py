@@ -55,7 +55,8 @@ class ModelSection(Section):
         example="kvdrift/tiny",
     )
     kind: Literal["transformer", "finite-state"] = meaning(
-        '"transformer" for a language model; "finite-state" for systems whose laws are known for every history.',
+        '"transformer" for a language model; "finite-state" for systems whose next-token '
+        "distributions are known for every history.",
         default=TRANSFORMER,
     )
     family: Literal["mixture"] | None = meaning(
@@ -128,7 +129,7 @@ class ModelSection(Section):
 
     @property
     def finite(self) -> bool:
-        """Whether the model is a finite-state system, so that its laws are known for every history."""
+        """Whether the model is a finite-state system, whose distributions are known for every history."""
         return self.kind == FINITE_STATE
 
     @property
@@ -152,7 +153,7 @@ class ModelSection(Section):
         if self.finite and written not in (["family", "alphabet"], ["tables"]):
             raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
         if self.finite and self.logits_dtype is not None:
-            raise InputError("model.logits_dtype: belongs to transformers; finite-state laws are given")
+            raise InputError("model.logits_dtype: belongs to transformers; finite-state systems have no logits")
         if self.finite and self.chat_template_kwargs is not None:
             raise InputError("model.chat_template_kwargs: belongs to transformers; finite-state systems have no prompt")
         for name in self.chat_template_kwargs or ():
@@ -177,7 +178,7 @@ class ModelSection(Section):
     def _check_engine(self) -> None:
         """Refuse keys that set how kvdrift itself computes, since an engine computes instead."""
         if self.finite:
-            raise InputError("model.engine: belongs to transformers; finite-state laws are looked up")
+            raise InputError("model.engine: belongs to transformers; finite-state systems need no engine")
         for name in ("device", "device_map", "dtype", "logits_dtype", "revision"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise InputError(f"model.{name}: says how kvdrift computes, and {self.engine} does; use model.settings")

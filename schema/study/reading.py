@@ -1,7 +1,7 @@
 """Read study files, and expand their lists: sweeps into one action for each member, temperatures into one study each.
 
 Paths in a study file are relative to the file's own folder. Studies of several temperatures differ only in name and
-law.
+sampling.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def of_each_temperature(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a study file's content, which need not be valid, once for each of its temperatures.
 
     The study NAME at temperature 0.7 is called ``NAME-t0.7``. Temperature 0 takes the most probable token, so its study
-    gets no keys that truncate a law.
+    gets no keys that truncate the distribution.
     """
     section = content.get("study")
     listed = section.get("temperature") if isinstance(section, dict) else None

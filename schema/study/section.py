@@ -38,7 +38,7 @@ MOST_EVENTS: Final = 2**24
 MOST_DRAWS: Final = 1_000_000
 """The most bootstrap draws, since every draw of every quantity is in memory."""
 MOST_LISTED: Final = 256
-"""The most sections of a kind, looks, or studies of one file; each becomes a row of every table on the page."""
+"""The most sections of a kind, interim looks, or studies of one file; each becomes a row of every table on the page."""
 
 Documents = Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]

@@ -27,9 +27,7 @@ _PLACES = {"mixed_gpus", "url", "requests"}
 class Study(Section):
     """A whole study file."""
 
-    study: StudySection = meaning(
-        "The study's name, the number of positions to compare, and the law by which tokens are drawn."
-    )
+    study: StudySection = meaning("The study's name, the number of positions to compare, and how tokens are drawn.")
     model: ModelSection = meaning("The model to measure, and how to run it.")
     documents: Annotated[list[DocumentsSection], Field(min_length=1, max_length=MOST_LISTED)] = meaning(
         "The prompts of one stratum and their number; one such section for each stratum."
@@ -149,7 +147,7 @@ class Study(Section):
 
     @property
     def sampling(self) -> Sampling:
-        """The law that tokens are drawn by, on both sides."""
+        """The temperature and truncation with which both sides draw tokens."""
         return self.study.sampling
 
     @property
@@ -195,7 +193,7 @@ class Study(Section):
 
     @cached_property
     def settings(self) -> str:
-        """The settings that decide the events, as JSON: horizon, seed, law, model and document sources.
+        """The settings that decide the events, as JSON: horizon, seed, sampling, model and document sources.
 
         Actions are left out, so that a study can add actions later.
         """

@@ -50,7 +50,7 @@ def test_the_page_of_servers(measured: Path) -> None:
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
     for word in ("evict", "full cache", "the full one", "compressed", "left out or coded"):
         assert word not in text, word
-    for words in ("--bits 4", "http, httpx", "server llama-server b1; ", "floor", "the reference again"):
+    for words in ("--bits 4", "http, httpx", "server llama-server b1; ", "floor", "the reference repeated"):
         assert words in text, words
     assert "# Stores keep no addresses " in unescape(text)
     with kvdrift.open(measured / "store") as views:

@@ -1,5 +1,5 @@
 -- The newest revisions of frozen plans as rows: one per leaf of the plan's JSON, with its path as key and its text as
--- value. The documents that a plan froze are left out, since table documents has them.
+-- value. The frozen documents are left out, since table documents has them.
 -- json_tree needs a DuckDB client from 1.3 on; the other views of the catalogue need 1.0.
 with
 

@@ -1,4 +1,4 @@
--- The looks of sequential studies: every primary endpoint at every look, under the newest plan.
+-- The interim looks of sequential studies: every primary endpoint at every interim look, under the newest plan.
 select
     study, model, 'evaluation' as split, stratum, baseline, action, look, quantity, documents, clusters,
     estimate, low, high, resolved, level, constant, draws, interval, events_version, plan_sha256

@@ -1,5 +1,5 @@
--- The revisions of actions whose events no other view shows: those below the action's highest revision, and the highest
--- one where the action was dropped.
+-- The revisions of actions whose events no other view shows: all below the action's highest revision, and the highest
+-- revision if the action was dropped.
 with
 
 newest as (
