@@ -1,6 +1,6 @@
 """kvdrift: when, and for how long, a smaller KV cache makes a language model diverge from itself.
 
-``kvdrift.open(store).sql("select * from decomposition")`` gives a DuckDB relation over a store's views;
+``kvdrift.open(store).sql("from summary")`` gives a DuckDB relation over a store's views;
 ``kvdrift.run("study.toml")`` runs a study and returns the path of its page. ``kvdrift.write_report`` writes pages
 again, and ``kvdrift.gate`` decides whether an action passes. A selector, codec or policy of one's own takes all that it
 needs from here: ``from kvdrift import ScoringSelector``.
