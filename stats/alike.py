@@ -25,11 +25,11 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
     unit, from the middle document of its stratum; 0 stands for 1e-12 of the range.
     """
     sides = pooling.sides(quantity)
-    direct = _Values(pooling, quantity, sides).alike(within)
+    direct = _Values(pooling, quantity, sides).likeness(within)
     base = None if quantity.difference_of is None else quantity_named(quantity.difference_of)
     if base is None or base.per is None:
         return direct
-    first, second = (_Values(pooling, base, (side,)).alike(within) for side in sides)
+    first, second = (_Values(pooling, base, (side,)).likeness(within) for side in sides)
     return _either(direct, first, second)
 
 
@@ -52,7 +52,7 @@ def _either(direct: Alike, first: Alike, second: Alike) -> Alike:
 
 
 class _Values:
-    """The documents' own values of a quantity and their weights, [D, subjects, X]; the weight is 0 without a value."""
+    """The value and the weight of each document for a quantity, [D, subjects, X]; the weight is 0 without a value."""
 
     def __init__(self, pooling: Pooling, quantity: Quantity, sides: Sequence[tuple[int, ...]]) -> None:
         moments = pooling.moments
@@ -84,7 +84,7 @@ class _Values:
         # A document with an undefined ratio on one side still has the other side's ratio: it is unlike all others.
         self._undefined = np.isnan(self.values) & (self.weights > 0)
 
-    def alike(self, within: float) -> Alike:
+    def likeness(self, within: float) -> Alike:
         """Measure the likeness of every row: of the strata together, and of each stratum."""
         middle = np.full(self.values.shape, np.nan)
         for documents in self._pooling.members:

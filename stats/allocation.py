@@ -53,7 +53,7 @@ class Linearized:
     endpoint: Endpoint
     value: float
     variances: tuple[Variance, ...]
-    alike: Alike | None = field(default=None, compare=False)  # None if more than a few documents differ
+    likeness: Alike | None = field(default=None, compare=False)  # None if more than a few documents differ
     documents: float = 1.0  # the mean number in a stratum
     between: Between | None = None
 
@@ -64,10 +64,10 @@ class Linearized:
         """
         between, within = self.components
         half = z * math.sqrt((between + within / replicates) / documents)
-        if self.alike is None or self.between is None:
+        if self.likeness is None or self.between is None:
             return half
         level = 2 * float(ndtr(z)) - 1
-        return max(half, reach_of(self.alike, level, self.between, documents / self.documents))
+        return max(half, reach_of(self.likeness, level, self.between, documents / self.documents))
 
     @property
     def components(self) -> tuple[float, float]:
@@ -190,10 +190,10 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
         Variance(name, 1 / len(rows), *_components(influence[row], development.clusters[row], f"{endpoint}: {name}"))
         for name, row in rows
     )
-    return Linearized(endpoint, value, variances, *_alike(development.document_means(), endpoint, alike_within))
+    return Linearized(endpoint, value, variances, *_likeness(development.document_means(), endpoint, alike_within))
 
 
-def _alike(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Alike | None, float, Between]:
+def _likeness(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Alike | None, float, Between]:
     """Return the likeness of an endpoint's documents, their mean number in a stratum, and the endpoint's range."""
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]

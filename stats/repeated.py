@@ -124,7 +124,7 @@ class _Number:
     clusters: float
     sets: int
     between: Between
-    alike: Alike
+    likeness: Alike
 
     @property
     def free(self) -> float:
@@ -167,10 +167,10 @@ def _ends(number: _Number, sample: Studentized | None, tail: float, *, last: boo
         percentile = float(expanded_tails(levels, clusters, np.array([number.sets]))[0])
         if last or (not between.bounded and _resolves(percentile, len(sample.draws))):
             low, high, method = document_intervals(
-                sample, levels, clusters, np.array([number.sets]), between, number.alike
+                sample, levels, clusters, np.array([number.sets]), between, number.likeness
             )
             return nothing if np.isnan(low[0]) else (float(low[0]), float(high[0]), str(method[0]))
-    least, most = (float(end[0]) for end in number.alike.ends(levels, between))
+    least, most = (float(end[0]) for end in number.likeness.ends(levels, between))
     if not math.isnan(least) and not any(below <= least and above >= most for below, above in ends):
         ends.append((least, most))
         method_name = ALIKE

@@ -3,7 +3,7 @@
     python -m training.gguf_files --output generator/embedded/gguf
 
 GGUF has no form for the embedded model's word-level tokenizer. The files are written without a vocabulary, and prompts
-are given to an engine as token ids. The committed files were made so.
+are given to an engine as token ids. This command made the committed files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The embedded model: its architecture, its seeded initialization, and the files of a checkpoint.
 
-Retrieval needs two heads in sequence: one head writes each position's previous token beside it, and another looks for
+Retrieval needs two heads in sequence: one head writes each position's previous token beside it, and another finds
 the positions whose previous token is the current token. Two more heads choose what to retrieve: one reads the keys of
 the question, which stand before its question marks; the other removes the keys that the answer has already stated,
 which stand after an ``A``. From a random start, discovering these heads takes thousands of steps. They are written into
@@ -71,7 +71,7 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
         # Rows of one orthogonal matrix: a subspace written through some rows is read back undisturbed through them.
         basis = torch.linalg.qr(torch.randn(HIDDEN, HIDDEN, generator=source))[0]
         current, previous = basis.split(_HALF)  # each (64, 128)
-        # Orthogonal keys: the sum of several is still told apart from every other key.
+        # Orthogonal keys: the sum of several is still distinguished from every other key.
         keys = torch.linalg.qr(torch.randn(v.KEY_COUNT, _HALF, generator=source))[0]
         model.model.embed_tokens.weight[v.FIRST_KEY : v.FIRST_VALUE] = (
             _EMBEDDING_STD * math.sqrt(HIDDEN) * keys @ current
@@ -160,7 +160,7 @@ def build_tokenizer() -> Qwen2Tokenizer:
     tokenizer = Qwen2Tokenizer(
         vocab={spelling: token for token, spelling in enumerate(spellings)},
         merges=[],
-        # The class would add an unknown token of its own as a 257th symbol.
+        # The class would add an unknown token as a 257th symbol.
         unk_token=v.SYMBOLS[v.PAD],
         bos_token=v.SYMBOLS[v.BOS],
         eos_token=v.SYMBOLS[v.EOS],

@@ -5,7 +5,7 @@
 Every matrix of a layer is rounded by rows, symmetrically: with b bits a row w becomes s round(w / s), where
 s = max |w| / (2^(b - 1) - 1), so that a row has at most 2^b - 1 values. The embedding, which is the head too, the norms
 and the biases stay as they are. The rounded values are written as float32, as any loader reads them: the files take as
-many bytes as the reference's. The committed folders were made so.
+many bytes as the reference's. This command made the committed folders.
 """
 
 from __future__ import annotations

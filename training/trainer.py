@@ -88,7 +88,8 @@ class Batch:
     weights: torch.Tensor  # weight of each prediction's loss, float32 [B, T - 1]; column t predicts token t + 1
     contents: torch.Tensor  # rows and columns of the predictions of contents, int64 [C, 2]
     choices: torch.Tensor  # rows and columns of the predictions of choices, int64 [D, 2]
-    laws: torch.Tensor  # right law of the next token at each choice, given that it is no filler, float32 [D, 256]
+    # right next-token distribution at each choice, given that the token is no filler, float32 [D, 256]
+    distributions: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def collate(sequences: Sequence[TrainingSequence]) -> Batch:
 class Trainer:
     """A model with its optimizer and running measures.
 
-    ``choice_weight`` is the weight of the added loss on choices, whose right law is known exactly.
+    ``choice_weight`` is the weight of the added loss on choices, whose right distribution is known exactly.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, choice_weight: float) -> None:
@@ -147,7 +148,7 @@ class Trainer:
         self.forget_measures()
 
     def forget_measures(self) -> None:
-        """Start the running measures over; a new stage must pass on its own documents."""
+        """Start the running measures over; a new stage must pass on documents of that stage."""
         self.accuracy = self.asked = 0.0
 
     def step(self, batch: Batch, rate: float) -> StepScores:
@@ -159,9 +160,9 @@ class Trainer:
         logits = self.model(input_ids=batch.tokens[:, :-1], use_cache=False).logits  # (B, T - 1, 256)
         losses = functional.cross_entropy(logits.flatten(0, 1), batch.tokens[:, 1:].flatten(), reduction="none")
         weights = batch.weights.flatten()
-        choices = _choice_log_law(logits, batch)
+        choices = _choice_log_probabilities(logits, batch)
         loss = (losses * weights).sum() / weights.sum()
-        agreement = (batch.laws * choices.clamp_min(-1e4)).sum(-1)  # (D,)
+        agreement = (batch.distributions * choices.clamp_min(-1e4)).sum(-1)  # (D,)
         loss = loss - self.choice_weight * agreement.mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -173,7 +174,7 @@ class Trainer:
         return outcome
 
     def report(self, name: str, scores: StepScores) -> None:
-        """Print a line on where training is."""
+        """Print a line on the progress of training."""
         print(
             f"{name:>10}  step {self.steps:5d}  loss {scores.loss:.3f}  contents {self.accuracy:.3f}"
             f"  asked {self.asked:.3f}",
@@ -184,12 +185,12 @@ class Trainer:
     def _measure(logits: torch.Tensor, choices: torch.Tensor, batch: Batch, loss: float) -> StepScores:
         rows, columns = batch.contents.unbind(1)
         right = logits[rows, columns].argmax(-1) == batch.tokens[rows, columns + 1]
-        mass = (choices.exp() * (batch.laws > 0)).sum(-1)
+        mass = (choices.exp() * (batch.distributions > 0)).sum(-1)
         return StepScores(loss, right.double().mean().item(), mass.double().mean().item())
 
 
-def _choice_log_law(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return the model's log law (D, 256) at the choices, over ``A``, ``<eos>`` and keys alone; -inf elsewhere."""
+def _choice_log_probabilities(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Return log probabilities (D, 256) at the choices, over ``A``, ``<eos>`` and keys alone; -inf elsewhere."""
     outside = torch.ones(v.SIZE, dtype=torch.bool)
     outside[[v.ANSWER, v.EOS]] = False
     outside[v.FIRST_KEY : v.FIRST_VALUE] = False
@@ -210,8 +211,8 @@ class CurriculumStage:
     """One stage of the curriculum."""
 
     length: int  # tokens of a body
-    needles: tuple[int, int]  # items of a needle document, and how many of them are asked
-    chains: tuple[int, int]  # chains of a variable-tracking document, and how many of them are asked
+    needles: tuple[int, int]  # items of a needle document, and the number of asked items
+    chains: tuple[int, int]  # chains of a variable-tracking document, and the number of asked chains
     batch: int  # sequences of a batch
     steps: int  # most steps of the stage
     least: int = 40  # fewest steps; after them the stage ends as soon as both running measures pass

@@ -32,7 +32,7 @@ _MISSING = "the file is missing or cannot be read, must be there"
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, and what would be right, in a table, in a file of it, or at a key.
+    """A fault in a table, in a file of a table, or at a key: what is wrong, and what would be right.
 
     ``units`` are numbers of the units whose rows in the table ``where`` are wrong; -1 means rows without a unit.
     """
@@ -49,12 +49,12 @@ class Fault:
 class Verified:
     """The result of verifying one subject, which is sound if there are no faults.
 
-    Notes name things that are still missing, as in a store that is being written; a note is no fault.
+    Notes name missing things, such as rows of a store that is still being written; a note is no fault.
     """
 
     subject: str
     looked_at: str
-    holds: str  # what is true of all of it if it is sound
+    holds: str  # the property of everything looked at if there are no faults
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -76,7 +76,7 @@ class TableFiles:
         read: The number of files read.
         faults: The faults found.
         damaged: The paths of damaged files, relative to the table.
-        rows: The rows of all readable files in the declared schema; none unless asked for.
+        rows: The rows of all readable files in the declared schema; none unless requested.
     """
 
     read: int
@@ -235,7 +235,7 @@ def check_logs(store: Store) -> Verified:
 
 def check_leftovers(store: Store) -> Verified:
     """Name the files that no commit names, left by a killed writer or by a lost commit. None of them is a fault."""
-    # Files are listed before the logs are read: what is committed meanwhile is named by them.
+    # Files are listed before the logs are read, so that the logs name every file that is committed meanwhile.
     listed = {table: sorted(files_of(store, table)) for table in TABLES}
     if is_local(store.location):
         listed["."] = sorted(str(p.relative_to(store.location)) for p in _temporary(Path(store.location)))

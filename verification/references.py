@@ -1,6 +1,6 @@
 """Check that rows of small tables agree with other tables.
 
-What rows name exists, plans came first, a revision has one identity, and the current units of a study can be pooled.
+Named rows exist, plans came first, a revision has one identity, and the current units of a study can be pooled.
 Scores themselves cannot be checked without the tokenizer. Prompts are read one file at a time, since they may be long.
 """
 
@@ -66,7 +66,7 @@ def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions
 def check_plans(
     store: Store, plans: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table, events_version: int
 ) -> Verified:
-    """Check that plans have their hash, all revisions exist, and no plan hides that it came after evaluation documents.
+    """Check that plans have their hash, all revisions exist, and plans that came after evaluation documents say so.
 
     The documents that a plan froze must exist with the same prompts.
 
@@ -254,7 +254,9 @@ def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: p
 
 _KEY = IDENTITIES.key
 _COLUMNS = tuple(name for name in IDENTITIES.columns if name not in _KEY)
-_OF_MODEL = tuple(name for name in _COLUMNS if name != "selector_sha256")  # what actions of a model have in common
+_OF_MODEL = tuple(
+    name for name in _COLUMNS if name != "selector_sha256"
+)  # columns that are equal for all actions of a model
 
 Key = tuple[Any, ...]
 

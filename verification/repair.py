@@ -77,7 +77,7 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     if not is_local(store.location):
         raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")
     if not any(Path(store.location, table, "_delta_log").is_dir() for table in TABLES):
-        store.version("events")  # raises what says that it is no store
+        store.version("events")  # raises the error that says that this is no store
     with repaired(store.location):
         yield from _repair(store, faults)
 
@@ -133,9 +133,9 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator
 
 
 def _first_commit(table: str, log: TableLog) -> bytes:
-    """Return a commit that makes a table, to stand in for a lost first one.
+    """Return a commit that makes a table, in place of a lost first commit.
 
-    It keeps the table's id if a later commit names the id: otherwise that commit would be one of another store.
+    It keeps the table's id if a later commit names the id: otherwise that commit would belong to another store.
     """
     with tempfile.TemporaryDirectory() as folder:
         DeltaFolder(folder).create(table)
@@ -216,7 +216,7 @@ def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator
     for number in sorted(lost):
         record = known.record(number)
         name = f"unit {unit_name(record)}" if record else f"a unit without a row, number {number}"
-        yield f"events: {name} is lost, and what was made from it goes"
+        yield f"events: {name} is lost, and its derived rows are removed"
 
 
 def _mend_units(store: Store) -> Iterator[str]:
@@ -247,7 +247,7 @@ def _identify_again(store: Store) -> Iterator[str]:
 
 
 def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
-    """Hide wrong derived rows, and derive all missing rows. The next run makes estimates again."""
+    """Hide wrong derived rows, and derive all missing rows. The next run makes the estimates again."""
     units = store.unit_counts()
     for table in DERIVED_TABLES:
         expected = dict(zip(units.number.tolist(), units.rows_in(table).tolist(), strict=True))

@@ -41,7 +41,7 @@ _OF_THE_UNIT = (*GROUP_KEY, "action_revision", "unit")
 
 
 def covered_versions(store: Store) -> dict[str, int]:
-    """Return the events version through which each derived table says that it is complete; -1 if it says nothing.
+    """Return the events version through which each derived table declares to be complete; -1 without a declaration.
 
     Call this before choosing the versions to check, so that these include everything covered.
     """
@@ -155,7 +155,7 @@ class Units(NamedTuple):
     """The results about units, their events and their derived rows."""
 
     checks: list[Verified]
-    records: dict[int, UnitRecord]  # rows of ``units`` by number, also those that are still to come
+    records: dict[int, UnitRecord]  # rows of ``units`` by number, including rows that are not written yet
     readable: bool  # whether all of these files could be read
 
 
@@ -224,7 +224,7 @@ class UnitWalk:
             try:
                 new = {n for n in self._store.rows_by_unit("events", path, version) if n not in known}
                 missing |= self._store.records_of(path, new, known, version) if new else {}
-            except UNREADABLE:  # a file cannot be read, which its own fault says
+            except UNREADABLE:  # the file has a fault that says so
                 continue
         none = {n: rows for n, rows in self._rows["events"].items() if n not in self._stored | missing}
         if (rows := sum(none.values())) and self._readable["events"] and self._units.readable:
@@ -239,7 +239,7 @@ class UnitWalk:
         whole: dict[str, list[UnitRecord]] = defaultdict(list)
         for record, unit_events in zip(chunk, by_unit(events, numbers), strict=True):
             if unit_events.num_rows != record["event_rows"] and self._readers["events"].unreadable:
-                continue  # they are in files that have faults of their own
+                continue  # the missing events are in files that have faults
             try:
                 rows = checked_events(record, unit_events)
             except UNREADABLE as error:

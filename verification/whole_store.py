@@ -1,7 +1,7 @@
 """Verify everything in a store; only the file ``.checked`` is written.
 
 The store may be written meanwhile. One version of each table is checked, and of tables that refer to others an earlier
-version, so that a commit in between leaves no row without the row that it refers to.
+version, so that a commit in between leaves no row without the rows that it refers to.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def check_views(store: Store, versions: Mapping[str, int], progress: Progress, r
     faults = []
     progress.begin("views", len(names), "views")
     try:
-        # Every view is computed once and kept: others read it, and identities look at each other's rows.
+        # Every view is computed once and kept, since other views and contract checks read its rows.
         with open_views(store, versions, threads=os.cpu_count() or 1, kept=names) as views:
             for view in names:
                 for breach in breaches(views, view):

@@ -156,7 +156,7 @@ class Facts:
     devices: list[str]  # device and dtype of the units
     libraries: dict[str, str]  # versions that the units were generated with
     branched: bool  # whether any unit is of residual branching
-    sampling: Sampling | None  # the decoding law; None if another generator made the events
+    sampling: Sampling | None  # temperature and truncation; None if another generator made the events
     settings: str | None  # the settings that decide the events, as JSON; None if unknown
     engines: list[str]  # the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded
     eos_tokens: tuple[int, ...] | None  # the tokens that end a text; None if unknown
