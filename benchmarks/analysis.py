@@ -4,10 +4,10 @@
     python -m benchmarks.analysis --store FOLDER      # a store that benchmarks.synthetic_study made, or any other
     python -m benchmarks.analysis --documents 4 --replicates 8 --horizon 32 --draws 1000 --json
 
-Each part runs in a process of its own. The peer of intervals is ``scipy.stats.bootstrap`` (vectorized, percentile, as
+Each part runs in a separate process. The peer of intervals is ``scipy.stats.bootstrap`` (vectorized, percentile, as
 many resamples) on the same document moments: three quantities, in each stratum and pooled over strata. scipy draws anew
-for each interval. Ratios use its rate for a mixture of strata and pooled rows, as the results have it. A fourth action
-is derived and analyzed beside three actions, and in a store of its own.
+for each interval. Ratios use scipy's rate for the mixture of strata and pooled rows in the results. A fourth action is
+derived and analyzed beside three actions, and alone in another store.
 
 Targets: all views and all intervals in 20 s and 2 GiB on two cores, no view over derived tables above 1 s, intervals
 at 100 times scipy's rate.
@@ -58,7 +58,7 @@ def each_view(location: str, times: int) -> dict[str, float]:
 
 
 def all_views(location: str) -> None:
-    """Open a store's views with the moment views kept, and fetch every one."""
+    """Open a store's views, keep the moment views, and fetch every view."""
     with open_views(Store.open(location), kept=MOMENT_VIEWS) as views:
         for name in view_texts():
             views.table(_query(name))
@@ -234,7 +234,7 @@ def _difference(first: Any, other: Any, axis: int) -> Any:
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
-    """Measure a given store; or a synthetic one of the given sizes, and then the added action."""
+    """Measure the store of --store; else a synthetic store of the requested sizes, and then the added action."""
     sizes = sizes_of(options)
     yield measure_analysis(options.store or write_study(f"{folder}/store", sizes, options.seed).location, options.draws)
     if options.store is None:
@@ -244,6 +244,6 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
 if __name__ == "__main__":
     parser = benchmark_parser("analysis", "Measure every view and every interval, against scipy's bootstrap.")
     add_size_options(parser, Sizes())
-    parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic one")
+    parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic store")
     parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="10,000 by default")
     run(parser, "intervals", measure_all)

@@ -3,8 +3,8 @@
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 50 --at-once
 
-A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
-commits (``kvdrift.flows.cluster.worker``), longer after a slow commit of its own, and then commits the units of two
+A simulated worker is a thread with its own ``Store``. It sleeps as long as a worker of a cluster generates between two
+commits (``kvdrift.flows.cluster.worker``), longer after a slow commit, and then commits the units of two
 documents. With ``--at-once`` no worker sleeps. Afterwards the events of the store are compared with those that the
 workers committed.
 """
@@ -132,7 +132,7 @@ def simulate(location: str, workers: int, commits: int, *, at_once: bool = False
 
 
 def compared(store: Store, committed: list[Unit]) -> tuple[int, int]:
-    """Return how many given rows of events the store lacks, and how many rows it has besides."""
+    """Return how many committed rows of events the store lacks, and how many other rows it has."""
     names = list(committed[0].events.column_names)
     key = [(name, "ascending") for name in EVENTS.key if name in names]
     rows = [

@@ -6,12 +6,11 @@
 
 Processes work at once, as beside a real run: writers commit units at a stated rate; ``kvdrift derive --watch`` derives
 them; a reader opens the views of one ``Store`` anew a few times a second, and asks ``trajectories`` which units it has.
-The delay of a unit begins when its writer is told that the unit is committed, and ends when a query of the reader has
-returned the unit. The peer is ``kvdrift derive`` again and again, on a store of its own; ratios compare delays.
+The delay of a unit begins when its commit returns, and ends when a query of the reader has returned the unit. The peer
+runs ``kvdrift derive`` again and again on another store; ratios compare delays.
 
-With ``--commits`` memory is measured. One writer makes commits of one unit, the reader looks once a second, and
-there is no peer. Memory is read at rest, when everything is derived: in a pause after the 100th commit and after the
-last one.
+With ``--commits`` memory is measured. One writer makes commits of one unit, the reader queries once a second, and there
+is no peer. Memory is read when everything is derived: in a pause after the 100th commit and after the last commit.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from kvdrift.sql.catalog import open_views
 
 EARLY_COMMITS = 100  # memory should not grow after these commits
 REST = 24.0  # seconds of a pause; memory is read in its second half, since idle threads end after ten seconds
-LEAD = 6.0  # seconds in which the derivation starts and the reader looks at a store without units
+LEAD = 6.0  # seconds in which the derivation starts and the reader queries a store without units
 PATIENCE = 120.0  # seconds that the reader waits for the first new unit
-UNITS, WRITERS, LOOKS = 5, 2, 5.0  # units of a commit, processes that commit, looks of the reader per second
+UNITS, WRITERS, QUERIES = 5, 2, 5.0  # units of a commit, processes that commit, queries of the reader per second
 PEER = "derive again and again"
 COMMAND = (sys.executable, "-m", "kvdrift", "derive")
 
@@ -58,7 +57,7 @@ class Load:
     writers: int = WRITERS
     replicates: int = 8  # of a unit
     horizon: int = 32
-    looks: float = LOOKS  # at most
+    queries: float = QUERIES  # of the reader per second, at most
     rests: bool = False  # whether the writer, which is alone, pauses after the first commits
 
     @property
@@ -103,7 +102,7 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
     """Open the views of a store again and again, until they have all units or nothing new comes.
 
-    Return when a query first had each document's units, and the CPU seconds of all looks but the first.
+    Return when a query first had each document's units, and the CPU seconds of all queries but the first.
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
@@ -116,13 +115,13 @@ def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], flo
         for (doc,) in rows:
             seen.setdefault(doc, now)
         cpu = cpu or time.process_time()
-        time.sleep(max(0.0, begun + 1 / load.looks - time.time()))
+        time.sleep(max(0.0, begun + 1 / load.queries - time.time()))
     return seen, time.process_time() - cpu
 
 
 @contextlib.contextmanager
 def watching(location: str) -> Iterator[psutil.Process | None]:
-    """Run ``kvdrift derive --watch`` in a process of its own."""
+    """Run ``kvdrift derive --watch`` in another process."""
     watch = subprocess.Popen([*COMMAND, location, "--watch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
         yield psutil.Process(watch.pid)

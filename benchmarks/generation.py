@@ -2,12 +2,12 @@
 
     python -m benchmarks.generation                                  # n = 1k and 4k, K = 64: about half an hour
     python -m benchmarks.generation --entries 512 --replicates 8 --horizon 8 --json
-    python -m benchmarks.generation --entries 16384 --parts shared   # what it takes where copies do not fit
+    python -m benchmarks.generation --entries 16384 --parts shared   # if copies do not fit into memory
     python -m benchmarks.generation --parts --before ../earlier      # phases alone, in turn with another commit's
     python -m benchmarks.generation --device cuda --preset llama-8b-32k
 
 A model of random weights decodes one random document under three actions: SnapKV and recent keeping half of the prompt,
-and SnapKV keeping 512 entries. Parts take turns, each run in a process of its own:
+and SnapKV keeping 512 entries. Parts take turns, each run in a separate process:
 
 - ``shared``: this generator;
 - ``copies``: K copies of the prompt in transformers' ``DynamicCache``, three streams per action and replicate, sdpa;
@@ -64,7 +64,7 @@ class MeasuredRun:
     replicates: int  # K, which is smaller if K copies do not fit into memory
     prompt_seconds: float  # prefill and eviction
     decode_seconds: float
-    streams: float  # next-token laws computed per step
+    streams: float  # next-token distributions computed per step
     tokens: NDArray[np.int64]  # of X and Y, [actions, 2, K, H]
     device_peak_bytes: int | None  # None on a CPU
 
@@ -78,7 +78,7 @@ RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
 
 def run_shared(case: Case, sharing: SharingOptions = SHARE_ALL, *, control: bool = False) -> MeasuredRun:
-    """Run all actions by the generator, and the control if asked for."""
+    """Run all actions by the generator, with ``control`` the control too."""
     model, document = random_model(case), random_document(case)
     actions = [*case.actions(), *([Action("full", "full", Full(), Retention(None))] if control else [])]
     pending = [PendingUnit(action, 0, case.replicates) for action in actions]
@@ -162,8 +162,8 @@ def copied_rollout(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Run one action's coupled rollout; return the tokens of both sides, int64 [K, H] each.
 
-    The action has three streams of its own for each replicate (reference on X, compressed on Y, compressed on X), each
-    fed one token a position through transformers' own caches. Prompt, eviction, uniforms and the coupling are the
+    Each replicate has three streams (reference on X, compressed on Y, compressed on X). Each stream is fed one token a
+    position through transformers' caches. Prompt, eviction, uniforms and the coupling are the
     generator's. ``model.network`` attends with sdpa, and its vocabulary has no EOS.
     """
     whole = [PrefixLayer(layer.key, layer.value) for layer in prompt.layers]

@@ -4,7 +4,7 @@
     python -m benchmarks.scale --events 10e6 --json
     python -m benchmarks.scale --events 1e9 --folder DIR  # 8 GB of disk; a log that DIR has is derived anew
 
-Each part runs in a process of its own. The log is synthetic: three actions, 64 replicates, 1,024 positions. The peer
+Each part runs in a separate process. The log is synthetic: three actions, 64 replicates, 1,024 positions. The peer
 computes R, O, E and C of each action by one query, without strata, incomplete trajectories or revisions. The bootstrap
 has the quantities of the decomposition and 2,000 draws.
 
@@ -189,7 +189,7 @@ if __name__ == "__main__":
     )  # fmt: skip
     parser.add_argument(
         "--folder", dest="kept", type=Path, metavar="DIR",
-        help="where to write and leave the stores, and to find earlier stores",
+        help="folder in which the stores are written and kept, and earlier stores are found",
     )  # fmt: skip
     run(parser, "events",
         lambda options, folder: (measure_size(options.kept or folder, events) for events in options.events),

@@ -3,7 +3,7 @@
     python -m benchmarks.store                          # 1,000, 10,000 and 100,000 units, the largest takes longest
     python -m benchmarks.store --units 500 5000 --json
 
-Each part runs in a process of its own; of a part shorter than a second, the fastest of 8 runs counts. Ratios are CPU
+Each part runs in a separate process; of a part shorter than a second, the fastest of 8 runs counts. Ratios are CPU
 seconds of the smallest size by those of this size; no part but ``verify``, which reads every row, may take 1.5 times as
 long at 100,000 units as at 1,000. All documents have answers, and all pairs are scored. A commit has the 48 units of 16
 documents. A run makes some commits, derives, scores and joins small files.
@@ -108,13 +108,13 @@ def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, in
     for units in sizes:
         store, new = folder / str(units), iter(APPENDED)
         for form, prepare in (("as runs leave it", write), ("compacted", compact_written)):
-            measure(prepare, store, units)  # in a process of its own, whose memory is not that of the parts
+            measure(prepare, store, units)  # in a separate process, so that its memory does not count for the parts
             for part in (verify, *PARTS) if form == "compacted" else PARTS:
                 yield part.__name__, form, units, fastest(_repeated(part, str(store), new))
 
 
 def _repeated(part: Callable[..., float], store: str, new: Iterator[Record]) -> Iterator[Measured[float]]:
-    """Yield measurements of a part, each made when it is asked for; ``new`` are documents without units."""
+    """Yield measurements of a part, each made on demand; ``new`` are documents without units."""
     for _ in range(REPETITIONS):
         yield measure(part, store, *([next(new)] if part is append else []))
 

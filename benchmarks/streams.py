@@ -5,7 +5,7 @@
     python -m benchmarks.streams --replicates 100 --horizon 200 --json
 
 All rows are shuffled over all replicates; 1% of them come last, and 5% come twice. The peer derives the same rows, in
-order, in memory. Each part runs in a process of its own. The cost follows the number of pieces: a piece is one
+order, in memory. Each part runs in a separate process. The cost follows the number of pieces: a piece is one
 replicate's rows among 131,072 rows. Shorter replicates therefore cost more for as many rows.
 """
 

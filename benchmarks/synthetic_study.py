@@ -1,20 +1,20 @@
-"""Write a store of any size whose events follow a known law, and derive it like the store of a real study.
+"""Write a store of any size whose events follow a known distribution, and derive it like the store of a real study.
 
     python -m benchmarks.synthetic_study FOLDER                   # the paper's size, 7.1 M events, in about 10 s
     python -m benchmarks.synthetic_study FOLDER --documents 4 --replicates 8 --horizon 32
 
 Then ``kvdrift analyze FOLDER``, ``kvdrift report FOLDER``, ``kvdrift sql FOLDER "select * from decomposition"``.
 
-The law of one document under one action follows from its rates (`Rates`). The distance at a position is its rate
-times a factor that is uniform on [1/2, 3/2]. The distance is exactly the probability of a
-mismatch, as in the coupling:
+The distribution of a document's events under an action follows from its rates (`Rates`). The distance at a position is
+its rate times a factor that is uniform on [1/2, 3/2]. The distance is exactly the probability of a mismatch, as in the
+coupling:
 
     t = 1                            delta = f = 0: eviction follows prefill
     until tau                        delta = f around ``entry``: one history, so that tau is geometric
     after tau, last step agreed      delta around ``after_agreement``, f around ``entry``
     after tau, last step mismatched  delta around ``after_mismatch``, and exactly 1 with probability ``saturated``
     either side emits a token        it is EOS with probability ``eos``; a mismatch is never EOS on both sides
-    one side past its EOS            delta = 1 - ``eos``: the other one agrees only by ending too
+    one side past its EOS            delta = 1 - ``eos``: the other side agrees only by ending too
     X past its EOS                   f = 0
     both past EOS                    delta = 0
 """
@@ -70,12 +70,12 @@ class Sizes:
 
 
 ONE_DOCUMENT = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)
-"""The sizes of stores of many small units, whose documents are added one by one."""
+"""The sizes of stores of many small units, whose documents are added one after another."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of documents under actions, each [documents, actions]; see the law above."""
+    """Rates of documents under actions, each [documents, actions]; see the module's docstring."""
 
     entry: _Float
     after_agreement: _Float
@@ -163,7 +163,7 @@ def draw_uniforms(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> _
 
 
 def draw_paths(rates: Rates, uniform: _Float) -> Paths:
-    """Return the paths by the law; ``uniform`` [documents, actions, K, H, 4]: mismatch, size, EOS, token."""
+    """Return the paths of events; ``uniform`` [documents, actions, K, H, 4]: mismatch, size, EOS, token."""
     shape = uniform.shape[:-1]
     horizon = shape[-1]
     entry, after_agreement, after_mismatch, saturated, eos = (
@@ -259,7 +259,7 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
 
 
 def write_measured(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
-    """Write the study, in a process of its own."""
+    """Write the study, in a separate process."""
     sizes = sizes_of(options)
     yield (
         compared({"write and derive": measure(_write, options.store, sizes, options.seed)}, sizes.events, {}),

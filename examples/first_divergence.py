@@ -1,4 +1,4 @@
-"""Ask a store a question of your own by SQL: python examples/first_divergence.py STORE
+"""Answer your own question from a store by SQL: python examples/first_divergence.py STORE
 
 How many tokens after the prompt do half of the pairs still agree, and where is the earliest divergence?
 """

@@ -1,4 +1,4 @@
-"""A selector of your own. Beside a study file, an action names it: selector = "long_keys:LongKeys"
+"""A custom selector. An action of a study file beside this file names it: selector = "long_keys:LongKeys"
 
 ``kvdrift check long_keys:LongKeys``, run in this folder, checks it on small models.
 """

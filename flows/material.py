@@ -99,15 +99,15 @@ def _tokenizer(study: Study) -> Any:
 
 
 class SharedMaterial:
-    """The documents of a file's studies, made once for all laws of a model."""
+    """The documents of a file's studies, made once for all samplings of a model."""
 
     def __init__(self) -> None:
         self._of_models: dict[str, tuple[HeldDocuments, Material]] = {}
 
     def __call__(self, study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
-        """Return a study's material; a law without stored documents takes those of the previous law.
+        """Return a study's material; a study without stored documents takes those of the model's previous sampling.
 
-        Make finite-state systems anew, since another sampling law gives other systems.
+        Finite-state systems are made anew, since another sampling gives other systems.
         """
         of, known = self._of_models.get(study.model.id, (NOTHING_HELD, None))
         if known is None or study.model.finite or held not in (NOTHING_HELD, of):
@@ -198,7 +198,7 @@ def checked_actions(study: Study) -> list[Action]:
 
 
 def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None:
-    """Check that every action can keep its required entries of a prompt; ``where`` begins an error line."""
+    """Check that every action can keep its required entries of a prompt; an error line begins with ``where``."""
     for action in actions:
         action.kept_entries(tokens, where)
 

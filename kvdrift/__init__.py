@@ -2,7 +2,7 @@
 
 ``kvdrift.open(store).sql("from summary")`` gives a DuckDB relation over a store's views;
 ``kvdrift.run("study.toml")`` runs a study and returns the path of its page. ``kvdrift.write_report`` writes pages
-again, and ``kvdrift.gate`` decides whether an action passes. A selector, codec or policy of one's own takes all that it
+again, and ``kvdrift.gate`` decides whether an action passes. A custom selector, codec or policy imports all that it
 needs from here: ``from kvdrift import ScoringSelector``.
 """
 
@@ -117,14 +117,14 @@ def run(
         dry_run: whether to print the work, time and memory that the run needs, and to write no store.
         progress: whether to show the progress: on standard error, in a notebook below the cell.
         endpoint: ``grpc://HOST:PORT`` of the ``kvdrift serve`` that generates; this process by default.
-        token_file: a file with the token that the endpoint asks for.
+        token_file: a file with the token that the endpoint requires.
         tls_root_certs: a PEM file of the authorities to trust; the system's by default.
         endpoint_timeout: seconds of silence after which the endpoint counts as lost.
         cluster: ``tcp://HOST:PORT`` of a Dask scheduler whose workers generate, or ``local:N``.
         gpus: ``all``, or how many GPUs of this machine generate, with a worker each.
 
     Returns:
-        The path of the report; the last one's of a file with several models. None if the run stopped before its
+        The path of the report; of the last report for a file with several models. None if the run stopped before its
         reports, as ``limit``, ``plan_only`` and ``dry_run`` make it.
 
     Raises:
@@ -153,7 +153,7 @@ def write_report(store: str | Path, output: str | Path | None = None, study: str
     Args:
         store: folder or URL of a store.
         output: the folder of the page, or of the pages' folders if there are several; in the store by default.
-        study: the one study whose page is written; all by default.
+        study: the study whose page is written; all by default.
 
     Returns:
         The paths of the pages.
@@ -186,8 +186,8 @@ def gate(
         quantity: such as ``mismatch``; ``kvdrift list quantities`` has all.
         action: the action that is to pass.
         margin: the largest difference that still counts as no worse; 0.02 is 2 percentage points.
-        baseline: the action that it is held against; by default the larger of the study's floors.
-        level: how sure an answer must be.
+        baseline: the action to compare with; by default the larger of the study's floors.
+        level: the confidence level of the answer.
         study: the study, if the store has several.
         model: the model, if the study has several.
         stratum: the stratum whose documents count; all by default.
@@ -196,7 +196,7 @@ def gate(
         The verdict; ``decision`` is "equivalent or better", "worse" or "unresolved", as in the gate's JSON.
 
     Raises:
-        kvdrift.schema.errors.InputError: a name is not there, or the study is not finished.
+        kvdrift.schema.errors.InputError: a name does not exist, or the study is not finished.
     """
     from kvdrift.flows.estimate.gate import LARGER_FLOOR, GateQuestion, gate_stored
     from kvdrift.log.store import Store

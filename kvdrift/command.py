@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
             junit.write_error("the call was killed, or has not ended")
         with noting_interrupts() as interrupts:
             code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False, obj=junit)
-        if code and interrupts:  # a command counted it among the faults that it found
+        if code and interrupts:  # a command counted it among its faults
             code = INTERRUPTED
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED  # Typer, too, turns Ctrl-C within a command into this code
@@ -202,5 +202,5 @@ def _fail(line: str, code: int, *, junit: JUnitFile | None, debug: bool, log_jso
 
 def _write_error(junit: JUnitFile | None, line: str) -> None:
     if junit is not None:
-        with suppress(InputError):  # it is the error's own line if the file could not be written from the start
+        with suppress(InputError):  # if the file could not be written from the start, the error is about the file
             junit.write_error(line)

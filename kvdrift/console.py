@@ -165,7 +165,7 @@ class NotebookProgress(Listener):
         self._shown: Any = None  # the line of the present stage
 
     def begin(self, stage: str, total: int, unit: str) -> None:
-        """Start a stage of ``total`` units, with a line of its own."""
+        """Start a stage of ``total`` units on a new line."""
         self._shown = None
         super().begin(stage, total, unit)
 
@@ -229,7 +229,7 @@ class LogLines(Listener):
 
 
 class _Handler(logging.Handler):
-    """Writes what libraries log, and Python's warnings."""
+    """Writes log records of libraries, and Python's warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
         write_line(record.levelname.lower(), record.getMessage(), logger=record.name)
@@ -244,7 +244,7 @@ def write_line(level: str, message: str, **fields: Any) -> None:
 
 
 def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) -> str:
-    """Return the progress of a stage as a line: what is to do, then how much is done, the rate, and the time left."""
+    """Return the progress of a stage as a line: its name, then the count, the rate, and the time left."""
     if not done:
         return f"{stage}: {total} {unit} to do"
     rate = done / max(seconds, 1e-9)
@@ -253,7 +253,7 @@ def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) 
 
 
 def listener(*, shown: bool, at_once: bool = False) -> Listener:
-    """Return the listener of a run in Python: in a notebook, on a terminal, or one that shows nothing."""
+    """Return the listener of a run in Python: in a notebook, on a terminal, or silent."""
     if not shown:
         return SilentProgress()
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None

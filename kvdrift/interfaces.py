@@ -1,7 +1,6 @@
 """The classes that a user's selector, codec or policy derives from, and those that its methods meet.
 
-``from kvdrift import ScoringSelector`` takes them from here. Where the classes are defined may change; their names here
-stay.
+``from kvdrift import ScoringSelector`` takes them from here. Their modules may change; their names here stay.
 """
 
 from __future__ import annotations

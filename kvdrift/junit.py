@@ -41,7 +41,7 @@ class JUnitFile(NamedTuple):
         return cls(Path(path), printable(" ".join(words))) if path else None
 
     def write_error(self, line: str) -> None:
-        """Write that the call has no answer, and why; ``write`` says what is raised."""
+        """Write an error with its reason in place of an answer; raises as ``write`` does."""
         self.write("error", "no answer", line)
 
     def write(self, outcome: str | None, kind: str, line: str, properties: Mapping[str, Any] | None = None) -> None:

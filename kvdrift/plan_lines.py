@@ -38,8 +38,8 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
     if plan.looks is not None:
         counts = [str(sum(interim_look.values())) for interim_look in plan.looks.documents]
         facts["looks"] = (
-            f"at {', '.join(counts)} documents; the evaluation stops at the first look at which every primary endpoint "
-            f"meets this condition, at the latest at N: {plan.looks.resolution}"
+            f"at {', '.join(counts)} documents; the evaluation stops at the first interim look at which every primary "
+            f"endpoint meets this condition, at the latest at N: {plan.looks.resolution}"
         )
     facts = {name: text for name, text in facts.items() if text}
     width = max(map(len, facts))

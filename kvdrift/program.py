@@ -1,4 +1,4 @@
-"""The ``kvdrift`` command as a program of its own: how its process collects its objects, and how it ends."""
+"""The process of the ``kvdrift`` command: its garbage collection and its end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import traceback
 from kvdrift.exit_codes import INTERRUPTED, failure_code
 from kvdrift.schema.proxies import past_proxies
 
-# With Python's own 700 the collector searches all objects of torch and Prefect, a million, every few seconds during
-# the import.
+# With Python's default of 700 the collector searches all objects of torch and Prefect, a million, every few seconds
+# during the import.
 _NEW_OBJECTS = 10_000
 
 
@@ -21,7 +21,7 @@ def program() -> None:
     """Run the command that the arguments name, and exit as it does.
 
     The process ends as soon as everything that registered with ``atexit`` has been called. Python would then take
-    modules and objects apart one by one, which takes it two seconds where torch and Prefect were imported.
+    modules and objects apart one by one, which takes two seconds if torch and Prefect were imported.
     """
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
     os.environ.update(past_proxies(os.environ))

@@ -1,7 +1,7 @@
 """Run the code blocks of the documents: `make docs-check` loads this module as a plugin of pytest.
 
-The blocks of a page run in their order, in a folder of the page's own that has the quickstart's store and the shipped
-studies: `sh` by bash, `python` in one namespace, `sql` on the quickstart's store. Other languages are only parsed. A
+The blocks of a page run in their order, in a separate folder that has the quickstart's store and the shipped studies:
+`sh` by bash, `python` in one namespace, `sql` on the quickstart's store. Other languages are only parsed. A
 block below a line such as "`my_selector.py`:" is written to that file. `<!-- skip: next "needs a GPU" -->` leaves out
 the next block; a reader does not see it.
 """

@@ -90,7 +90,7 @@ def gallery_files(studies: list[Shown], config: MkDocsConfig) -> list[File]:
 
 @event_priority(100)  # before the plugin reads its paths
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let mkdocstrings, which reads files and imports nothing, find the packages where a wheel has them."""
+    """Let mkdocstrings, which reads files and imports nothing, find the packages by the folders of a wheel."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     first, *packages = project["tool"]["hatch"]["build"]["only-include"]
     whole = Path(_TOGETHER.name) / first

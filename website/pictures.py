@@ -50,7 +50,7 @@ EXAMPLE = f"""
     where split = 'evaluation' and task = 'needle' and action = '{BASELINE}' and complete and eos_x > 30
         and tau between 8 and 14 and mismatches between 12 and 30
     order by doc, replicate limit 1
-"""  # noqa: S608 - our own words
+"""  # noqa: S608 - constant text
 
 
 def pair(views: Views) -> Figure:
@@ -72,7 +72,7 @@ def pair(views: Views) -> Figure:
     curve.plot(positions, example["delta"], color=ACTION_COLOURS[1], label="δ, each on its own text")
     curve.plot(positions, example["f"], color=ACTION_COLOURS[0], linestyle=(0, (5, 1.8)), label="f, both on X’s text")
     curve.axvline(tau, color=INK, linewidth=0.8)
-    curve.set(xlabel="position t", ylabel="distance of the laws", ylim=(0, 1.02))
+    curve.set(xlabel="position t", ylabel="distance of the distributions", ylim=(0, 1.02))
     curve.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return figure
 

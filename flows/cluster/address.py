@@ -1,4 +1,4 @@
-"""What the options of a run name: the service or the cluster that generates, and the store."""
+"""The service or cluster that generates, and the store, from a run's options."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def named_service(
         raise InputError(f"--endpoint {' --endpoint '.join(locations)}: give one; --cluster generates on many machines")
     if not locations:
         return None
-    from kvdrift.generator.service.client import ServiceAddress  # noqa: PLC0415 - where services generate
+    from kvdrift.generator.service.client import ServiceAddress  # noqa: PLC0415 - only if a service generates
     from kvdrift.generator.service.credentials import read_pem, read_token  # noqa: PLC0415 - as above
 
     token = None if token_file is None else read_token(token_file)

@@ -46,13 +46,13 @@ class WorkerFacts:
 
     source: str  # SHA-256 of the packages that the process runs
     threads: int | None = 1  # How many tasks the process takes at once; None allows any number
-    # The id of the store that the process sees; None if no store was asked for, or none is seen
+    # The id of the store that the process sees; None without a requested store, or if the process sees none
     store: str | None = None
     problem: str | None = None  # Why the process does not see the store
 
 
 def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
-    """Return this process's facts, with those of the store at a location if there is one."""
+    """Return this process's facts, and those of the store at ``location`` unless it is None."""
     if location is None:
         return WorkerFacts(source_sha256(), threads)
     try:
@@ -67,7 +67,7 @@ def facts_there(location: str | None, dask_worker: Any) -> tuple[str, WorkerFact
 
 
 def check_facts(worker: str, there: WorkerFacts, here: WorkerFacts, location: str | None) -> None:
-    """Check the facts of a worker, named in error lines, by those of the process that hands out the work."""
+    """Compare the facts of a worker, named in error lines, with those of the process that hands out the work."""
     check_source(worker, there.source, here.source)
     if here.threads is not None and there.threads != here.threads:
         raise InputError(f"{worker}: has {there.threads} threads, and a model serves one: start it with --nthreads 1")
@@ -114,9 +114,9 @@ def other_versions(versions: Mapping[str, Any]) -> str | None:
 
 
 def has_dashboard(dask_scheduler: Any) -> bool:
-    """Tell whether a scheduler serves Dask's dashboard, which needs bokeh; Dask passes the scheduler.
+    """Return whether a scheduler serves Dask's dashboard, which needs bokeh; Dask passes the scheduler.
 
-    A link to the dashboard is there in any case: the same server says how the scheduler is.
+    The link to the dashboard exists in any case, since the same server reports the scheduler's health.
     """
     return bool(dask_scheduler.http_application.applications)
 
@@ -137,11 +137,11 @@ def source_sha256() -> str:
 
 
 ONE_GPU: Final = {"GPU": 1.0}
-"""The resource of a worker that has a GPU of its own."""
+"""The resource of a worker that has its own GPU."""
 
 CONNECT_SECONDS = 20
 _LOOK_SECONDS = 2.0  # waited for a first worker before a line says that there is none
-_WAIT_SECONDS = 0.1  # between two looks for a worker
+_WAIT_SECONDS = 0.1  # between two checks for a worker
 _CLOSE_SECONDS = 10
 _ANY: Mapping[str, float] = {}  # resources that every worker has
 _Answer = TypeVar("_Answer")
@@ -163,7 +163,7 @@ def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[s
 
 
 def who_has_which(gpus: Sequence[tuple[str, str | None]], others: int) -> str:
-    """Return a line about the GPUs of workers, found by the workers' names, and of how many others declare none."""
+    """Return a line about the GPUs of workers, given as (worker, GPU), and the number of workers that declare none."""
     machines = defaultdict[str, list[str]](list)
     for name, gpu in gpus:
         machines[gpu or "no GPU that torch finds"].append(name.rpartition(" on ")[2])
@@ -225,11 +225,11 @@ class Cluster:
     ) -> None:
         """Check that scheduler and present workers run this kvdrift and see the store; wait for a first worker.
 
-        Only workers with the ``resources`` are looked at; None as ``threads`` allows any number of a worker's threads.
+        Only workers with the ``resources`` are checked; ``threads`` of None allows any number of a worker's threads.
 
         Raises:
-            InputError: A process does not; the line names the process, and what the process needs. Or no worker
-                declares the resources.
+            InputError: A process lacks one of these; the line names the process and its lack. Or no worker declares the
+                resources.
             OperationError: No scheduler answers.
         """
         self._check_scheduler()
@@ -240,7 +240,7 @@ class Cluster:
             check_facts(name, there, here, location)
 
     def ask(self, function: Callable[..., _Answer], *arguments: Any, workers: Sequence[str]) -> list[_Answer]:
-        """Call a function in the workers of some addresses; return the answers of those that do not end meanwhile.
+        """Call a function in the workers of some addresses; return the answers of workers that do not end meanwhile.
 
         Dask also passes its worker to the function, as the argument ``dask_worker``.
 
@@ -250,7 +250,7 @@ class Cluster:
         """
         answers = list[_Answer]()
         for address, answer in self.client.run(function, *arguments, workers=workers, on_error="return").items():
-            if isinstance(answer, OSError):  # a worker that has just ended is not asked again
+            if isinstance(answer, OSError):  # a worker that has just ended is skipped
                 continue
             if isinstance(answer, Exception):
                 if "ModuleNotFoundError" in repr(answer):  # Dask changes its class
@@ -277,7 +277,7 @@ class Cluster:
         return having(self.client.scheduler_info()["workers"], resources)
 
     def say(self, line: str) -> None:
-        """Say a line about the cluster, unless it was said before."""
+        """Report a line about the cluster, unless it was reported before."""
         if line not in self._printed_lines:
             self._printed_lines.add(line)
             self._say(f"cluster {self.name}: {line}")
@@ -330,7 +330,7 @@ class Cluster:
         self._client = self._local = None
 
     def _check_scheduler(self) -> None:
-        """Check that the scheduler, which looks at the work that it hands out, runs this kvdrift."""
+        """Check that the scheduler, which deserializes the work that it hands out, runs this kvdrift."""
         name = f"scheduler {self.scheduler}"
         try:
             source: Any = self.client.run_on_scheduler(source_sha256)
@@ -374,7 +374,7 @@ class Cluster:
                 where = self._local = SpecCluster(
                     workers, scheduler, security=self._security, silence_logs=logging.CRITICAL
                 )
-                disable_gc_diagnosis(force=True)  # while Dask looks, a Ctrl-C would be lost
+                disable_gc_diagnosis(force=True)  # during Dask's diagnosis a Ctrl-C would be lost
             return Client(where, timeout=CONNECT_SECONDS, set_as_default=False, security=self._security)
         except _FAULTS as error:
             raise OperationError(f"cluster {self.name}: no scheduler answers ({first_line(error)})") from None
@@ -439,6 +439,6 @@ def derive_on(cluster: Cluster, location: str) -> DerivationReport:
         with cluster.for_other_clients():
             return run_derivation(location, "DaskRunner", [f"--dask_client_address={address}"])
     except OperationError:
-        if cluster.is_lost:  # the runner does not report lost work: it returns fewer segments than it was given
+        if cluster.is_lost:  # the runner does not report lost work: it returns fewer segments than it got
             raise cluster.lost() from None
         raise

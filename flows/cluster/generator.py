@@ -46,8 +46,8 @@ from kvdrift.schema.errors import (
 from kvdrift.schema.study import FINITE_STATE, Study
 
 _RETRIES = 1  # tries of a group with which Dask itself fails
-_AHEAD = 2  # groups for each worker, so that the next one is there when a worker has done one
-_LOOK_SECONDS = 2.0  # from one look at the number of workers to the next
+_AHEAD = 2  # groups for each worker, so that the next group is there when a worker has finished one
+_COUNT_SECONDS = 2.0  # from one count of the workers to the next
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class HandingOut:
         self._generate = partial(generate_group, assignment=assignment)
         self._done = as_completed(loop=cluster.client.loop)
         self._under_way = dict[str, tuple[Future, _Attempt]]()  # by the task's key
-        self._workers, self._looked = 1, 0.0
+        self._workers, self._counted = 1, 0.0
         self._failed = list[KvdriftError]()
         self._in_a_row = 0
 
@@ -103,15 +103,15 @@ class HandingOut:
             raise self._failed[0]
 
     def _hand_out(self) -> bool:
-        """Submit groups until workers have enough of them; tell whether any are under way."""
+        """Submit groups until workers have enough; return whether any are under way."""
         lacking = _AHEAD * self._count_workers() - len(self._under_way)
         for group in self._groups.take(max(lacking, 0), self._workers):
             self._submit(_Attempt(group))
         return bool(self._under_way)
 
     def _count_workers(self) -> int:
-        if (now := time.monotonic()) >= self._looked + _LOOK_SECONDS:
-            self._workers, self._looked = max(1, len(self.cluster.workers(self._resources))), now
+        if (now := time.monotonic()) >= self._counted + _COUNT_SECONDS:
+            self._workers, self._counted = max(1, len(self.cluster.workers(self._resources))), now
         return self._workers
 
     def _submit(self, attempt: _Attempt) -> None:
@@ -129,7 +129,7 @@ class HandingOut:
         self._done.add(task)
 
     def _result(self, task: Future) -> Stored | Failure | None:
-        """Return what a worker answered; None if it declined."""
+        """Return a worker's answer; None if it declined."""
         try:
             done: Stored | Failure | InputError | None = self.cluster.result(task)
         except NobodyLeftError:
@@ -180,7 +180,7 @@ class ClusterGenerator:
     ) -> Generator[tuple[int, int], None, None]:
         """Generate a study's work, and yield the numbers of documents and of new units of each group that is stored.
 
-        ``HandingOut.stored`` says what is raised.
+        Errors are those of ``HandingOut.stored``.
         """
         resources = resources_of([study.model])
         self.cluster.check(store, resources)

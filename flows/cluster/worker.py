@@ -38,7 +38,7 @@ from kvdrift.schema.study import ModelSection, Study
 
 _PER_COMMIT = 10.0  # the least seconds that a worker generates for each second that a commit takes
 
-GUESS = 5.0  # seconds that a document takes, until one has been generated
+GUESS = 5.0  # seconds of a document, before the first document has been generated
 _APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
 
 
@@ -75,7 +75,8 @@ class Groups:
         """Take some groups, or as many as there are.
 
         Groups shrink as fewer documents wait, so that all workers end at about the same time: one group for each worker
-        is half of what waits (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM 35(8), 1992).
+        is half of the waiting documents (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM 35(8),
+        1992).
         """
         mean = self._pace.seconds(workers, self._commit)
         of_a_document = self._seconds / self._documents if self._documents else GUESS
@@ -91,7 +92,7 @@ class Groups:
         self._waiting.extendleft(reversed(part))
 
     def generated(self, documents: int, seconds: float, commit: float) -> None:
-        """Add a group's seconds of generation and of its commit to what is measured; the next groups are sized by it.
+        """Record a group's seconds of generation and of its commit; they decide the sizes of the next groups.
 
         The last commits count most, since the load of a log changes.
         """
@@ -158,11 +159,11 @@ def generate_group(
 ) -> Stored | Failure | InputError | None:
     """Generate documents until the group's seconds are over, and store their units by one commit; runs on a worker.
 
-    A worker whose GPU fails for good ends: Dask gives the documents to another worker, and replaces the worker. The
+    A worker ends if its GPU fails for good: Dask gives the documents to another worker, and replaces the worker. The
     workers in ``declined_by`` failed with the documents, while there are others.
 
     Returns:
-        What was stored; a failure; the user's mistake, if this worker does not fit; or None, after a wait, if this
+        The stored documents; a failure; the user's mistake, if this worker does not fit; or None, after a wait, if this
         worker declines the documents. Errors are returned and not raised, since Dask would try a raised error again,
         a failure even on this worker.
     """
@@ -184,7 +185,7 @@ def generate_group(
 
 
 def _generated(store: Store, assignment: Assignment, work: Work, seconds: float) -> Stored:
-    """Generate what the store lacks of some work; another worker may have stored the units, and ended."""
+    """Generate the units that the store lacks; another worker may have stored the others, and ended."""
     study, local = assignment.study, KEPT.local
     lacking = not_stored(store, study, work)
     done = {document.doc for document, _ in work} - {document.doc for document, _ in lacking}
@@ -233,7 +234,7 @@ def _end(reason: str) -> None:
 
 
 def _accepted(assignment: Assignment, name: str) -> Store:
-    """Check, once for each assignment, that this worker can generate what is asked for; return the store."""
+    """Check, once for each assignment, that this worker can generate its units; return the store."""
     if KEPT.token == assignment.token and KEPT.store is not None:
         return KEPT.store
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)

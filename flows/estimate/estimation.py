@@ -137,7 +137,7 @@ class Analysis:
 
     @classmethod
     def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = (), *, answers_changed: bool = False) -> Self:
-        """Return the analysis of the evaluation documents that the frozen plan asks for.
+        """Return the frozen plan's analysis of the evaluation documents.
 
         Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family get the
         level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). Planned endpoints of actions in
@@ -224,7 +224,7 @@ def estimate_part(part: AnalysisPart) -> Estimates:
     names = [name for name in part.quantities if is_reduced(PAIR_QUANTITIES[name], reduced)]
     pairs = tuple(pair for pair in part.contrasts if set(pair) <= set(reduced.actions))
     if part.contrasts and not pairs:
-        return estimates  # no two actions have coefficients, as where one action was ingested
+        return estimates  # no two actions have coefficients, for example if one action was ingested
     request = part.request.of(reduced.actions, pairs)
     return estimates.with_reduced(
         estimate(reduced, draws=part.draws, seed=part.seed, request=request, quantities=names, pairs=pairs)
@@ -252,7 +252,7 @@ def parts_of(
 ) -> list[AnalysisPart]:
     """Cut the estimates of some subjects into parts, residual branching excluded.
 
-    With ``answers`` the moments are those of the documents with answers, and answers are estimated rather than events.
+    With ``answers``, ``moments`` are of the documents with answers, and answers are estimated instead of events.
     """
     subjects = [
         subject for subject in subjects if subject.answers == answers and not (subject.branched or subject.together)

@@ -80,11 +80,11 @@ class Verdict:
     status: str  # whether a plan named the difference before its documents were seen
     events_version: int  # the version of ``events`` that was read
     plan_sha256: str | None  # the plan's hash; None without a plan
-    # whether the estimate is below the margin, but the interval is not, because all or nearly all documents are alike
+    # whether the estimate is below the margin, but the interval is not, because all or nearly all documents agree
     # and failing documents may be missing
     alike: bool
     # how many more documents, with the same share of unlike ones, would then settle the question; None if no number
-    # would, or if the documents are not alike
+    # would, or if the documents differ
     more: int | None
     # how many documents in all would exclude failures that no document shows, if the answer is ``equivalent or better``
     # and does not reckon with such failures; None otherwise
@@ -163,7 +163,7 @@ def _estimated(
 ) -> dict[str, Any]:
     """Estimate the contrast, with the same draws as the study's stored estimates of primary quantities.
 
-    Documents that differ by less than the margin count as alike: they tell nothing of documents that fail.
+    Documents that differ by less than the margin count as identical: they carry no information about failing documents.
     """
     request = Request(
         question.interval_level, interval=STUDENTIZED if plan is None else plan.interval,
@@ -208,8 +208,8 @@ def _from_floors(
 
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
-    """Return how many more documents would settle a question that alike documents leave open."""
-    similarity, between = _alike(moments, contrast, question)
+    """Return how many more documents would settle a question that nearly identical documents leave open."""
+    similarity, between = _similarity(moments, contrast, question)
     factor = settling_factor(similarity, question.interval_level, between, question.margin)
     return None if factor is None else math.ceil(documents * (factor - 1))
 
@@ -217,10 +217,10 @@ def _more_documents(moments: DocumentMoments, contrast: Quantity, question: Gate
 def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
     """Return how many documents in all would exclude failures that no document shows; None if these documents do.
 
-    If more than a few documents differ by more than the margin, the interval does not reckon with documents that are
-    farther off than all of these. Such documents may be a share of 1 - alpha^(1/n), and lose all that can be lost.
+    If more than a few documents differ by more than the margin, the interval does not allow for documents that differ
+    more than all of these. Such documents may be a share of 1 - alpha^(1/n), and lose all that can be lost.
     """
-    similarity, between = _alike(moments, contrast, question)
+    similarity, between = _similarity(moments, contrast, question)
     if similarity.unlike[0] <= MOST_UNLIKE or not between.bounded:
         return None
     worse = np.array([_worse_sign(contrast) * row["estimate"]])
@@ -231,8 +231,8 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
     return None if factor is None else math.ceil(row["documents"] * factor)
 
 
-def _alike(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Alike, Between]:
-    """Return how alike the question's documents are, and the contrast's range; both turned so that more is worse."""
+def _similarity(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Alike, Between]:
+    """Return the similarity of the question's documents and the contrast's range, signed so that more is worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)

@@ -28,7 +28,7 @@ _PLACE = ["doc", "action", "replicates"]
 
 
 def measured(table: pa.Table) -> pa.Table:
-    """Return the rows without those of the full-retention control."""
+    """Return the rows of all actions but the full-retention control."""
     return table.filter(pc.not_equal(table["action"], CONTROL_ACTION))
 
 

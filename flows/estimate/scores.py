@@ -131,7 +131,7 @@ class Scoring:
         documents = self._store.read("documents", columns=["study", "model", "doc", "document_revision"])
         scores = current_scores(scores, documents)
         of_study = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
-        # One commit scores all pairs of a unit, so the first pair tells.
+        # One commit scores all pairs of a unit, so the first pair decides.
         lacking = units.filter(pc.equal(units["estimator"], PLAIN)).join(
             scores.filter(of_study).select(keys), [*keys[:3], "first_replicate"], keys, "left anti"
         )
@@ -153,8 +153,8 @@ def score_stored(
 ) -> int:
     """Score the coupled pairs of a study and model that are not scored yet; return how many.
 
-    If the model's tokenizer cannot be loaded, nothing is scored, and one line says so. ``revision`` and ``location``
-    are those of the study file; by default the model's files are those that its id names here.
+    If the model's tokenizer cannot be loaded, nothing is scored, and a line reports it. ``revision`` and ``location``
+    are those of the study file; by default the model's id names its files.
     """
     scoring = Scoring.stored(store, study, model)
     units = scoring.unscored
@@ -228,7 +228,7 @@ def record_tokens(
 ) -> int:
     """Record the text of each token of a study's model, unless the store has them; return how many are new.
 
-    If the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have no
+    If the model's tokenizer cannot be loaded, nothing is recorded, and a line reports it. Finite-state systems have no
     token texts. ``revision`` and ``location`` are those of the study file, as in ``score_stored``.
     """
     known = store.read("tokens", columns=["study", "model"])
@@ -251,7 +251,7 @@ def _of(rows: pa.Table, study: str, model: str) -> pa.ChunkedArray:
 
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:
-    """Tell whether the study's results were estimated from the present events and documents, under the newest plan."""
+    """Return whether the study's results are estimates from the present events and documents, by the newest plan."""
     return estimated_version(store, study, model) == store.data_version("events")
 
 
@@ -289,7 +289,7 @@ def _present_rows(store: Store, study: str, model: str) -> pa.Table:
 
 
 def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) -> bool:
-    """Tell whether the newest estimates include answers in each of their splits that has scored answers.
+    """Return whether the newest estimates include answers in each of their splits that has scored answers.
 
     A split has scored answers if all its pairs are scored, and some pair is of an action other than the control.
     """

@@ -60,10 +60,10 @@ REPEATED = "repeated"
 
 
 def take_due_looks(store: Store, views: Views, plan: FrozenPlan) -> None:
-    """Take the looks whose documents and replicates are all there, as a run does.
+    """Take the interim looks whose documents and replicates are complete, as a run does.
 
-    Estimates are made once for a version of the events. So a look at these events comes before them, lest the
-    estimates keep the intervals of the look before.
+    Estimates are made once for a version of the events. So an interim look at these events comes first; otherwise the
+    estimates would keep the intervals of the previous interim look.
     """
     while _is_due(store, views, plan):
         take_look(store, views, plan)
@@ -83,7 +83,7 @@ def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
 
 
 def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
-    """Take the look of a sequential study whose documents are complete, store it, and return all looks taken."""
+    """Take and store the interim look whose documents are complete; return all interim looks taken."""
     taken = _require(store, plan)
     interim_look = taken.wanted
     names = taken.looks.names(interim_look)
@@ -133,7 +133,7 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
         })  # fmt: skip
     try:
         store.append_rows("looks", pa.Table.from_pylist(rows, schema=LOOKS.schema))
-    except InputError:  # another run has just taken this look, unless something else is wrong with the rows
+    except InputError:  # another run has just taken this interim look, unless the rows have another fault
         if _require(store, plan).wanted == interim_look:
             raise
     return _require(store, plan)
@@ -148,10 +148,10 @@ def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMome
 
 
 def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
-    """Return rows of ``results``; rows of primary endpoints get the estimate and interval of the last look.
+    """Return rows of ``results``; rows of primary endpoints get the values of the last interim look.
 
-    Before the first look primary endpoints have no interval. Reduced estimates never have an interval here, since
-    theirs ignore looks.
+    Before the first interim look primary endpoints have no interval. Reduced estimates never have an interval here,
+    since their intervals do not account for interim looks.
     """
     taken = LooksTaken.in_store(store, plan)
     if taken is None:
@@ -181,7 +181,7 @@ def _place(row: Row) -> Endpoint:
 def _require(store: Store, plan: FrozenPlan) -> LooksTaken:
     taken = LooksTaken.in_store(store, plan)
     if taken is None:
-        raise OperationError(f"study '{plan.study}' has no looks")
+        raise OperationError(f"study '{plan.study}' has no interim looks")
     return taken
 
 
@@ -251,10 +251,10 @@ def _row(judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: s
 
 
 def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:
-    """Estimate a study as its frozen plan says or, without a plan, every split as exploratory.
+    """Estimate a study by its frozen plan or, without a plan, every split as exploratory.
 
-    ``run`` estimates the parts of an analysis. The number of new estimates is returned; 0 if the store has those of the
-    present events.
+    ``run`` estimates the parts of an analysis. The number of new estimates is returned; 0 if the store has estimates of
+    the present events.
     """
     current = estimates_are_current(store, study, model)
     scoring = Scoring.stored(store, study, model)

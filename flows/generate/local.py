@@ -79,7 +79,7 @@ def with_actions(study: Study, part: NamedPart) -> Work:
 class LocalGenerator:
     """Generation in this process, with one model in memory at a time.
 
-    ``say`` receives a line about anything that generation must do without, and about a model that is proven.
+    ``say`` receives a line if generation must do without something, or if a model is tested.
     """
 
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
@@ -109,7 +109,7 @@ class LocalGenerator:
         return self.model(study).identity if required and unknown else identity
 
     def model(self, study: Study) -> Model:
-        """Return the study's model with its law and its ends of texts; load it in place of another that is loaded."""
+        """Return the study's model with its sampling and end tokens; load it in place of another loaded model."""
         held, whole = self._study, study.model.finite or study.model.engine is not None
         # The documents of a study of systems are its systems; the actions of a study with an engine are its sides.
         other = held is None or held.model != study.model or held.own_weights != study.own_weights
@@ -130,7 +130,7 @@ class LocalGenerator:
             return engine_model(study)
         if study.model.finite:
             return finite_model(study)
-        from kvdrift.generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
+        from kvdrift.generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - remaining work is shown without a model
 
         model = load_transformer(study, self._say)
         for loaded in model.models:
@@ -213,7 +213,7 @@ def work_beside(
     """Do parts of some work in side processes, which are ended if the work ends early; yield results in any order.
 
     ``there`` does a part, as ``sent`` returns it, in a side process. ``here`` does a part in this process if no side
-    process did: it was killed, or cannot do what this process can try.
+    process did, because it was killed or cannot do the part.
 
     Raises:
         KvdriftError: A process raised it.
@@ -255,7 +255,7 @@ def _pairs_at_once(study: Study) -> int:
 
 
 def _generate(study: Study, part: NamedPart) -> list[list[Unit]]:
-    """Generate a part in a side process; any failure is raised as one of our errors."""
+    """Generate a part in a side process; any failure is raised as an error of kvdrift."""
     try:
         return _in_this_process().generate_part(study, with_actions(study, part))
     except KvdriftError:
@@ -271,7 +271,7 @@ def _in_this_process() -> LocalGenerator:
 
 
 def _is_small(study: Study) -> bool:
-    """Tell whether the model may be one that decodes in one thread, without loading the model."""
+    """Return whether the model may decode in one thread, without loading the model."""
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False

@@ -276,7 +276,7 @@ _ENDING = (
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
-    """Generate work and store it; return the number of new units. A unit of another law names its study.
+    """Generate work and store it; return the number of new units. A unit of another sampling names its study.
 
     If a document fails, the others are still generated, unless several fail in a row.
 
@@ -316,7 +316,7 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
 
 
 def studies_of(study: Study, work: Work) -> list[str]:
-    """Return the names of the studies whose units are in some work, studies of other laws included."""
+    """Return the names of the studies that have units in ``work``, studies of other samplings included."""
     return list(dict.fromkeys(unit.study(study.name) for _, pending in work for unit in pending))
 
 
@@ -332,7 +332,7 @@ def not_stored(store: Store, study: Study, work: Work) -> Work:
 
 
 def _span(study: Study, document: Document, unit: PendingUnit) -> dict[str, Any]:
-    """Return what tells a unit of a document from all others, by the names of ``SPAN``."""
+    """Return the columns of ``SPAN`` that distinguish a unit of a document from all others."""
     return {
         "study": unit.study(study.name), "model": study.model.id, "doc": document.doc, "action": unit.action.name,
         "action_revision": unit.revision, "estimator": unit.estimator, "first_replicate": unit.first,

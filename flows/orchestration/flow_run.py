@@ -67,7 +67,7 @@ def retried() -> dict[str, Any]:
 
 
 def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Tell whether the error of a task may be gone when the task is tried again."""
+    """Return whether a retry of the task may avoid the error."""
     return not isinstance(state.data, _FOR_GOOD)
 
 
@@ -75,10 +75,10 @@ def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
 def ended_by_sigterm() -> Iterator[None]:
     """Send SIGTERM again if Python ignores the exception of Prefect's handler inside the block.
 
-    The handler stays Prefect's, which tells a cancelled run by it. Outside of the main thread, which takes all signals,
-    this does nothing.
+    The handler stays Prefect's, by which Prefect recognizes a cancelled run. This does nothing outside of the main
+    thread, which takes all signals.
     """
-    from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - imported where a study runs
+    from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - only if a study runs
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -130,7 +130,7 @@ class FlowRunPage:
 
     @property
     def is_open(self) -> bool:
-        """Whether a flow run shows what this listener is told."""
+        """Whether a flow run shows the events of this listener."""
         return self._key is not None
 
     def open(self, name: str) -> None:
@@ -159,7 +159,7 @@ class FlowRunPage:
     def publish(self, store: Store, study: str, model: str, report: Path) -> None:
         """Show a study's results: the decomposition, the first sentences of the report, and a link to the report."""
         if self._key is not None:
-            study_key = artifact_key(study)  # if there are several laws, or several studies in a store
+            study_key = artifact_key(study)  # if there are several samplings, or several studies in a store
             key = "-".join([self._key, *([study_key] if study_key != self._key else []), artifact_key(model)])
             self._shown(lambda: _publish(key, store, study, model, report))
 

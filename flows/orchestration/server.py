@@ -1,6 +1,6 @@
-"""The Prefect server of a run: quiet, without telemetry; the user's server if one is named, else our own.
+"""The Prefect server of a run: quiet, without telemetry; the user's server if one is named, else our server.
 
-Our own server lives in a thread of this process. Prefect's temporary server is a process that outlives a killed parent;
+Our server lives in a thread of this process. Prefect's temporary server is a process that outlives a killed parent;
 our server ends with the study, however that ends, and starts in a fraction of the time.
 
 Prefect makes a database by running all past migrations, which takes seconds in the first run of every store. So the
@@ -46,7 +46,7 @@ _ON_OUR_SERVER = {
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",  # no flow here has any; they take seconds
 }
-_ON_THE_USERS_SERVER = {  # lines of a run go to its page there; Prefect's own lines still stay off the terminal
+_ON_THE_USERS_SERVER = {  # lines of a run go to its page there; Prefect's lines still stay off the terminal
     "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",
@@ -66,16 +66,16 @@ DATABASE: Final = "prefect.db"
 def orchestration(home: Path) -> Iterator[bool]:
     """Give the flows run inside the block a Prefect server.
 
-    Users whose environment or active Prefect profile names a server have their own, and their runs appear there;
-    whatever else they set stays. The environment, the root logger and Prefect's settings are as before after the
+    If the environment or the active Prefect profile names a server, runs appear there; all other settings of the user
+    stay. The environment, the root logger and Prefect's settings are as before after the
     block.
 
     Args:
-        home: folder of our own server's database: one for each store, so that concurrent studies do not lock each other
+        home: folder of our server's database: one for each store, so that concurrent studies do not lock each other
             out. A second run in the same store, and a store whose path is too long, have a temporary database.
 
     Yields:
-        Whether the server is the user's own.
+        Whether the server is the user's.
     """
     with _logging(), _environment(_not_set(_QUIET) | past_proxies(os.environ)):
         if url := api_url():
@@ -129,7 +129,7 @@ def _not_set(wanted: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def failing_in_one_line() -> Iterator[None]:
-    """Explain failures of our own server within the block, since Prefect's errors give only the request."""
+    """Explain failures of our server within the block, since Prefect's errors give only the request."""
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415
 
     try:
@@ -171,7 +171,7 @@ def _temporary_home() -> Iterator[Path]:
 def _environment(added: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the block; Prefect reads its settings again before and after."""
     with importing_prefect():
-        from prefect.context import refresh_global_settings_context  # noqa: PLC0415 - imported where a study runs
+        from prefect.context import refresh_global_settings_context  # noqa: PLC0415 - only if a study runs
 
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
@@ -266,7 +266,7 @@ def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def wait_until_started(server: object, thread: threading.Thread) -> None:
-    """Wait until our own server takes requests."""
+    """Wait until our server takes requests."""
     end = time.monotonic() + _START_SECONDS
     while not getattr(server, "started", False):
         if not thread.is_alive() or time.monotonic() > end:
@@ -277,7 +277,7 @@ def wait_until_started(server: object, thread: threading.Thread) -> None:
 
 
 def _database_fault() -> str | None:
-    """Say why the disk refuses our own server's database; None if the disk takes it."""
+    """Say why the disk refuses our server's database; None if the disk takes it."""
     home = Path(os.environ.get("PREFECT_HOME", Path.home()))
     fault = "the disk is full"
     try:
@@ -329,13 +329,13 @@ def keep(home: Path) -> None:
 
 def _kept() -> Path:
     """Return the kept file for this version of Prefect, since other versions have other databases."""
-    from prefect import __version__  # noqa: PLC0415 - imported where a study runs
+    from prefect import __version__  # noqa: PLC0415 - only if a study runs
 
     return cache_folder() / f"prefect-{__version__}.db"
 
 
 def _is_whole(path: Path) -> bool:
-    """Tell whether a file is a sound, migrated database; a power cut may have left half a file."""
+    """Return whether a file is a sound, migrated database; a power cut may have left half a file."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             (revisions,) = connection.execute("select count(*) from alembic_version").fetchone()

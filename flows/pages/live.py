@@ -1,7 +1,7 @@
-"""A study that still runs: its progress, and a page with estimates that are made for one look and stored nowhere.
+"""A study that still runs: its progress, and a page with preliminary estimates that are stored nowhere.
 
-The cost of a look grows with the units since the last look and with documents and actions, not with the log: units and
-trajectories are counted once, as they come. A look only reads, and holds no lock that a writer waits for.
+The cost of a snapshot grows with the units since the last snapshot and with documents and actions, not with the log:
+units and trajectories are counted once, as they come. A snapshot only reads, and holds no lock that a writer waits for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class StudySnapshot:
-    """One look at a study and model."""
+    """The progress of a study and model at one time."""
 
     study: str
     model: str
@@ -64,11 +64,11 @@ class StudySnapshot:
     planned: bool  # Whether the evaluation is planned
     stored: int  # Units of any size that are committed
     derived: int  # Trajectories that are derived
-    rate: float | None  # Units done per second lately; None before two looks
+    rate: float | None  # Units done per second lately; None before two snapshots
     split: str | None  # The split of ``divergence``; None if nothing is derived
     divergence: tuple[Divergence, ...]  # The divergence of each action
     finished: bool  # Whether everything is generated and estimated as planned
-    taken: LooksTaken | None = None  # The looks that a sequential study has taken; None for other studies
+    taken: LooksTaken | None = None  # The interim looks that a sequential study has taken; None for other studies
 
     @property
     def done(self) -> int:
@@ -87,7 +87,7 @@ class StudySnapshot:
 
 
 class LiveStore:
-    """A store at which one looks repeatedly."""
+    """A store whose progress is read repeatedly."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -101,7 +101,7 @@ class LiveStore:
         self._done: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
 
     def snapshots(self) -> list[StudySnapshot]:
-        """Count what is new; return a look at each study and model."""
+        """Count new units and trajectories; return a snapshot of each study and model."""
         self._count_units()
         self._count_pairs()
         documents = defaultdict[tuple[str, str], dict[str, Row]](dict)
@@ -199,7 +199,7 @@ def _divergence(
         yield Divergence(name, len(sums_by_doc), *means[0], *means[1])
 
 
-_DRAWS = 400  # ten draws lie beyond each end at 95%; every look repeats them
+_DRAWS = 400  # ten draws lie beyond each end at 95%; every snapshot repeats them
 _QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES]  # answers are scored only at the end
 
 
@@ -208,7 +208,7 @@ class PreliminaryViews:
     """The views of a store, with preliminary estimates from the present pairs in place of the stored estimates.
 
     Preliminary estimates are exploratory even if a plan names them: their documents are not yet the plan's, and
-    repeated looks mislead more often than their level says.
+    repeated estimates mislead more often than their level says.
     """
 
     views: Views
@@ -252,9 +252,9 @@ def write_preliminary(
 ) -> Path:
     """Write the page of a study that still runs, with estimates of the pairs that are derived; return its path.
 
-    ``said`` is the study's progress, as a sentence. Without ``token_text`` the examples show token ids.
+    ``progress`` is the study's progress, as a sentence. Without ``token_text`` the examples show token ids.
     """
-    from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from kvdrift.report.page import build_report  # noqa: PLC0415 - only to draw a page
     from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
 
     waiting = waiting_words(store, study, model)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvdrift.report.sections.section import Drawing
 
 INPUTS = "inputs.json"
-"""The file of a page's folder without which the page counts as outdated; it says what the page was made from."""
+"""The file of a page's folder that records the page's inputs; without it the page counts as outdated."""
 _WAITING = "waiting"  # the key of the number of waiting replicates, beside the tables' names
 _REVISIONS = "action_revisions"  # the key of the revisions in that file, beside the tables' names
 _TABLES = (
@@ -59,7 +59,7 @@ def write_report(
     the figures, and the page ``beside``, which compares this study with those of other temperatures, need not exist
     yet.
     """
-    from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from kvdrift.report.page import build_report  # noqa: PLC0415 - only to draw a page
     from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
     from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
@@ -88,7 +88,7 @@ def write_report(
 
 def draw_beside(sides: OwnProcesses) -> DrawFigures:
     """Return a function that draws figures in the side processes, which begin to import matplotlib now."""
-    from kvdrift.flows.generate.local import work_beside  # noqa: PLC0415 - with what generates
+    from kvdrift.flows.generate.local import work_beside  # noqa: PLC0415 - imports the generator
     from kvdrift.report.page import draw_figures  # noqa: PLC0415 - as above
 
     with suppress(BrokenProcessPool):
@@ -125,7 +125,7 @@ def waiting_words(store: Store, study: str, model: str) -> str:
 
 
 def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:
-    """Record that the folder's page is complete; this is written after everything that it refers to.
+    """Record that the folder's page is complete; written after all files of the page.
 
     ``inputs`` are those of ``present_inputs`` that the page was made from, ``revisions`` the newest revision of each
     action with estimates on the page.
@@ -180,7 +180,7 @@ def own_model(study: str, model: str, pages: Collection[tuple[str, str]]) -> str
 def page_folder(
     store: Store, study: str, model: str, pages: Collection[tuple[str, str]], output: Path | None = None
 ) -> Path:
-    """Return the folder of one of some pages: the report's, or ``output`` if it is the only one, else in there."""
+    """Return the folder of one of ``pages``: the report's by default; else ``output``, or a folder below."""
     page_model = own_model(study, model, pages)
     if output is None:
         return report_folder(store, study, page_model)
@@ -201,14 +201,14 @@ def page_beside(store: Store, study: str, model: str | None = None) -> Path | No
 
 
 def report_is_current(store: Store, folder: Path) -> bool:
-    """Tell whether the folder's report was made from the store's present tables."""
+    """Return whether the folder's report was made from the store's present tables."""
     recorded = _recorded(folder)
     made_from = {name: recorded.get(name, "unknown") for name in (*_TABLES, _WAITING)}
     return (folder / "index.html").is_file() and made_from == present_inputs(store)
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """Return what ``record_inputs`` recorded; {} if nothing was recorded or the file cannot be read."""
+    """Return the record of ``record_inputs``; {} if there is none or the file cannot be read."""
     try:
         recorded = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -218,7 +218,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was deleted of one page."""
+    """The deletion of one page."""
 
     folder: Path
     files: int
@@ -226,10 +226,10 @@ class Pruned:
 
 
 def prune_pages(store: Store, seconds: float, study: str | None = None) -> Iterator[Pruned]:
-    """Delete pages of a store's studies, or of one, that were written, and their studies run and estimated, long ago.
+    """Delete pages of a store's studies, or of one study, if page, run and estimates are at least ``seconds`` old.
 
-    That is at least so many ``seconds`` ago; a time ahead of the clock counts as now. Other files in a page's folder,
-    such as the answers of gates, stay. What was deleted of each page is yielded.
+    A time ahead of the clock counts as now. Other files in a page's folder, such as the answers of gates, stay. Yield
+    the deletion of each page.
     """
     from kvdrift.report.page import FILES, page_files  # noqa: PLC0415 - as in ``write_report``
 

@@ -150,8 +150,8 @@ def _obstacle(first: Entry, other: Entry, named: Sequence[str], shared: Sequence
     ]
     if lacking:
         return (
-            f"their documents of one name have no prompt_sha256 in {' and '.join(lacking)}, so nothing says that the "
-            "prompts are the same; a column prompt_sha256 in the file of kvdrift ingest --documents says it"
+            f"equally named documents have no prompt_sha256 in {' and '.join(lacking)}, so prompts may differ; "
+            "add a column prompt_sha256 to the file of kvdrift ingest --documents"
         )
     return "no document is the same in both"
 
@@ -183,7 +183,7 @@ def _differences(measured: _Measured, other_measured: _Measured, shared: Sequenc
 
 
 def _action_pairs(first: Entry, other: Entry) -> Iterator[tuple[str, str]]:
-    """Yield two actions of one name; an action without a namesake is paired with actions of the same budget."""
+    """Yield pairs of actions with equal names; an action without a namesake is paired with actions of equal budget."""
     first_actions, others = first.content.actions, other.content.actions
     for action in first_actions:
         if action in others:
@@ -228,7 +228,7 @@ def write_comparison(
     *,
     model: str | None = None,
 ) -> Path:
-    """Write the comparison of several stores, or of several studies of one; return the path of the page.
+    """Write the comparison of several stores, or of several studies of a store; return the path of the page.
 
     By default all studies and models of each store are compared.
     """

@@ -1,1 +1,1 @@
-"""A study's plan: made from development documents, frozen in the store, and followed look by look."""
+"""A study's plan: made from development documents, frozen in the store, and followed by interim looks."""

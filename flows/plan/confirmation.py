@@ -159,7 +159,7 @@ def _draw(
 
 
 def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:
-    """Make the draft's documents; return how many, whether a drawn one was seen, and seen clusters of others."""
+    """Make the draft's documents; return how many, whether a drawn document was seen, and the other seen clusters."""
     count, drawn, read = 0, False, set[str]()
     for study in load_studies(draft, path.parent):
         evaluation = gather_material(study).documents["evaluation"]

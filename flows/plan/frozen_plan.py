@@ -1,12 +1,12 @@
-"""The frozen plan, read from the store, its comparison with the study file, and the work that it leaves.
+"""The frozen plan as stored, its comparison with the study file, and the remaining work.
 
 A frozen plan never changes. Larger K and N, and with ``run --replan`` other changes of ``[plan]``, make a later
 revision; the newest revision is the plan.
 
 Every count of remaining work uses ``lacking``: a run and its forecast for each document, ``kvdrift status`` for groups
-of documents that hold the same units. A look of a sequential study is taken when all of its documents are generated and
-derived; its rows in table ``looks`` record it. Everything else follows from these rows, so that a run that was killed
-anywhere stops at the same look.
+of documents that hold the same units. An interim look of a sequential study is taken when all of its documents are
+generated and derived; its rows in table ``looks`` record it. Everything else follows from these rows, so a run that was
+killed anywhere stops at the same interim look.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 Place = tuple[str, str]  # split, stratum
 Cell = tuple[str, str, str, str, int]  # action, estimator, split, stratum, replicates
 Held = Mapping[tuple[str, str], Sequence[tuple[int, int]]]
-"""By action and estimator, the ranges of replicates that a document holds, each as its first and the one after its
+"""By action and estimator, the ranges of replicates that a document holds: the first replicate, and the one after the
 last."""
 
 # Keys of [plan] that may grow, with the plan's key of the chosen value.
@@ -85,7 +85,7 @@ class FrozenPlan:
 
     @property
     def looks(self) -> Looks | None:
-        """The looks of a sequential study; None for a study that goes to N."""
+        """The interim looks of a sequential study; None for a study of fixed size N."""
         sequential = self.content.get("sequential")
         return None if sequential is None else Looks.of(sequential)
 
@@ -96,7 +96,7 @@ class FrozenPlan:
 
     @property
     def estimator(self) -> str:
-        """The estimator that the study file asks for: plain, SWRB or hybrid."""
+        """The study file's estimator: plain, SWRB or hybrid."""
         return str(self.content["residual_branching"]["estimator"])
 
     @property
@@ -128,16 +128,16 @@ class FrozenPlan:
 
 @dataclass(frozen=True)
 class Looks:
-    """The looks of a sequential plan (definitions, "Sequential studies")."""
+    """The interim looks of a sequential plan (definitions, "Sequential studies")."""
 
     order: dict[str, list[str]]  # the evaluation documents of each stratum, in the order in which they are taken
-    documents: list[dict[str, int]]  # for each look the number of documents of each stratum, counted from the first
-    constants: list[float]  # critical constant of each look, in standard errors
+    documents: list[dict[str, int]]  # for each interim look the number of documents of each stratum, in order
+    constants: list[float]  # critical constant of each interim look, in standard errors
     resolution: Resolution  # the rule that resolves an endpoint
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Looks:
-        """Return the looks from a plan's ``sequential`` entry."""
+        """Return the interim looks from a plan's ``sequential`` entry."""
         stored_looks = content["looks"]
         documents, constants = (
             [stored_look[name] for stored_look in stored_looks] for name in ("documents", "constant")
@@ -148,7 +148,7 @@ class Looks:
         return len(self.documents)
 
     def names(self, number: int) -> set[str]:
-        """Return the documents of a look, counted from 1."""
+        """Return the documents of an interim look by its number, counted from 1."""
         return {doc for stratum, count in self.documents[number - 1].items() for doc in self.order[stratum][:count]}
 
 
@@ -220,8 +220,8 @@ class PlanDifference:
 def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
     """Compare ``[plan]`` and ``[windows]`` with the frozen values.
 
-    The method of intervals is compared if the study file names a method. Under a greedy law the study file's number of
-    replicates decides nothing.
+    The method of intervals is compared if the study file names a method. At temperature 0 the study file's
+    number of replicates has no effect.
     """
     frozen, method = plan.content["settings"], study.plan.interval or plan.interval
     methods = [] if method == plan.interval else [PlanDifference("plan.interval", plan.interval, method)]
@@ -249,7 +249,7 @@ def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
     settings = plan.content["settings"]
     requested = {difference.what.removeprefix("plan."): difference.requested for difference in growing}
     content = plan.content | {_SIZES[difference.what]: difference.requested for difference in growing}
-    content.pop("sequential", None)  # these looks belong to the frozen size
+    content.pop("sequential", None)  # these interim looks belong to the frozen size
     grown = replace(plan, content=content | {"settings": settings | {"plan": settings["plan"] | requested}})
     check_plan_agrees(grown, study)
     return grown
@@ -307,7 +307,7 @@ def lacking(held: Held, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int,
 
 @dataclass(frozen=True)
 class UnitsDone:
-    """The number of document-action units that an action has in a split, and that it is to have."""
+    """The number of units that an action has in a split, and the number that it needs."""
 
     split: str
     action: str
@@ -349,18 +349,18 @@ def units_done(
 
 @dataclass(frozen=True)
 class LooksTaken:
-    """The looks that a sequential study and model has taken, under its newest plan."""
+    """The interim looks that a sequential study and model has taken, under its newest plan."""
 
     plan: FrozenPlan  # the plan
-    looks: Looks  # the plan's looks
-    # the last look that was taken, 0 before the first. Its results for actions that were redone since, or for revised
-    # documents, do not count and must be computed again.
+    looks: Looks  # the plan's interim looks
+    # the number of the last interim look taken, 0 before the first. Its results for actions that were redone since, or
+    # for revised documents, do not count and must be computed again.
     reached: int
-    rows: tuple[Row, ...]  # results of look ``reached``, for current revisions of actions and documents
+    rows: tuple[Row, ...]  # results of interim look ``reached``, for current revisions of actions and documents
 
     @classmethod
     def in_store(cls, store: Store, plan: FrozenPlan) -> LooksTaken | None:
-        """Read the looks from a store; None if the study is not sequential."""
+        """Read the interim looks from a store; None if the study is not sequential."""
         interim_looks = plan.looks
         if interim_looks is None:
             return None
@@ -384,18 +384,18 @@ class LooksTaken:
 
     @cached_property
     def lacking(self) -> bool:
-        """Whether the last look must be taken again, because actions were redone or documents revised."""
+        """Whether the last interim look must be taken again, because actions were redone or documents revised."""
         return bool(self.reached) and len(self.rows) < len(self.plan.family.endpoints)
 
     @property
     def stopped(self) -> bool:
-        """Whether the study is complete: every primary endpoint is resolved, or the last look was taken."""
+        """Whether the study is complete: all primary endpoints are resolved, or the last interim look was taken."""
         whole = bool(self.reached) and not self.lacking
         return whole and (self.reached == len(self.looks) or all(row["resolved"] for row in self.rows))
 
     @property
     def wanted(self) -> int:
-        """The look whose documents are wanted; if the study has stopped, the last look that was taken."""
+        """The interim look whose documents are wanted; the last one taken if the study has stopped."""
         return self.reached + (not self.stopped and not self.lacking)
 
     @property
@@ -406,9 +406,9 @@ class LooksTaken:
 
 
 def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bool = False) -> Mapping[str, int]:
-    """Return how many documents of each stratum a plan asks for by now: N, unless the plan is sequential.
+    """Return how many documents of each stratum a plan needs by now: N, unless the plan is sequential.
 
-    ``at_most`` takes a sequential study that has not stopped to its N.
+    With ``at_most``, a sequential study that has not stopped needs N too.
     """
     if taken is None or (at_most and not taken.stopped):
         return wanted_documents(plan.content)
@@ -416,10 +416,10 @@ def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bo
 
 
 def look_line(taken: LooksTaken) -> str:
-    """Return a line on how far a study has come, and which endpoints are resolved."""
+    """Return a line on the progress of a sequential study, and on which endpoints are resolved."""
     count = sum(taken.looks.documents[taken.reached - 1].values()) if taken.reached else 0
     total = sum(taken.looks.documents[-1].values())
-    line = f"look {taken.reached} of {len(taken.looks)}, {count} of {total} documents"
+    line = f"interim look {taken.reached} of {len(taken.looks)}, {count} of {total} documents"
     if not taken.reached:
         return line
     open_ones = [_named(row) for row in taken.rows if not row["resolved"]]

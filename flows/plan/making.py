@@ -79,9 +79,8 @@ def evaluated_size(store: Store, material: Material) -> EvaluatedSize:
 def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]:
     """Return the least and the largest K, and the least and the largest N, that a plan may choose.
 
-    All replicates of a greedy law are equal, so K is 1 whatever the study file asks for.
-    A plan covers everything that was evaluated, as the estimates do: if a study file asks for less, the evaluated size
-    is the bound.
+    At temperature 0 all replicates are equal, so K is 1 whatever the study file requests. A plan covers everything that
+    was evaluated, as the estimates do: if a study file requests less, the evaluated size is the bound.
     """
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2
@@ -95,14 +94,14 @@ def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]
 def plan_looks(
     material: Material, per_stratum: int, level: float, evaluated: Collection[str] = ()
 ) -> dict[str, Any] | None:
-    """Fix the looks of a study at its evaluation documents; None if the study is not sequential.
+    """Plan the interim looks at a study's evaluation documents; None if the study is not sequential.
 
-    A look at a share of N takes that share of each stratum's documents, rounded up, and all other documents of their
-    clusters. A look that adds nothing is left out, and so is a look without two clusters in each stratum, which would
-    have no interval, and a look that lacks a document of ``evaluated``, evaluated before the plan.
+    An interim look at a share of N takes that share of each stratum's documents, rounded up, and all other documents of
+    their clusters. An interim look is left out if it adds nothing, if a stratum has fewer than two clusters, which
+    would have no interval, or if it lacks a document of ``evaluated``, evaluated before the plan.
 
-    The result is the plan's entry ``sequential`` as JSON; ``level`` is that of each primary endpoint, for all looks
-    together.
+    The result is the plan's entry ``sequential`` as JSON; ``level`` is that of each primary endpoint, for all interim
+    looks together.
     """
     planned = material.study.plan
     if planned.stopping == FIXED:
@@ -152,7 +151,7 @@ def plan_looks(
 
 
 def last_constant(planned: PlanSection, level: float) -> float | None:
-    """Return the critical constant of the last look, by the requested shares; None without looks."""
+    """Return the critical constant of the last interim look by the requested shares; None without interim looks."""
     if planned.stopping == FIXED:
         return None
     return critical_constants([float(share) for share in planned.shares], 1 - level)[-1]
@@ -298,7 +297,7 @@ def make_plan(
 def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> list[Endpoint]:
     """Return an endpoint for each primary quantity and action (default: all), contrasts against the baseline.
 
-    The floor of an engine has no endpoint: nearly all of its documents are alike, and no number of them would settle
+    The floor of an engine has no endpoint: nearly all of its documents agree, and no number of documents would settle
     it.
     """
     baseline = study.plan.baseline
@@ -387,7 +386,7 @@ def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
 
 
 def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two plans have equal settings and lead to the same evaluation and estimates.
+    """Return whether two plans have equal settings and lead to the same evaluation and estimates.
 
     Only evaluated documents and those behind the plan are compared.
     """

@@ -3,8 +3,8 @@
 A plan freezes documents with their prompts' hashes, clusters and answers, in their order. A later run takes these
 documents first, whatever the source's order.
 
-A document counts as seen before a plan was frozen if this study or another one has units of the same text, an action if
-its units were redone. A plan may rest on outcomes seen before, so these outcomes cannot confirm the plan.
+A document counts as seen before a plan was frozen if this study or another has units of the same text, an action if its
+units were redone. A plan may rest on outcomes seen before, so these outcomes cannot confirm the plan.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def changed(document: Document, stored: Row) -> dict[str, tuple[Any, Any]]:
 
 
 def changed_answers(store: Store, plan: FrozenPlan) -> bool:
-    """Tell whether answers or scoring of an evaluated document differ from those that the plan froze."""
+    """Return whether answers or scoring of an evaluated document differ from those that the plan froze."""
     present = {row["doc"]: row for row in store.documents(plan.study, plan.model).to_pylist()}
     return any(_scored_by(present[doc]) != _scored_by(row) for doc, row in plan.evaluated_documents.items())
 
@@ -130,7 +130,7 @@ class SeenDocuments:
         return {str(trait[1]) for trait in self.evaluated if trait[0] == "cluster"}
 
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
-        """Return those of a study's documents that were seen; ``seed`` is the study's seed."""
+        """Return the documents of a study that were seen; ``seed`` is the study's seed."""
         return [document for document in documents if not self.traits.isdisjoint(_traits(_row(document), seed))]
 
 

@@ -40,14 +40,14 @@ from kvdrift.stats.quantities import ANSWER_QUANTITIES
 
 _SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 _ABSENT = "; not on this machine"
-NO_KERNEL_FLOOR = f"no {KERNEL_FLOOR_ACTION}, so what rounding alone does is unknown"
+NO_KERNEL_FLOOR = f"no {KERNEL_FLOOR_ACTION}, so the effect of rounding alone is unknown"
 
 
 def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     """Check a study file, and the model that it names, before anything is written.
 
-    If it is ``served``, another process generates, and this machine's devices do not matter. The lines that are
-    returned tell which checks could not be made, and why.
+    If it is ``served``, another process generates, and this machine's devices do not matter. Return lines about checks
+    that could not be made, with reasons.
     """
     model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:
@@ -78,7 +78,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
 
 
 def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> Iterator[str]:
-    """Check the weights of actions with their own weights; yield a line on each check that could not be made."""
+    """Check the files of actions with other weights; yield a line on each check that could not be made."""
     study, dtype = run.study, run.study.model.dtype
     for action in with_own_weights(study):
         location, named = weights_location(study, action), f"weights of action '{action.name}'"
@@ -95,7 +95,7 @@ def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> 
 
 
 def _check_selectors(material: Material, traits: LayerTraits, actions: Sequence[Action]) -> None:
-    """Refuse actions whose selectors need something of the model's layers that these are known to lack."""
+    """Refuse actions whose selectors need a property that the model's layers are known to lack."""
     longest = max(document.prompt_tokens for document in material.every_document)
     for action in actions:
         if action.removes(longest, material.study.study.horizon):
@@ -121,7 +121,7 @@ def _check_plannable(material: Material) -> None:
 
 
 def _has_made_units(run: StudyRun) -> bool:
-    """Tell whether stored units were made from the model's present files, by the installed libraries.
+    """Return whether stored units were made from the model's present files, by the installed libraries.
 
     If so, the model needs no further check. A model outside a folder may have changed at its source.
     """
@@ -162,7 +162,7 @@ def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     return (
         f"study '{pair['study']}': the full-retention control moved in document '{pair['doc']}', replicate "
         f"{pair['replicate']} (delta {first['delta']:.3g}, f {first['f']:.3g} at position {first['t']}); it must be "
-        "exactly 0, so this device and dtype do not compute reference and compressed model alike"
+        "exactly 0, so this device and dtype do not compute the reference and the compressed model identically"
     )
 
 
@@ -221,8 +221,8 @@ def floor_line(store: Store, study: Study) -> str:
         first = min(moved, key=lambda row: (row["doc"], row["replicate"]))
         raise ControlError(
             f"study '{study.name}': the floor moved in document '{first['doc']}', replicate {first['replicate']} (sum "
-            f"of delta {first['sum_delta']:.3g}); {study.model.engine} promises that no stream depends on those beside "
-            "it, so that it must be exactly 0"
+            f"of delta {first['sum_delta']:.3g}); {study.model.engine} promises that no stream depends on its "
+            "neighbours, so that the floor must be exactly 0"
         )
     other = f"{KERNEL_FLOOR_ACTION}: {_distance(kernel)}" if kernel else NO_KERNEL_FLOOR
     return f"{FLOOR_ACTION}: {_distance(rows)}; {other}"
@@ -280,7 +280,7 @@ def _absent_kernel_floor(study: Study) -> Iterator[str]:
             else "settings"
         )
         yield (
-            f"study '{study.name}': no action '{KERNEL_FLOOR_ACTION}', so that what rounding alone does stays unknown; "
+            f"study '{study.name}': no action '{KERNEL_FLOOR_ACTION}', so the effect of rounding alone stays unknown; "
             f'add [[actions]] name = "{KERNEL_FLOOR_ACTION}" with {how}'
         )
 
@@ -344,7 +344,7 @@ def _equal_replicates(study: Study) -> Iterator[str]:
     elif sampling.top_k == 1 and requested != 1:
         yield (
             f"study.top_k = 1: leaves one token of study '{study.name}', so that all replicates of a document are the "
-            "same; temperature = 0 is the same law, and a plan takes 1 replicate"
+            "same; temperature = 0 gives the same tokens, and a plan takes 1 replicate"
         )
 
 
@@ -364,18 +364,18 @@ def _unreached_bounds(study: Study) -> Iterator[str]:
 
 
 def _unscored_tasks(study: Study) -> Iterator[str]:
-    """Name tasks whose benchmark scores them by a rule that is not here."""
+    """Name tasks whose benchmark's scoring rule is not implemented."""
     for section in study.documents:
         unscored = [task for task in section.tasks if task_scoring(section.source, task) is None]
         if unscored:
             yield (
-                f"documents '{section.stratum_name}': answers of {', '.join(unscored)} are not scored, since the rule "
-                f"of {section.source} for them is not here"
+                f"documents '{section.stratum_name}': answers of {', '.join(unscored)} are not scored, since their "
+                f"rule in {section.source} is not implemented"
             )
 
 
 def _equal_prompts(material: Material) -> Iterator[str]:
-    """Name documents of equal prompts, which intervals take as independent."""
+    """Name documents of equal prompts, although intervals take documents as independent."""
     same = defaultdict[tuple[int, ...], list[Document]](list)
     for document in material.every_document:
         if document.tokens and document.stratum not in material.nominal:
@@ -387,7 +387,7 @@ def _equal_prompts(material: Material) -> Iterator[str]:
         )
         yield (
             f"{sum(map(len, repeated))} documents share {len(repeated)} {'prompt' if len(repeated) == 1 else 'prompts'}"
-            f", such as '{first.doc}' and '{second.doc}', and intervals take them for independent; give those of one "
+            f", such as '{first.doc}' and '{second.doc}', and intervals take them as independent; give those of one "
             "prompt one cluster, or leave out all but one"
         )
 

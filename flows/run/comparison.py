@@ -45,8 +45,8 @@ class Kind(StrEnum):
     """How a run treats a difference."""
 
     GROWTH = "growth"  # the run adds it
-    ACTION = "action"  # the run refuses it, unless --redo is given
-    PLAN = "plan"  # the run refuses it, unless --replan is given
+    ACTION = "action"  # the run refuses it without --redo
+    PLAN = "plan"  # the run refuses it without --replan
     SETTING = "setting"  # the run always refuses it
 
 
@@ -70,7 +70,7 @@ class Difference:
 
 
 def differences(run: StudyRun) -> list[Difference]:
-    """Return the differences of a study file from its stored study, in the file's order; none before it is stored."""
+    """Return the differences of a study file from its stored study, in the file's order; empty before a first run."""
     store = run.stored
     if store is None:
         return []
@@ -214,7 +214,7 @@ def _plan(run: StudyRun) -> Iterator[Difference]:
 def _identity(
     run: StudyRun, action: Action, stored: ActionIdentity, units: int, *, parameters_changed: bool
 ) -> Iterator[Difference]:
-    """Yield differences in an action's identity; changed parameters, told elsewhere, change the selector's hash."""
+    """Yield differences in an action's identity; changed parameters, reported separately, change the hash."""
     finite = run.study.model.kind == FINITE_STATE
     named = {
         "weights_sha256": "reference laws"
@@ -280,8 +280,8 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
     """Begin a new revision of actions, unless the present revision has the same identity and was not reported yet.
 
-    So the same call after a kill goes on with the revision that it began, and a line says so. An action that the store
-    lacks is left to the run.
+    So the same call after a kill goes on with its revision, and prints a line about it. An action that the store lacks
+    is left to the run.
     """
     rows = begun_revisions(runs, names)
     begun = {(row["study"], row["action"]) for row in rows}
@@ -308,7 +308,7 @@ def begun_revisions(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict
 
 
 def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of one study, whose runs are one for each model."""
+    """Return the rows of a study that has one run for each model."""
     study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
     store = runs[0].store
     stored = store.read("actions")
@@ -325,7 +325,7 @@ def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any
 
 
 def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
-    """Tell whether a revision was begun with the present identity and its result was not reported yet.
+    """Return whether a revision was begun with the present identity and its result was not reported yet.
 
     A revision whose units keep unlike entries cannot go on.
     """
@@ -340,7 +340,7 @@ def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
 
 
 def _is_reported(run: StudyRun, action: Action, revision: int) -> bool:
-    """Tell whether a page with a revision's estimates was written; for a control, whether all is finished."""
+    """Return whether a page with a revision's estimates was written; for a control, whether the study is finished."""
     return reported_revisions(run.page.parent).get(action.name, -1) >= revision or forecast(run).finished
 
 
@@ -365,7 +365,7 @@ def drop_action(store: Store, name: str, study: str | None = None) -> int:
         plan = find_plan(store, owner, model)
         if plan is not None and name in plan.actions:
             raise PlanError(
-                f"action '{name}' is in the frozen plan of study '{owner}', and what was planned is reported; "
+                f"action '{name}' is in the frozen plan of study '{owner}', and a planned action must be reported; "
                 f"kvdrift run STUDY.toml --redo {name} generates it anew"
             )
     dropped = row | {"action_revision": row["action_revision"] + 1, "dropped": True}

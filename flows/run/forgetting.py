@@ -35,7 +35,7 @@ _SOURCES = ("units", "events", "prompts", "documents")  # of everything else, so
 _ESTIMATES = ("results", "calibration", "tokens")  # of all documents together; the next analysis makes them again
 _OF_ONE = tuple(name for name, table in TABLES.items() if "doc" in table.columns and name not in _SOURCES)
 _FILES: Final = (CATALOG_NAME, "report", "set-aside", ".prefect", ".derive-*", f"{TEMPORARY}*")
-"""What else of a store may show a document."""
+"""Other parts of a store that may show a document."""
 
 _NAMES: Final = ("study", "model", "doc")
 
@@ -44,7 +44,7 @@ Key = tuple[str, str]  # study and model
 
 @dataclass(frozen=True)
 class Removal:
-    """What a removal finds of a document: where it is, and its numbers of units and events."""
+    """A document that is to be removed: its tables and files, and its numbers of units and events."""
 
     doc: str
     places: tuple[Mapping[str, Any], ...]  # study, model, split and stratum
@@ -204,7 +204,7 @@ def _of_keys(rows: pa.Table, keys: set[Key]) -> pa.ChunkedArray:
 
 
 def _filtered(rows: pa.Table, kept: pa.ChunkedArray) -> pa.Table:
-    """Return the rows where ``kept`` is true; the same object if that is true of all."""
+    """Return the rows for which ``kept`` is true; the same object if it is true for all."""
     left = rows.filter(kept)
     return rows if left.num_rows == rows.num_rows else left
 

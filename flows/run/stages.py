@@ -43,7 +43,7 @@ from kvdrift.stats.reduction import saving
 def prepare(run: StudyRun, *, compared: bool = False) -> None:
     """Make the store, and write documents, actions and parameters to it.
 
-    ``compared`` says that the study file has just been compared with the store.
+    ``compared`` means that the study file has just been compared with the store.
     """
     store = Store.create(run.location)
     if not compared:
@@ -58,7 +58,7 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
 def develop(*runs: StudyRun) -> int:
     """Generate the missing units of development documents, within the runs' limit; return the number of new units.
 
-    The runs are those of several laws of one model, or one.
+    The runs are those of one model, one for each sampling.
     """
     return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
 
@@ -74,8 +74,8 @@ def derive(run: StudyRun) -> int:
 def score(run: StudyRun) -> int:
     """Score the unscored pairs of documents with answers; return their number.
 
-    The texts of the model's tokens are recorded too. If the tokenizer cannot be loaded, a line says so for each of the
-    two.
+    The texts of the model's tokens are recorded too. If the tokenizer cannot be loaded, a line reports it for scores
+    and for texts.
     """
     model = run.study.model
     if model.kind == FINITE_STATE:
@@ -91,8 +91,8 @@ def score(run: StudyRun) -> int:
 def plan(run: StudyRun) -> str:
     """Freeze the plan, made from the development documents, unless a frozen plan agrees with the study file.
 
-    If the study file asks for a larger K or N, or the run plans anew, a later revision is frozen. The plan's hash is
-    returned.
+    If the study file requests a larger K or N, or the run plans anew, a later revision is frozen. Return the plan's
+    hash.
 
     Raises:
         PlanError: evaluation events exist without a plan, or the frozen plan disagrees with the study file.
@@ -127,7 +127,7 @@ def plan(run: StudyRun) -> str:
 def evaluate(*runs: StudyRun) -> int:
     """Generate the planned units of evaluation documents, within the limit; return the number of new units.
 
-    The runs, each with its plan, are those of several laws of one model, or one.
+    The runs, each with its plan, are those of one model, one for each sampling.
     """
     plans = [require_plan(run.store, run.study) for run in runs]
     lacking = [pending_of_plan(run.store, run.material, plan) for run, plan in zip(runs, plans, strict=True)]
@@ -148,7 +148,7 @@ def check(run: StudyRun) -> None:
 
 
 def look(run: StudyRun) -> bool:
-    """Take the sequential study's look whose documents are complete; return whether another look is to follow."""
+    """Take the interim look whose documents are complete; return whether another interim look is to follow."""
     plan = require_plan(run.store, run.study)
     taken = LooksTaken.in_store(run.store, plan)
     if taken is None or taken.stopped:
@@ -188,14 +188,14 @@ def keep_up(run: StudyRun) -> None:
 
 
 def is_planned(run: StudyRun) -> bool:
-    """Tell whether a frozen plan agrees with the study file and is not to be made anew."""
+    """Return whether a frozen plan agrees with the study file and is not to be made anew."""
     store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
 
 
 def is_finished(run: StudyRun) -> bool:
-    """Tell whether nothing of the study is left to do: units, derivation, estimates and report are complete."""
+    """Return whether nothing of the study is left to do: units, derivation, estimates and report are complete."""
     return forecast(run).finished
 
 
@@ -216,7 +216,7 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
 
 
 def _generate(runs: Sequence[StudyRun], lacking: Sequence[Work], stage: str) -> int:
-    """Generate the units that several laws of a model lack, all units of a document from one prefill."""
+    """Generate the missing units of a model's runs, all units of a document from one prefill."""
     having = [(run, work) for run, work in zip(runs, lacking, strict=True) if work]
     if len(having) > 1 and not runs[0].study.model.finite:
         (first, _), *others = having

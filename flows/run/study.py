@@ -2,8 +2,8 @@
 
 The stages are tasks of a Prefect flow. Tasks are coarse and wrap plain functions; each task asks the store for its
 remaining work, so a flow that was killed anywhere goes on. Each part of an analysis is a task; ``ABREAST`` parts run at
-once, in threads: numpy releases the interpreter's lock while it multiplies and sorts, and each process would need its
-own moments.
+once, in threads: numpy releases the interpreter's lock while it multiplies and sorts, and each process would need a
+copy of the moments.
 
 Events come from this process, from a service, or from the workers of a cluster.
 """
@@ -74,11 +74,11 @@ def run_file(
     cluster: ClusterAddress | None = None,
     compacts: bool = True,
 ) -> Outcome:
-    """Run the studies of one file, one for each model and law.
+    """Run the studies of one file, one for each model and sampling.
 
     Without the ``address`` of a service or a ``cluster`` this process generates. The run stops after ``limit``
     documents, and with ``plan_only`` after freezing the plans. The units of the actions ``redo`` are superseded first,
-    and with ``replan`` the plans are made anew. At its end the run puts small files together, unless ``compacts`` is
+    and with ``replan`` the plans are made anew. At its end the run merges small files, unless ``compacts`` is
     False. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
     """
     location = absolute(store if store is not None else default_location(studies))
@@ -110,7 +110,7 @@ def run_studies(
     plan_only: bool = False,
     page: FlowRunPage | None = None,
 ) -> Outcome:
-    """Run the studies of one file, one for each model and law, to their reports, or find them finished.
+    """Run the studies of one file, one for each model and sampling, to their reports, or find them finished.
 
     ``before`` is called before anything is written, unless nothing is left to do. The units of actions in ``redo`` are
     superseded and generated anew. With ``plan_only`` the run stops when the plans are frozen, and the outcome has no
@@ -142,7 +142,7 @@ def run_studies(
 
 
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
-    """Print what the study files ask for beyond the store's content; return whether they ask for anything."""
+    """Print what the study files request beyond the store's content; return whether there is anything."""
     growth = False
     for run in runs:
         for difference in check_agrees(run, redo):
@@ -233,7 +233,7 @@ def _tasks(*, scheduled: bool) -> SimpleNamespace:
 
 
 def develop(runs: Sequence[StudyRun], tasks: SimpleNamespace, *, plan_only: bool) -> None:
-    """Generate development documents and freeze the plans of all laws of a model.
+    """Generate development documents and freeze the plans of all samplings of a model.
 
     All plans are frozen before any evaluation, whose outcomes later plans would have seen.
     """
@@ -260,7 +260,7 @@ def _evaluate(runs: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
 
 
 def _derive(runs: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
-    """Derive the units of all laws of a model, and score their answers."""
+    """Derive the units of all samplings of a model, and score their answers."""
     tasks.derive(runs[0])
     for run in runs:
         tasks.score(run)
@@ -291,7 +291,7 @@ def _report(run: StudyRun, beside: Path | None) -> bool:
 
 
 def _compare(*runs: StudyRun) -> bool:
-    """Write the page that compares the laws of one model, unless it is current; return whether it was written."""
+    """Write the page that compares the samplings of one model, unless it is current; return whether it was written."""
     store, folder = runs[0].store, _samplings_page(runs).parent
     if report_is_current(store, folder):
         return False
@@ -313,14 +313,14 @@ def _several_samplings(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
 
 
 def _samplings_page(runs: Sequence[StudyRun]) -> Path:
-    """Return the page that compares the laws of one model, in a folder beside the pages of its studies."""
+    """Return the page that compares the samplings of one model, in a folder beside the pages of its studies."""
     study = runs[0].study
     model = study.model.id if study.several_models else None
     return samplings_report_folder(runs[0].store, study.name_in_file, model) / "index.html"
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
-    """Return the page that will compare a run's law with the model's other laws; None if there is only one law."""
+    """Return the page that will compare a run's sampling with the model's others; None if there is only one."""
     return next((_samplings_page(model_runs) for model_runs in _several_samplings(runs) if run in model_runs), None)
 
 
@@ -358,11 +358,11 @@ def generators(
     named = next((name for study in studies for name in study.own_weights), None)
     if address is not None and named is not None:
         raise InputError(
-            f"action '{named}': has weights of its own, but a service has the weights of one model; "
+            f"action '{named}': has other weights, but a service has the weights of one model; "
             "run it without --endpoint"
         )
     if address is not None:
-        from kvdrift.generator.service.client import RemoteGenerator  # noqa: PLC0415 - where a service generates
+        from kvdrift.generator.service.client import RemoteGenerator  # noqa: PLC0415 - only if a service generates
 
         remote = RemoteGenerator(address, studies, progress.say)
 

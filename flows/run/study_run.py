@@ -1,6 +1,6 @@
-"""The run of one study: the objects that all stages share, made once and handed down, and what the study still lacks.
+"""The run of one study: the objects that all stages share, made once, and the study's remaining work.
 
-``forecast`` says what a run would generate, and what else is left.
+``forecast`` returns what a run would generate, and all other remaining work.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class StudyRun:
 
     @property
     def stored(self) -> Store | None:
-        """The study's store; None before there is one."""
+        """The study's store; None before it exists."""
         try:
             return self.store
         except MissingStoreError:
@@ -175,7 +175,7 @@ def stored_units(store: Store | None, material: Material) -> pa.Table:
 def pending_development(
     store: Store | None, material: Material, redone: Collection[str] = (), units: pa.Table | None = None
 ) -> Work:
-    """Return the units that development documents still lack; the arguments are those of ``pending_work``."""
+    """Return the missing units of development documents; for the arguments see ``pending_work``."""
     planned = material.study.plan
     branched = material.measured_actions if planned.estimator != PLAIN else ()
     documents = material.of_split("development")
@@ -186,9 +186,9 @@ def pending_of_plan(
     store: Store, material: Material, plan: FrozenPlan, redone: Collection[str] = (), units: pa.Table | None = None,
     *, at_most: bool = False,
 ) -> Work:  # fmt: skip
-    """Return the units of evaluation documents that a plan asks for by now and the store lacks.
+    """Return the units of evaluation documents that a plan needs by now and the store lacks.
 
-    ``at_most`` takes a sequential study that has not stopped to its N.
+    With ``at_most``, a sequential study that has not stopped needs its N documents too.
     """
     documents = wanted_documents(store, material, plan, at_most=at_most)
     branched = plan.branched(material.measured_actions)
@@ -196,7 +196,7 @@ def pending_of_plan(
 
 
 def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_most: bool = False) -> list[Document]:
-    """Return the evaluation documents that a plan asks for by now, in its order."""
+    """Return the evaluation documents that a plan needs by now, in the plan's order."""
     taken = LooksTaken.in_store(store, plan)
     if taken is None or (at_most and not taken.stopped):
         return material.of_split("evaluation", plan.documents_per_stratum)
@@ -209,9 +209,9 @@ def pending_work(
     store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
     branched: Collection[str], redone: Collection[str] = (), units: pa.Table | None = None,
 ) -> Work:  # fmt: skip
-    """Return the documents that lack stored units, each with those units; [] if nothing lacks.
+    """Return the documents that lack stored units, each with the missing units; [] if nothing is missing.
 
-    ``store`` is None before there is one. Actions in ``branched`` get as many replicates of residual branching as of
+    ``store`` is None before it exists. Actions in ``branched`` get as many replicates of residual branching as of
     coupled pairs; the units of actions in ``redone`` are about to be superseded. ``units``, the result of
     ``stored_units``, is read if None.
     """
@@ -279,7 +279,7 @@ class SplitForecast:
 class Forecast:
     """The stored and the missing parts of a study."""
 
-    plan: FrozenPlan | None  # the frozen plan, None before there is one
+    plan: FrozenPlan | None  # the frozen plan, None before it exists
     # the plan with the study file's K and N, equal to ``plan`` unless these grow; None if a plan is to be made
     requested_plan: FrozenPlan | None
     splits: tuple[SplitForecast, SplitForecast]  # development and evaluation

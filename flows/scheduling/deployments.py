@@ -54,7 +54,7 @@ OVERDUE: Final = timedelta(minutes=15)
 
 @dataclass(frozen=True)
 class StudySchedule:
-    """The study of a deployment, and how it is run."""
+    """The study of a deployment, and the options of its runs."""
 
     study_file: Path  # the study file, an absolute path
     studies: Sequence[Study]  # the file's studies, one for each model
@@ -67,11 +67,11 @@ class StudySchedule:
     tls_root_certs: Path | None = None  # the file of the authorities that vouch for the service
     cluster: str | None = None  # the Dask scheduler whose workers generate
     gpus: str | None = None  # how many GPUs of the worker's machine generate
-    notify: str | None = None  # the notification block that is told how runs end, as TYPE/NAME
+    notify: str | None = None  # the notification block that receives the ends of runs, as TYPE/NAME
 
     @property
     def tag(self) -> str:
-        """The tag of this deployment's runs, which they have if somebody is told how they end."""
+        """The tag of this deployment's runs, set if their ends are notified."""
         return f"{_TAG}:{self.name}"
 
     @property
@@ -100,7 +100,7 @@ class StudySchedule:
         models = ", ".join(dict.fromkeys(study.model.id for study in self.studies))
         return (
             f"Study '{self.studies[0].name_in_file}' on {models}, from {self.study_file} into {self.store}. "
-            "A run goes on where the one before stopped; one at a time, others wait."
+            "Each run goes on where the run before stopped. One run works at a time; others wait."
         )
 
 

@@ -56,7 +56,7 @@ def _study_run_name() -> str:
     parameters = flow_run.parameters
     try:
         studies = load_studies(Path(parameters["study_file"]))
-    except KvdriftError:  # the run has said so itself
+    except KvdriftError:  # the run has reported it itself
         return str(Path(parameters["study_file"]).stem)
     return run_name(studies)
 
@@ -82,7 +82,7 @@ def study(
         limit: Generate so many documents at most, then stop; the next run goes on.
         redo: Names of actions that are generated anew.
         endpoints: grpc://HOST:PORT of the kvdrift serve that generates: a list of one.
-        token_file: File with the token that the endpoint asks for.
+        token_file: File with the token that the endpoint requires.
         tls_root_certs: PEM file of the certificate authorities to trust.
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
         gpus: all, to generate on all GPUs of the worker's machine, or the number of GPUs.

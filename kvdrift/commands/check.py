@@ -131,7 +131,7 @@ def _holds(
 
 
 def _printed(name: str, tried: str, result: str, *, holds: bool | None, width: int) -> bool | None:
-    """Print one check's line, and return whether the check holds."""
+    """Print the line of a check, and return whether the check holds."""
     verdict = {True: "holds", False: "FAILS", None: "?    "}[holds]
     typer.echo(f"{verdict}  {name:<{width}}  {tried}: {'' if holds is not None else 'unknown: '}{result}")
     return holds

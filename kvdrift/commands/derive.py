@@ -19,7 +19,7 @@ from kvdrift.schema.errors import InputError
 if TYPE_CHECKING:
     from kvdrift.transforms.segments import DerivationReport
 
-# Arrow is told to allocate as C does; delta-rs, which has its own jemalloc, to keep one empty pool.
+# Arrow is set to C's allocator, and delta-rs, which has another jemalloc, to one empty pool.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0,tcache:false",
@@ -107,7 +107,7 @@ def _watching(location: str, interval: float, *, compacts: bool) -> str:
     from kvdrift.transforms.watch import watch
     from kvdrift.upkeep import Upkeep
 
-    gc.freeze()  # what has been imported stays, and need not be searched each time
+    gc.freeze()  # imported objects stay, and need not be searched each time
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))

@@ -133,11 +133,11 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few_clusters}")
     if verdict.alike:
         more = "no number of similar documents" if verdict.more is None else f"{count(verdict.more)} more like these"
-        parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
+        parts.append(f"these documents agree and may lack rare failures: {more} would settle it")
     if verdict.unseen is not None:
         parts.append(
-            "these documents differ by more than the margin, and do not exclude rare failures that none of them shows: "
-            f"excluding such failures takes {count(verdict.unseen)} documents in all"
+            "these documents differ by more than the margin, and cannot exclude rare failures that none shows: "
+            f"excluding these takes {count(verdict.unseen)} documents in all"
         )
     if verdict.from_floors:
         ends = {
@@ -151,7 +151,7 @@ def _line(verdict: Verdict, *, named: bool) -> str:
 
 
 def _between(verdict: Verdict, decimals: int) -> str:
-    """Return the interval as printed, with enough digits that no end looks equal to the margin unless equal."""
+    """Return the interval as printed, with enough digits that only an end equal to the margin is printed equal."""
     from kvdrift.report.printing.numbers import scaled, sure_decimals
     from kvdrift.stats.registry import Higher
 

@@ -89,14 +89,14 @@ def ingest(
 
             progress = _bar(console, "events", _WORTH_A_BAR)
             report = ingested(store, files, documents, progress, facts, horizon, revise=revise)
-    if not (watch or pieces):  # otherwise what was found in a file is printed after it
+    if not (watch or pieces):  # otherwise the findings of a file are printed after the file
         _print(report)
     typer.echo(summary(report, store))
     raise typer.Exit(InputError.exit_code if report.findings else 0)
 
 
 def _bar(console: ConsoleProgress, unit: str, least: int) -> Callable[[int, int], None]:
-    """Return a listener to what is done and the total, which shows a bar if the total is at least ``least``."""
+    """Return a listener of (done, total) that shows a progress bar if the total is at least ``least``."""
     seen = 0
 
     def progress(done: int, total: int) -> None:
@@ -139,7 +139,7 @@ def _replicates(report: IngestReport) -> str:
 
 
 def summary(report: IngestReport, location: str) -> str:
-    """Return what was done with the files, and the next command."""
+    """Return a line about the files taken, and the next command."""
     unread = f", {report.unread} not readable, or not to the end" if report.unread else ""
     lines = [
         f"files:         {report.files}{unread}",

@@ -144,7 +144,7 @@ def run_study(
     gpus: str | None,
     compacts: bool,
 ) -> tuple[list[Study], Outcome] | None:
-    """Run a study file, or print what a run would do; return its studies and the outcome, None after a dry run.
+    """Run a study file, or print its forecast; return the studies and the outcome, None after a dry run.
 
     ``listener`` makes the listener of the progress; with ``at_once`` it shows the present work without delay.
 
@@ -201,7 +201,7 @@ def _listener(log_json: bool, *, at_once: bool = False) -> Listener:
 
 
 def _say_what_is_kept(study: Path, store: str | None, *, log_json: bool) -> None:
-    """Print on standard error what the store of an interrupted run holds; print nothing if no store was begun."""
+    """Print on standard error the content of an interrupted run's store; print nothing if no store was begun."""
     from kvdrift.console import write_line
     from kvdrift.log.store import Store
     from kvdrift.schema.study import load_studies

@@ -99,7 +99,7 @@ def _trajectory(views: Views, study: str, model: str, doc: str, action: str, rep
 
 
 def _nearest(requested: str | int, known: Sequence[Any]) -> str:
-    """Say which known value is nearest to ``asked``; there may be thousands."""
+    """Return a hint at the known values nearest to ``requested``; there may be thousands."""
     if isinstance(requested, int):
         return f"there are {known[0]} to {known[-1]}"
     near = similar_name(requested, known)
@@ -172,7 +172,7 @@ def _record_rows(
 
 
 def _record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say how much of each answer's record is kept, and print the lines of records that lost tokens."""
+    """Return lines on the kept share of each answer's record, with the text of records that lost tokens."""
     lines = []
     for row in rows:
         share = "is gone" if row["kept"] == 0 else "is kept" if row["kept"] == 1 else f"{100 * row['kept']:.0f}% kept"

@@ -1,6 +1,6 @@
 """``kvdrift status``: a store's content, and the work left to do in it, as lines, JSON or OpenMetrics text.
 
-Every metric is a gauge, without a time of its own. The text is then also valid in Prometheus' older text format, for
+Every metric is a gauge without a timestamp. The text is then also valid in Prometheus' older text format, for
 which ``# UNIT`` and ``# EOF`` are comments: node_exporter's textfile collector reads that format alone, and refuses
 samples with times.
 """
@@ -39,7 +39,7 @@ _GAUGES = {
     "kvdrift_last_run_timestamp_seconds": f"When the study was last run, {_SINCE}.",
     "kvdrift_last_estimate_timestamp_seconds": f"When estimates were last stored, {_SINCE}.",
     "kvdrift_last_check_timestamp_seconds": f"When the store was last verified, {_SINCE}.",
-    "kvdrift_check_faults": "Faults that the last check of the store found.",
+    "kvdrift_check_faults": "Faults of the last check of the store.",
     "kvdrift_units": "Current units of the study.",
     "kvdrift_underived_units": "Current units of the study that are not derived.",
     "kvdrift_pending_units": "Units of the study that are still to be generated.",
@@ -339,7 +339,7 @@ def iso(at: datetime | None) -> str | None:
 def metrics_text(status: Mapping[str, Any]) -> str:
     """Return the status of a store, as ``kvdrift status --json`` has it, as OpenMetrics text.
 
-    Every sample has the label ``store``. What is unknown or has never been has no sample.
+    Every sample has the label ``store``. A value that is unknown or does not exist yet has no sample.
     """
     samples: dict[str, list[tuple[Labels, int]]] = {name: [] for name in _GAUGES}
     for name, labels, value in _samples(status):

@@ -1,4 +1,4 @@
-"""``kvdrift verify``: the repairs if asked for, each check as a line with its faults, and the verdict."""
+"""``kvdrift verify``: requested repairs, a line for each check with its faults, and the verdict."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _PROMPT_TOKEN_BYTES = 2  # for each prompt token and action: which layers keep t
 _BESIDE_SECONDS = 20.0  # of imports, a plan, estimates and a report of a few actions, measured on two cores
 _NEARLY = 0.8  # share of the longest prompt that is as good as the whole
 
-_Footprints = dict[str | None, Footprint]  # by the name of an action's own weights; None is the reference
+_Footprints = dict[str | None, Footprint]  # by the name of an action's weights; None is the reference
 
 
 def describe_studies(
@@ -50,14 +50,14 @@ def describe_studies(
     gpus: int = 0,
     replan: bool = False,
 ) -> Iterator[str]:
-    """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
+    """Yield lines on what a run of a file's studies would generate, derive and estimate, with memory and time.
 
     If the plan is not frozen yet, the evaluation is shown at the largest size that the plan may choose. The last lines
     are measured, which takes up to two minutes if units are to be generated and the model is on this machine.
 
-    ``studies`` has one for each model and law. ``redo`` names actions that the run is to redo. ``doing`` receives a
-    line before each step that takes long. If an endpoint or a cluster generates (``served``), it is not asked;
-    ``gpus`` of this machine generate with a worker each.
+    ``studies`` has a study for each model and sampling. ``redo`` names actions that the run is to redo. ``doing``
+    receives a line before each step that takes long. If an endpoint or a cluster generates (``served``), it is not
+    asked; ``gpus`` of this machine generate with a worker each.
     """
     doing("checking the model and reading the documents")
     local, gathered = storing(LocalGenerator()), SharedMaterial()
@@ -82,7 +82,7 @@ def describe_studies(
             yield from _split_lines(run, split, redone)
         yield from _later_lines(expected)
         if any(split.work for split in expected.splits) and study.model.kind == FINITE_STATE:
-            yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
+            yield "  no model is loaded and no prompt is kept: the distributions of the systems are looked up"
         elif any(split.work for split in expected.splits):
             yield from _need_lines(run.material, expected, doing, served=served, gpus=gpus)
             if study.name != study.name_in_file and len(studies) > 1:
@@ -100,7 +100,7 @@ def _plan_line(expected: Forecast) -> str:
         f"K = {expected.plan.replicates}, N = {expected.plan.documents_per_stratum} documents of each stratum"
     )
     if expected.plan.looks is not None:
-        line += f" at most, in {len(expected.plan.looks)} looks"
+        line += f" at most, in {len(expected.plan.looks)} interim looks"
     if expected.requested_plan is None:
         return f"{line}; to be made again, so the evaluation below is the largest that the plan may choose"
     if expected.requested_plan is not expected.plan:
@@ -149,7 +149,7 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
 
 
 def _is_control(action: Action, *, engine: bool) -> bool:
-    """Tell whether an action is the full-retention control, or an engine's floor."""
+    """Return whether an action is the full-retention control, or an engine's floor."""
     return action.name == FLOOR_ACTION if engine else action.control
 
 
@@ -288,7 +288,7 @@ def _measured_lines(
 
 
 def _measured(took: StudyTime, material: Material) -> str:
-    """Return what was measured: how many documents, how long they are, and what of them was left out."""
+    """Return a line on the measurement: its seconds, its rate, and what is extrapolated."""
     longest, horizon = max(_lengths(material)), material.study.study.horizon
     rate = f"{took.prompt_rate:,.0f}" if took.prompt_rate >= 10 else f"{took.prompt_rate:.2g}"
     rate += " prompt tokens a second"

@@ -83,8 +83,8 @@ class StudyTime:
         device: The device of the model.
         once: Seconds of loading the model, and of trials.
         measuring: Seconds that measuring took.
-        samples: What was generated.
-        prompt_rate: Prompt tokens a second, in the longest prompt that was read.
+        samples: The generated documents or parts of documents.
+        prompt_rate: Prompt tokens a second, in the longest prompt read.
     """
 
     splits: dict[str, Seconds]
@@ -161,7 +161,7 @@ class _Trial:
                     )
 
     def split_seconds(self, split: SplitForecast) -> Seconds:
-        """Return the seconds of a split, from those of the least to those of the greatest size it may have."""
+        """Return the seconds of a split, for the least and the greatest size that it may have."""
         count = Counter(document.stratum for document, _ in split.work)
         fewer = split.replicates[0] / split.replicates[1]
         total = Seconds(0.0, 0.0)
@@ -173,7 +173,7 @@ class _Trial:
 
     @property
     def prompt_rate(self) -> float:
-        """Prompt tokens a second, in the longest prompt that was read."""
+        """Prompt tokens a second, in the longest prompt read."""
         longest = max([self._probe, *self.samples], key=lambda sample: sample.tokens)
         return longest.tokens / max(longest.prefill, 1e-9)
 

@@ -1,4 +1,4 @@
-"""The keys of a study file, from the schema's own words, and new files with a comment to each key."""
+"""The keys of a study file with the schema's descriptions, and new files with a comment to each key."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def new_study(
 
     Paths of ``model`` and ``documents`` are relative to the working folder. Without ``documents``, prompts are made for
     the model, by ``tasks`` of a source. ``length`` is the most tokens of a prompt, ``horizon`` is H in tokens; the
-    first of the ``actions`` is the baseline. An ``engine`` decodes in place of kvdrift, and has its own actions.
+    first of the ``actions`` is the baseline. An ``engine`` decodes in place of kvdrift, with actions of the engine.
     """
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded

@@ -36,7 +36,7 @@ _NAMED = 5  # documents in a line
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model that reads text, as far as it is known on this machine.
+    """The properties of a model that reads text, as far as this machine has them.
 
     Attributes:
         name: The model as the user named it.
@@ -57,7 +57,7 @@ class TextModel:
 
     @property
     def unknown_tokenizer(self) -> str:
-        """The beginning of a line that says that the tokenizer is not known, and why."""
+        """The beginning of a line about an unknown tokenizer, with the reason."""
         return f"the tokenizer of '{self.name}' cannot be loaded ({self.lacking})"
 
     def most_tokens(self, horizon: int) -> int | None:
@@ -66,7 +66,7 @@ class TextModel:
 
 
 def text_model(location: str) -> TextModel:
-    """Return what is known of a model: a GGUF file, a folder or a Hugging Face id, whose tokenizer is downloaded.
+    """Return the properties of a GGUF file, a folder or a Hugging Face id, whose tokenizer is downloaded.
 
     Raises:
         InputError: The file or folder cannot be read, or has no tokenizer; the hub has no such model.

@@ -65,7 +65,7 @@ def test_a_study_that_stopped_has_nothing_to_do(stopped_laws: Path) -> None:
     assert (stages.evaluate(run), stages.look(run), stages.analyze(run)) == (0, False, 0)
     lines = list(status_lines(run.store))
     assert "  evaluation: 8 of 8 documents generated, 24 units" in lines
-    assert "  sequential: look 2 of 4, 8 of 16 documents: 2 of 2 primary endpoints resolved; stopped" in lines
+    assert "  sequential: interim look 2 of 4, 8 of 16 documents: 2 of 2 primary endpoints resolved; stopped" in lines
     assert any(line.startswith("  pending: nothing") for line in lines)
     assert "  evaluation: 8 documents, all 24 units are stored" in list(describe_studies([run.study], run.location))
     assert [str(fault) for check in verify(run.store) for fault in check.faults] == []
