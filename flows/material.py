@@ -25,7 +25,7 @@ from kvdrift.generator.transformer.files.local_folders import (
     local_folder,
     model_location,
 )
-from kvdrift.generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
+from kvdrift.generator.transformer.other_weights.named import naming_action, weights_location, with_own_weights
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import FINITE_STATE, DocumentsSection, Study
@@ -143,7 +143,7 @@ def _check_with_other_weights(material: Material, limit: int | None, *, offline:
     for section in with_own_weights(material.study):
         location = weights_location(material.study, section)
         if not offline or local_configuration(location) is not None:
-            with told_of(section, location):
+            with naming_action(section, location):
                 positions = position_limit(location)
                 size = head_size(location) if section.name in codecs else 0
             limit = positions if limit is None else min(limit, positions)

@@ -72,7 +72,7 @@ class Action:
         return self.codec.parameters | (self.generated.parameters if self.generated is not None else {})
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """The action's parts in words, for error lines."""
         if self.settings is not None:
             return "the engine's settings, weights, libraries and environment"

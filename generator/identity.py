@@ -100,11 +100,12 @@ class ModelIdentity:
 class GpuKinds:
     """The GPU models that made the units of a study and model; different models round differently.
 
-    Names are those by CUDA; empty if no unit was made on a GPU, or if it is not known. ``told`` are words about them.
+    Names are those by CUDA; empty if no unit was made on a GPU, or if it is not known. ``phrase`` names
+    them in messages.
     """
 
     names: frozenset[str]
-    told: str
+    phrase: str
 
     @classmethod
     def of_units(cls, versions: Iterable[str | None]) -> Self:
@@ -128,7 +129,7 @@ class GpuKinds:
         """Return a line that says that ``who`` has another GPU model; None if the models agree."""
         if gpu is None or self.names <= {gpu}:
             return None
-        return f"{who}: computes on {gpu}, {self.told}; events of unlike GPUs can differ"
+        return f"{who}: computes on {gpu}, {self.phrase}; events of unlike GPUs can differ"
 
     def check(self, who: str, gpu: str | None, model: ModelSection) -> None:
         """Check that a machine that is to make more units has the same GPU model, unless the study allows several."""

@@ -29,7 +29,12 @@ from kvdrift.generator.transformer.files.local_folders import (
 )
 from kvdrift.generator.transformer.files.text_ends import absent_ends, text_ends
 from kvdrift.generator.transformer.model_checks import check_layers, check_model, check_placement, known_traits
-from kvdrift.generator.transformer.other_weights.named import check_shared, told_of, weights_location, with_own_weights
+from kvdrift.generator.transformer.other_weights.named import (
+    check_shared,
+    naming_action,
+    weights_location,
+    with_own_weights,
+)
 from kvdrift.log.store import Store
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import ControlError, InputError, OperationError
@@ -85,7 +90,7 @@ def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> 
         if run.offline and local_folder(location) is None and local_configuration(location) is None:
             yield f"{named}, taken for '{location}' of Hugging Face{_ABSENT}"
             continue
-        with told_of(action, location):
+        with naming_action(action, location):
             whole = check_model(location, dtype=dtype, revision=None, device=device, device_map=device_map)
         if not whole:
             yield f"{named}; they are proven when they are loaded" if has_local_weights(location) else named + _ABSENT

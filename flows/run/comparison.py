@@ -225,9 +225,9 @@ def _identity(
         "tokenizer_sha256": "tokenizer",
         "selector_sha256": "laws"
         if finite
-        else action.told
+        else action.words
         if action.settings is not None
-        else f"source of {action.told}",
+        else f"source of {action.words}",
         "numerics": "numerics",
         "eos_tokens": "tokens that end a text",
     }

@@ -117,7 +117,12 @@ class PromptReads:
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], at_once: Sequence[int], multiple: int, prompt_read_rows: int
     ) -> None:
-        self._caches, self._at_once, self._multiple, self._few = caches, at_once, multiple, prompt_read_rows
+        self._caches, self._at_once, self._multiple, self._prompt_read_rows = (
+            caches,
+            at_once,
+            multiple,
+            prompt_read_rows,
+        )
         kinds = [
             (tile, *(id(part) for layer in cache for part in (layer.key, layer.value)))
             for tile, cache in zip(at_once, caches, strict=True)
@@ -126,7 +131,7 @@ class PromptReads:
         self._entries = [[layer.key.shape[1] for layer in cache] for cache in caches]
         self._tiles: list[list[Tile]] = []  # those of equal sizes beside each other
 
-    def alike(self, stream_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def grouped(self, stream_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Put streams that read the same entries side by side; caches, ascending, and slots are int64 [streams].
 
         Returns for each stream, in the new order, the cache whose entries it reads, ascending, and its slot.
@@ -139,14 +144,14 @@ class PromptReads:
 
         The cache of each stream, ascending, and its slot are int64 [streams].
         """
-        tiles, indices = pack_tiles(*self.alike(stream_cache, slots), self._at_once, self._multiple)
+        tiles, indices = pack_tiles(*self.grouped(stream_cache, slots), self._at_once, self._multiple)
         self._tiles = [list(tiles_of_size) for _, tiles_of_size in itertools.groupby(tiles, self._size)]
         return indices
 
     def _size(self, tile: Tile) -> tuple[Any, ...]:
         """Return a key: tiles with equal keys are attended to together; a tile of many streams has its own key."""
-        few = tile.streams <= self._multiple
-        return self._entries[tile.cache], rounded(tile.streams, self._few), 0 if few else tile.first
+        is_small = tile.streams <= self._multiple
+        return self._entries[tile.cache], rounded(tile.streams, self._prompt_read_rows), 0 if is_small else tile.first
 
     def attend(
         self, layer: int, grouped: Tensor, indices: Mapping[str, Tensor], scaling: float, length: int,
@@ -178,7 +183,7 @@ class PromptReads:
                 first = terms.first_seen(key.shape[1] + length)
                 if first:
                     key, value = key[:, first:], value[:, first:]
-                rows = tile.rows(self._few if by_onednn(packed, key) else self._multiple)
+                rows = tile.rows(self._prompt_read_rows if by_onednn(packed, key) else self._multiple)
                 queries = slice(rows.start * group, rows.stop * group)
                 if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
                     output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
@@ -197,7 +202,7 @@ class PromptReads:
     ) -> None:  # fmt: skip
         """Attend from the packed rows of tiles of equal sizes; write into ``output`` and ``mass``, which are theirs."""
         kv_heads, rows, size = packed.shape
-        count = rows // (tiles[-1].last - tiles[0].first) * rounded(tiles[0].streams, self._few)
+        count = rows // (tiles[-1].last - tiles[0].first) * rounded(tiles[0].streams, self._prompt_read_rows)
         shape = (kv_heads, len(tiles), -1)
         queries = packed.view(*shape, size)[:, :, :count].transpose(0, 1) * scaling
         whole = Chunks(*(list(itertools.chain(*heads)) for heads in zip(*chunks, strict=True)))

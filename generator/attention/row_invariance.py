@@ -27,8 +27,8 @@ from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.schema.progress import SILENT
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
-_FEW = (1, 2, 4)  # streams, likewise, that read a prompt at once by oneDNN
-_LAYERS = 2  # rows, likewise, of layers whose products are all oneDNN's; a single row takes other code paths
+_PROMPT_READ_ROWS = (1, 2, 4)  # multiples of the streams that read a prompt at once by oneDNN
+_LAYER_ROWS = 2  # multiple of rows if oneDNN computes all products; a single row takes other code paths
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
 _ROWS = (*range(2, 65, 2), 96, 128)  # with which threads are compared
@@ -40,8 +40,8 @@ class RowInvariance:
 
     multiple: int  # to which the number of rows is padded
     deviation: float  # the most that the number of rows changes, relative to a product's largest output; 0 if nothing
-    few: int = 0  # to which that of streams that read a prompt at once by oneDNN is padded; 0 for ``multiple``
-    layers: int = 0  # to which a step's rows are padded if oneDNN multiplies all weights; 0 for ``multiple``
+    prompt_read_rows: int = 0  # to which streams that read a prompt at once by oneDNN are padded; 0 for ``multiple``
+    layer_rows: int = 0  # to which a step's rows are padded if oneDNN multiplies all weights; 0 for ``multiple``
 
 
 @dataclass
@@ -49,7 +49,7 @@ class TriedSteps:
     """The whole steps that have been tried by any copy of a model."""
 
     deviation: float = (
-        0.0  # the largest difference of distributions that should be equal, relative to the largest probability
+        0.0  # the largest difference of equal streams' distributions, relative to the largest probability
     )
     alone: bool = False  # whether only one thread may compute, since more threads gave other distributions
     say: Callable[[str], None] = SILENT.say  # receives a line about a difference, before anything is decoded
@@ -72,8 +72,8 @@ def find_row_multiple(network: Any) -> RowInvariance:
         deviation = max(itertools.chain(_layer_deviations(network, multiple), _tile_deviations(network, multiple)))
         if deviation == 0.0:
             break
-    layers = _LAYERS if _is_onednns(network) and not max(_layer_deviations(network, _LAYERS)) else 0
-    return RowInvariance(multiple, deviation, _find_few(network, multiple), layers)
+    layer_rows = _LAYER_ROWS if _is_onednns(network) and not max(_layer_deviations(network, _LAYER_ROWS)) else 0
+    return RowInvariance(multiple, deviation, _find_prompt_read_rows(network, multiple), layer_rows)
 
 
 def threads_agree(network: Any, threads: int) -> bool:
@@ -121,17 +121,17 @@ def _is_onednns(network: nn.Module) -> bool:
     return all(weight.dim() < 2 or isinstance(module, (OneDNNLinear, nn.Embedding)) for module, weight in weights)
 
 
-def _find_few(network: Any, multiple: int) -> int:
-    """Return the ``few`` at which attention by oneDNN is the same for any number of streams; 0 if there is none.
+def _find_prompt_read_rows(network: Any, multiple: int) -> int:
+    """Return the multiple of streams at which oneDNN's attention does not depend on their number; 0 if there is none.
 
     Multiples of a single row are not tried, since a single row takes other code paths.
     """
     if multiple == TILE or not fits_onednn(next(network.parameters())):
         return 0
     group = next(iter(attention_modules(network).values())).num_key_value_groups
-    for few in (few for few in _FEW if few * group > 1):
-        if not max(_attention_deviations(network, 2 * TILE, [few * count for count in _COUNTS])):
-            return few
+    for read_rows in (number for number in _PROMPT_READ_ROWS if number * group > 1):
+        if not max(_attention_deviations(network, 2 * TILE, [read_rows * count for count in _COUNTS])):
+            return read_rows
     return 0
 
 

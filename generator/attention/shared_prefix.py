@@ -376,6 +376,6 @@ class SharedPrefix:
             caches, multiple = self.stream_cache, self._row_multiple
             self._packing["ruled"] = self._ruled.pack(caches, self.slots, self._at_once, multiple)
         if self._fused is not None:
-            self._packing |= self._fused.pack(*self._reads.alike(self.stream_cache, self.slots), self.rows)
+            self._packing |= self._fused.pack(*self._reads.grouped(self.stream_cache, self.slots), self.rows)
             return
         self._packing |= self._reads.pack(self.stream_cache, self.slots)

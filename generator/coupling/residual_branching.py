@@ -74,11 +74,11 @@ def branch_replicates(
     kernel_evaluations = (scan.kernel_evaluations + pairs.rows_used).tolist()
     results, start = [], 0
     for action in actions:
-        own = slice(start, start + len(action.replicates))
-        start = own.stop
-        columns = {name: values[own] for name, values in arrays.items()}
-        steps = {name: values[own] for name, values in pairs.steps.items()}
-        counted = int(evaluations[own].sum())
+        rows = slice(start, start + len(action.replicates))
+        start = rows.stop
+        columns = {name: values[rows] for name, values in arrays.items()}
+        steps = {name: values[rows] for name, values in pairs.steps.items()}
+        counted = int(evaluations[rows].sum())
         results.append(
             ResidualBranches(
                 **columns, steps=steps, kernel_evaluations=kernel_evaluations[action.cache], pair_evaluations=counted
@@ -116,10 +116,10 @@ class _Scan:
         by_position = uniforms.transpose(0, 1).contiguous().to(self._kernels.device)
         steps = FusedSteps(self._kernels, _overlaps, by_position, self.parked.numel())
         live = torch.arange(len(self._pair_cache))
-        found = steps.open(*self._streams(live, torch.zeros_like(live)))
+        draws = steps.open(*self._streams(live, torch.zeros_like(live)))
         for column in range(self.token.shape[1]):
-            found = found[:, : len(live)]
-            goes_on, replaced, token = self._position(live, column, found, uniforms[live, column, 1])
+            draws = draws[:, : len(live)]
+            goes_on, replaced, token = self._position(live, column, draws, uniforms[live, column, 1])
             if column + 1 == self.token.shape[1]:
                 goes_on = torch.zeros_like(goes_on)
             self._park(live[~goes_on & (self.branch[live] > 0)] if self._kernels.cuts_back else replaced)
@@ -128,7 +128,7 @@ class _Scan:
             if not len(live):
                 break
             streams, places, rows = self._streams(live, token[stays])
-            found = steps.step(column + 1, streams, places, rows)
+            draws = steps.step(column + 1, streams, places, rows)
             self.kernel_evaluations.index_add_(0, self._pair_cache[live].repeat(2), streams.share)
         self._kernels.rewind()
 
@@ -142,7 +142,7 @@ class _Scan:
         pairs = live if not self._fused else torch.cat([live, live[:1].expand(len(self._pair_cache) - len(live))])
         return streams, len(pairs) + streams.member % len(live), torch.cat([self._row[:, pairs], pairs[None]])
 
-    def _position(self, live: Tensor, column: int, found: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _position(self, live: Tensor, column: int, draws: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weigh a position, ``column`` from 0, of the ``live`` pairs, int64 [live].
 
         ``found`` is their result of ``_overlap``; uniforms ``u`` [live] decide whether the position replaces the
@@ -150,7 +150,7 @@ class _Scan:
         tokens, int64 [live].
         """
         self.evaluations[live] += 1
-        deficit, token, residual_x, residual_y = found[0], *found[1:].long()
+        deficit, token, residual_x, residual_y = draws[0], *draws[1:].long()
 
         weight = self._survival[live] * deficit
         self._survival[live] *= 1 - deficit

@@ -188,13 +188,13 @@ class CoupledPairs:
         self.rows_used.index_add_(0, self._owner[wanted], streams.share)
         rows = self._distribution_rows()
         if self._fused is not None:
-            found = self._fused.step(column, streams, self._drawn[wanted][streams.member], rows.compared())
+            draws = self._fused.step(column, streams, self._drawn[wanted][streams.member], rows.compared())
         else:
             self._kernels.select(streams.row)
-            found = self._kernels.advance(streams.token)
+            draws = self._kernels.advance(streams.token)
         if not self._open:
             return False
-        self._record(column, rows, *(self._split(found) if self._fused else self._plain_draws(found, rows, column)))
+        self._record(column, rows, *(self._split(draws) if self._fused else self._plain_draws(draws, rows, column)))
         return True
 
     def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
@@ -251,9 +251,9 @@ class CoupledPairs:
         """Return whether a side of each pair has not ended, bool [pairs]."""
         return ~(self._x_done[self._pair_reference] & self._y_done)
 
-    def _split(self, found: Tensor) -> tuple[Tensor, ...]:
+    def _split(self, draws: Tensor) -> tuple[Tensor, ...]:
         """Return the results of ``_plain_draws`` from those of ``fused_draws``."""
-        x, y, delta, forced_f = torch.split(found, [len(self._x)] + 3 * [len(self._y)])
+        x, y, delta, forced_f = torch.split(draws, [len(self._x)] + 3 * [len(self._y)])
         return x.long(), y.long(), delta, forced_f
 
     def _plain_draws(self, distributions: Tensor, rows: _DistributionRows, column: int) -> tuple[Tensor, ...]:
@@ -269,9 +269,11 @@ class CoupledPairs:
         x[drawn.to(device)] = table.draw(rows.reference[drawn], u_x[drawn.to(device)])
         there = coupled.to(device)
         pair_x = x[self._pair_reference[coupled].to(device)]
-        found, distance = table.couple(rows.p[coupled], rows.on_y[coupled], pair_x, u_accept[there], u_residual[there])
+        drawn_y, distance = table.couple(
+            rows.p[coupled], rows.on_y[coupled], pair_x, u_accept[there], u_residual[there]
+        )
         y = torch.full_like(self._y, self._absent)
-        y[coupled] = found.cpu()
+        y[coupled] = drawn_y.cpu()
         delta, forced_f = (torch.zeros(len(self._y), dtype=torch.float64) for _ in range(2))
         delta[coupled] = distance.cpu()
         forced_f[diverged] = table.distance(rows.p[diverged], rows.on_x[diverged]).cpu()
@@ -362,14 +364,14 @@ def _per_action(documents: Sequence[DocumentReplicates], pairs: CoupledPairs) ->
     for document in documents:
         count = sum(len(action.replicates) for action in document.actions)
         for action in document.actions:
-            own = slice(start, start + len(action.replicates))
-            start = own.stop
+            rows = slice(start, start + len(action.replicates))
+            start = rows.stop
             share = rows_used[document.cache] * len(action.replicates) / count
             results.append(
                 CoupledSteps(
-                    **{name: values[own] for name, values in pairs.steps.items()},
+                    **{name: values[rows] for name, values in pairs.steps.items()},
                     kernel_evaluations=rows_used[action.cache] + share,
-                    pair_evaluations=int(evaluations[own].sum()),
+                    pair_evaluations=int(evaluations[rows].sum()),
                 )
             )
     return results

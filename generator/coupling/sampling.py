@@ -20,7 +20,7 @@ from kvdrift.schema.sampling import Sampling
 
 _BYTES = 2**26  # of a distribution's intermediate results that are made at once
 _UNITS = 2**52  # of probability 1: sums of whole numbers of them are exact, in any order
-_FEW = (256, 4096)  # tokens that reach top-p most of the time, tried one after the other
+_FIRST_COUNTS = (256, 4096)  # tokens that reach top-p most of the time, tried one after the other
 _ITEM_BYTES = 48  # of intermediate results to a token, about
 
 
@@ -73,7 +73,7 @@ def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
     border = largest.gather(-1, number - 1)
     marked = values >= border
     rows: Tensor | slice = slice(None)
-    if _can_look(values):  # only rows that may have equal values on both sides of the border
+    if _host_may_read(values):  # only rows that may have equal values on both sides of the border
         next_value = largest.gather(-1, number.clamp(max=largest.shape[-1] - 1))
         rows = (next_value == border).view(-1).nonzero().view(-1)
     at_border = values[rows] == border[rows]
@@ -82,7 +82,7 @@ def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
     return marked
 
 
-def _can_look(values: Tensor) -> bool:
+def _host_may_read(values: Tensor) -> bool:
     """Tell whether the host may read results on the way: on a GPU it would have to wait for them."""
     return not values.is_cuda
 
@@ -94,11 +94,11 @@ def _reaching(scores: Tensor, mass: float, most: int) -> tuple[Tensor, Tensor]:
     numbers of 1 / ``_UNITS``, largest first.
     """
     distributions, wanted = torch.softmax(scores, -1), math.ceil(mass * _UNITS)
-    few = (few for few in _FEW if few < most) if _can_look(scores) else ()
-    for found in (*few, most):
-        largest, tokens = scores.topk(found) if found < scores.shape[-1] else scores.sort(descending=True)
+    first_counts = (count for count in _FIRST_COUNTS if count < most) if _host_may_read(scores) else ()
+    for count in (*first_counts, most):
+        largest, tokens = scores.topk(count) if count < scores.shape[-1] else scores.sort(descending=True)
         units = (distributions.gather(-1, tokens).double() * _UNITS).round_().long()
         reached = units.cumsum(-1)
-        if found == most or bool((reached[:, -1] >= wanted).all()):
+        if count == most or bool((reached[:, -1] >= wanted).all()):
             break
     return largest, (reached - units < wanted).sum(-1, keepdim=True)

@@ -216,8 +216,8 @@ class FusedSteps:
     def _find(self, distributions: Tensor) -> None:
         rows, column, _ = self._sent()
         uniforms = self._uniforms.index_select(0, column).squeeze(0)
-        found = self._draw(distributions, rows.view(self._rows.shape), uniforms)
-        self._found = self._found.copy_(found) if found.shape == self._found.shape else found
+        draws = self._draw(distributions, rows.view(self._rows.shape), uniforms)
+        self._found = self._found.copy_(draws) if draws.shape == self._found.shape else draws
 
     def _sent(self) -> tuple[Tensor, ...]:
         """Return rows, position, and the places of the streams' tokens, on the distributions' device."""

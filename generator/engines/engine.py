@@ -151,19 +151,19 @@ _Settings = TypeVar("_Settings")
 
 
 def settings_of(
-    kind: type[_Settings], given: Mapping[str, Any], where: str, whose: str, bounds: Mapping[str, tuple[int, int]]
+    kind: type[_Settings], settings: Mapping[str, Any], where: str, whose: str, bounds: Mapping[str, tuple[int, int]]
 ) -> _Settings:
     """Return settings, a dataclass with defaults, with the values by name that a study file gives.
 
     ``whose`` settings they are is for error lines, and so is ``where``; ``bounds`` are of whole numbers.
     """
     known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
-    for name, value in given.items():
+    for name, value in settings.items():
         if name not in known:
             raise InputError(f"{where}: unknown setting '{name}' of {whose}; {nearest(name, known)}")
         if type(value) is not type(known[name]):
             raise InputError(f"{where}: {name} = {value!r}: write a value like {known[name]!r}")
     for name, (least, most) in bounds.items():
-        if not least <= (value := given.get(name, known[name])) <= most:
+        if not least <= (value := settings.get(name, known[name])) <= most:
             raise InputError(f"{where}: {name} = {value}: write {least} to {most}")
-    return kind(**given)
+    return kind(**settings)

@@ -83,10 +83,10 @@ class ContextSettings:
     rows: int = _ROWS
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], where: str) -> ContextSettings:
+    def of(cls, settings: Mapping[str, Any], where: str) -> ContextSettings:
         """Return the settings, with the values by name that a study file gives; ``where`` is for error lines."""
         bounds = {"ubatch": (1, 1 << 16), "threads": (0, 512), "rows": (1, _MOST_ROWS)}
-        made = settings_of(cls, given, where, "llama.cpp", bounds)
+        made = settings_of(cls, settings, where, "llama.cpp", bounds)
         for name in ("type_k", "type_v"):
             if (kind := getattr(made, name)) not in CACHE_TYPES:
                 raise InputError(f"{where}: {name} = '{kind}': no cache type; write {', '.join(CACHE_TYPES)}")
@@ -197,9 +197,9 @@ class Context:
         distributions = np.empty((len(streams), self._vocabulary), dtype=np.float32)
         at_once = self.settings.rows
         for start in range(0, len(streams), at_once):
-            own = streams[start : start + at_once]
-            self._advance(own, tokens[start : start + at_once])
-            for row, stream in enumerate(own):
+            batch = streams[start : start + at_once]
+            self._advance(batch, tokens[start : start + at_once])
+            for row, stream in enumerate(batch):
                 distributions[start + row] = self._logits(row)
                 self._lengths[stream] += 1
         return distributions
@@ -228,14 +228,14 @@ class Context:
         """Decode some rows; if the cache is full, free the entries of closed streams."""
         count = len(tokens)
         each = (c_int32 * count)(*streams)
-        own = (POINTER(c_int32) * count)(
+        sequences = (POINTER(c_int32) * count)(
             *(ctypes.cast(ctypes.byref(each, 4 * row), POINTER(c_int32)) for row in range(count))
         )
         batch = Batch(
             count, (c_int32 * count)(*tokens), None, (c_int32 * count)(*positions), (c_int32 * count)(*[1] * count),
-            own, (c_int8 * count)(*wanted),
+            sequences, (c_int8 * count)(*wanted),
         )  # fmt: skip
-        self._library.said.clear()
+        self._library.log_lines.clear()
         if self.settings.flash_attention:  # logits are then the same bits with any number of threads
             threads = FREE_PROCESSORS.threads(self.settings.threads)
             self._calls.llama_set_n_threads(self._handle, threads, threads)
@@ -252,14 +252,14 @@ class Context:
 
     def _logits(self, row: int) -> NDArray[np.float32]:
         """Copy the logits of a row of the last call, float32 [V]."""
-        found = self._calls.llama_get_logits_ith(self._handle, row)
-        if not found:
+        address = self._calls.llama_get_logits_ith(self._handle, row)
+        if not address:
             raise OperationError(f"llama.cpp: a step has no logits: {self._library.last_words()}")
-        return np.ctypeslib.as_array((ctypes.c_float * self._vocabulary).from_address(found)).copy()
+        return np.ctypeslib.as_array((ctypes.c_float * self._vocabulary).from_address(address)).copy()
 
     def _read_back(self) -> dict[str, Any]:
         """Return the library's report about the context, from its functions and from its log."""
-        log, calls = self._library.told(), self._calls
+        log, calls = self._library.log_text(), self._calls
         kinds = re.findall(r"K \((\w+)\):.*V \((\w+)\):", log)  # layers with windows have a second cache
         flash = re.search(r"flash_attn\s*= (\w+)", log)
         unified = re.search(r"kv_unified\s*= (\w+)", log)
@@ -275,18 +275,18 @@ class Context:
             "ubatch": calls.llama_n_ubatch(self._handle),
             "threads": calls.llama_n_threads(self._handle),
             "threads_prefill": calls.llama_n_threads_batch(self._handle),
-            **{f"rotated_{side}": _in_all(map(int, found)) for side, found in rotated.items()},
+            **{f"rotated_{side}": _in_all(map(int, flags)) for side, flags in rotated.items()},
         }
 
     def _check_read_back(self, room: int) -> None:
-        """Raise an error if the context's settings differ from those asked for."""
+        """Raise an error if the context's settings differ from the requested settings."""
         if not self.read_back["causal"]:
             raise InputError(f"{self.weights.file}: {NOT_CAUSAL}")
-        asked = {**self.settings.requested, "unified": True, "threads_prefill": self.settings.threads}
-        asked.pop("rows")  # by how many calls are made, which the library does not know
-        for name, value in asked.items():
-            if (found := self.read_back[name]) != value:
-                raise InputError(f"{self.weights.file}: llama.cpp has {name} = {found}, and {value} was asked for")
+        requested = {**self.settings.requested, "unified": True, "threads_prefill": self.settings.threads}
+        requested.pop("rows")  # by how many calls are made, which the library does not know
+        for name, value in requested.items():
+            if (actual := self.read_back[name]) != value:
+                raise InputError(f"{self.weights.file}: llama.cpp has {name} = {actual}, and {value} was requested")
         if (entries := self._calls.llama_n_ctx(self._handle)) < room:
             raise InputError(f"{self.weights.file}: llama.cpp has a cache of {entries} entries; {room} are needed")
 
@@ -329,24 +329,24 @@ class LlamaCpp(Engine):
 
     def description(self) -> Mapping[str, Any]:
         """Describe the engine, with its library's digest and every environment variable that affects it."""
-        found = library()
+        loaded = library()
         return {
             "engine": LLAMA_CPP,
-            "library": f"{PACKAGE} {found.version}",
-            "build": found.calls.llama_version().decode(),
-            "system": found.system,
-            "libraries": {found.file.name: file_sha256(found.file)},
+            "library": f"{PACKAGE} {loaded.version}",
+            "build": loaded.calls.llama_version().decode(),
+            "system": loaded.system,
+            "libraries": {loaded.file.name: file_sha256(loaded.file)},
             "environment": environment(),
         }
 
     def side(self, location: str, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
         """Make a side of a GGUF file and settings of ``ContextSettings``."""
         file = Path(location)
-        facts, own = gguf_facts(file), ContextSettings.of(settings, where)
+        facts, context_settings = gguf_facts(file), ContextSettings.of(settings, where)
         if facts.unsupported is not None:
             raise InputError(f"{file}: {facts.architecture}: {facts.unsupported}")
-        own.check_heads(facts.key_size, facts.value_size, where)
-        return LlamaCppSide(file, own, facts)
+        context_settings.check_heads(facts.key_size, facts.value_size, where)
+        return LlamaCppSide(file, context_settings, facts)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ class RepeatedReference:
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the side, with half as many streams."""
-        own = self.side.capabilities
-        return Capabilities(own.row_invariant, own.most_streams // 2, own.full_distributions)
+        capabilities = self.side.capabilities
+        return Capabilities(capabilities.row_invariant, capabilities.most_streams // 2, capabilities.full_distributions)
 
     @property
     def reported(self) -> Mapping[str, Any]:
@@ -170,11 +170,11 @@ class EngineStreams(StreamDecoder):
         """Append one token to each open stream, int64 [streams], and return the next distributions, [streams, V]."""
         if not self._open:
             return torch.empty((0, len(self._sides[0].logits)), dtype=torch.float64)
-        found, given = [], iter(tokens.tolist())
-        for cache, own in groupby(self._open, key=lambda stream: stream.cache):
-            handles = [stream.handle for stream in own]
-            found.append(self._sides[cache].session.step(handles, [next(given) for _ in handles]))
-        return self._distributions(np.concatenate(found))
+        logits, tokens_left = [], iter(tokens.tolist())
+        for cache, streams in groupby(self._open, key=lambda stream: stream.cache):
+            handles = [stream.handle for stream in streams]
+            logits.append(self._sides[cache].session.step(handles, [next(tokens_left) for _ in handles]))
+        return self._distributions(np.concatenate(logits))
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
@@ -264,11 +264,11 @@ class EngineModel:
     def identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action's units: both sides' weights and settings, and the engine's description."""
         side = self.sides[action.name]
-        said = [self.description, self.reference.requested, side.requested, side.weights_sha256]
-        said += [dict(one.reported) for one in (self.reference, side) if one.reported]
+        content = [self.description, self.reference.requested, side.requested, side.weights_sha256]
+        content += [dict(reporting.reported) for reporting in (self.reference, side) if reporting.reported]
         weights = self.reference.weights_sha256 or _sha256(dict(self.reference.reported))
         ends = written_tokens(self.ends.tokens)
-        return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said), eos_tokens=ends)
+        return ActionIdentity(weights, self.tokenizer_sha256, _sha256(content), eos_tokens=ends)
 
     def weight_bytes(self, action: Action) -> int | None:
         """Return the bytes of the weights of an action's side; None for a server."""
@@ -340,29 +340,30 @@ class PreparedSides:
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own
         """Return how many replicates each side has room for; the others follow in further rounds."""
         entries = self.document.prompt_tokens
-        fewest = min(streams_at_once(one.side, entries, self.horizon) for one in self.sides)
+        fewest = min(streams_at_once(prefilled.side, entries, self.horizon) for prefilled in self.sides)
         return max(fewest // (_STREAMS if estimator == SWRB else 2), 1)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - streams share what is prefilled
         """Return the columns of ``units`` about side ``number``; bytes of the prompt are measured by the engine."""
-        own, entries = self.sides[number], self.document.prompt_tokens
+        prefilled, entries = self.sides[number], self.document.prompt_tokens
         reference = self.sides[0]
         share = reference.seconds / len(self.actions)
-        said = {
+        engine = {
             **self.model.description,
-            "asked": dict(own.side.requested),
-            "read_back": dict(own.session.read_back),
+            "asked": dict(prefilled.side.requested),
+            "read_back": dict(prefilled.session.read_back),
             "reference": dict(reference.side.requested),
-            "weights_sha256": own.side.weights_sha256,
+            "weights_sha256": prefilled.side.weights_sha256,
             "row_invariant": self.model.reference.capabilities.row_invariant,
         }
         if reference.side.reported:
-            said["reference_said"] = dict(reference.session.read_back)
-        beside = None if own.prompt_bytes is None else 0
+            engine["reference_said"] = dict(reference.session.read_back)
+        beside = None if prefilled.prompt_bytes is None else 0
         return {
-            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": own.prompt_bytes,
-            "scale_bytes": beside, "index_bytes": beside, "metadata_bytes": beside, "resident_bytes": own.prompt_bytes,
-            "prefill_seconds": own.seconds + share, "engine": json.dumps(said, sort_keys=True),
+            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": prefilled.prompt_bytes,
+            "scale_bytes": beside, "index_bytes": beside, "metadata_bytes": beside,
+            "resident_bytes": prefilled.prompt_bytes,
+            "prefill_seconds": prefilled.seconds + share, "engine": json.dumps(engine, sort_keys=True),
         }  # fmt: skip
 
     def kept(self, number: int) -> tuple[()]:  # noqa: ARG002
@@ -379,8 +380,8 @@ def streams_at_once(side: Side, entries: int, horizon: int) -> int:
     return min(max(room, _STREAMS), side.capabilities.most_streams)
 
 
-def _sha256(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=dict).encode()).hexdigest()
 
 
 def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> None:

@@ -92,11 +92,11 @@ def _check_fork(engine: Engine, weights: str) -> str:
         both = _written(session, side, [first, session.fork(first)], _STEPS)
         apart = float(np.abs(both[0] - both[1]).max() / np.abs(both).max())
         if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
-            raise OperationError(f"two streams of one history part by {apart:.2g} of the largest logit")
+            raise OperationError(f"two streams of one history diverge by {apart:.2g} of the largest logit")
         other = session.step([first, session.fork(first)], tokens_of(side, 2))
         if np.array_equal(other[0], other[1]):
             raise OperationError("two streams that got unlike tokens have the same logits")
-    return f"copies part by {apart:.1g} of the largest logit"
+    return f"copies diverge by {apart:.1g} of the largest logit"
 
 
 def _check_drop(engine: Engine, weights: str) -> str:
@@ -112,30 +112,30 @@ def _check_drop(engine: Engine, weights: str) -> str:
 
 
 def _check_repetition(engine: Engine, weights: str) -> str:
-    side, found = _side(engine, weights), []
+    side, results = _side(engine, weights), []
     for _ in range(2):
         with prompted(side) as (session, first):
-            found.append((first, _written(session, side, [session.fork() for _ in range(3)])))
-    if not all(np.array_equal(one, other) for one, other in zip(*found, strict=True)):
+            results.append((first, _written(session, side, [session.fork() for _ in range(3)])))
+    if not all(np.array_equal(first, second) for first, second in zip(*results, strict=True)):
         raise OperationError("the same calls gave other logits the second time")
     return "the same bits twice"
 
 
 def _check_rows(engine: Engine, weights: str) -> str:
-    side, found = _side(engine, weights), []
+    side, first_rows = _side(engine, weights), []
     for beside in (0, 1, 6):
         with prompted(side) as (session, _):
             streams = [session.fork() for _ in range(beside + 1)]
             for token in tokens_of(side, _STEPS):
                 rows = session.step(streams, [token, *tokens_of(side, beside)])
-            found.append(rows[0])
-    apart = max(float(np.abs(one - found[0]).max() / np.abs(found[0]).max()) for one in found)
+            first_rows.append(rows[0])
+    apart = max(float(np.abs(row - first_rows[0]).max() / np.abs(first_rows[0]).max()) for row in first_rows)
     if apart > (0.0 if side.capabilities.row_invariant else _BESIDE):
         raise OperationError(
-            f"a stream with others beside it parts from itself alone by {apart:.2g} of the largest logit"
+            f"a stream with others beside it diverges from itself alone by {apart:.2g} of the largest logit"
         )
     return (
-        f"{apart:.1g} of the largest logit apart; the floor of a study measures what this does"
+        f"{apart:.1g} of the largest logit apart; the floor of a study measures the effect"
         if apart
         else ("the same bits, so that a floor of 0 is to be expected")
     )
@@ -148,7 +148,7 @@ def _check_bytes(engine: Engine, weights: str) -> str | Unknown:
             sizes.append(session.prompt_bytes())
     full, fewer = sizes
     if full is None or fewer is None:
-        return Unknown("the engine does not say: nothing is ruled out by bytes")
+        return Unknown("the engine does not report bytes, so that they rule nothing out")
     if not 0 < fewer < full:
         raise OperationError(f"{dict(engine.fewer_bits)} holds {fewer:,} bytes, and the defaults {full:,}")
     return f"{fewer:,} bytes instead of {full:,}"
@@ -157,11 +157,13 @@ def _check_bytes(engine: Engine, weights: str) -> str | Unknown:
 def _check_read_back(engine: Engine, weights: str) -> str:
     side = engine.side(weights, engine.fewer_bits, "check")
     with prompted(side) as (session, _):
-        said = {name: value for name, value in session.read_back.items() if name in side.requested}
+        read_back = {name: value for name, value in session.read_back.items() if name in side.requested}
     for name in engine.fewer_bits:
-        if said.get(name) != side.requested[name]:
-            raise OperationError(f"{name} = {side.requested[name]} was asked for, and {said.get(name)} is read back")
-    return ", ".join(f"{name} {value}" for name, value in said.items())
+        if read_back.get(name) != side.requested[name]:
+            raise OperationError(
+                f"{name}: {side.requested[name]} was requested, and the engine reports {read_back.get(name)}"
+            )
+    return ", ".join(f"{name} {value}" for name, value in read_back.items())
 
 
 PROMISES = (
@@ -171,7 +173,7 @@ PROMISES = (
     Promise("repetition", "the same calls in two sessions", _check_repetition),
     Promise("rows", "a stream alone, with one beside it, and with six", _check_rows),
     Promise("bytes", "the prompt's bytes at the defaults and at fewer bits", _check_bytes),
-    Promise("read back", "settings as the engine says them", _check_read_back),
+    Promise("read back", "settings as the engine reports them", _check_read_back),
 )
 
 
@@ -191,9 +193,9 @@ def _stepped(side: ServerSide, session: Session, streams: Sequence[int], tokens:
     return _distribution(side, session.step(streams, tokens))
 
 
-def _apart(one: Distributions, other: Distributions) -> float:
+def _apart(first: Distributions, second: Distributions) -> float:
     """Return the total variation of two distributions."""
-    return float(np.abs(one - other).sum()) / 2
+    return float(np.abs(first - second).sum()) / 2
 
 
 def _check_distribution(side: ServerSide) -> str | Unknown:
@@ -203,20 +205,20 @@ def _check_distribution(side: ServerSide) -> str | Unknown:
     if distribution.shape != (side.facts.vocabulary,) or rows.shape != (1, side.facts.vocabulary):
         raise OperationError(f"distributions have the shapes {distribution.shape} and {rows.shape}")
     if not side.capabilities.full_distributions:
-        return Unknown("tokens alone are asked for, and no distributions")
+        return Unknown("only tokens are requested, not distributions")
     return (
         f"all {side.facts.vocabulary:,} log-probabilities, which sum to {distribution.sum():.6f} and {rows.sum():.6f}"
     )
 
 
 def _check_server_repetition(side: ServerSide) -> str:
-    found: list[list[Distributions]] = []
+    sequences: list[list[Distributions]] = []
     for _ in range(2):
         with prompted(side) as (session, values):
-            stream, own = session.fork(), [_distribution(side, values)]
-            own.extend(_stepped(side, session, [stream], [token])[0] for token in tokens_of(side, _SERVER_STEPS))
-            found.append(own)
-    apart = max(_apart(one, other) for one, other in zip(*found, strict=True))
+            stream, sequence = session.fork(), [_distribution(side, values)]
+            sequence.extend(_stepped(side, session, [stream], [token])[0] for token in tokens_of(side, _SERVER_STEPS))
+            sequences.append(sequence)
+    apart = max(_apart(first, second) for first, second in zip(*sequences, strict=True))
     if apart > _SERVER_CLOSE:
         raise OperationError(f"the same requests gave distributions {apart:.2g} apart in total variation")
     return f"distributions {apart:.1g} apart in total variation" if apart else "the same bits twice"
@@ -249,9 +251,9 @@ def _check_streams(side: ServerSide) -> str:
 
 def _check_report(side: ServerSide) -> str:
     with prompted(side) as (session, _):
-        said = {name: value for name, value in session.read_back.items() if value not in (None, "", [])}
+        read_back = {name: value for name, value in session.read_back.items() if value not in (None, "", [])}
     unknown = sorted(name for name, value in side.reported.items() if value is None)
-    named = ", ".join(f"{name} {value}" for name, value in said.items() if name != "chat_template")
+    named = ", ".join(f"{name} {value}" for name, value in read_back.items() if name != "chat_template")
     return f"{named}; unknown: {', '.join(unknown)}" if unknown else named
 
 
@@ -265,6 +267,6 @@ SERVER_PROMISES = (
     Promise("distribution", "a prompt and one step", _check_distribution),
     Promise("repetition", "the same requests in two sessions", _check_server_repetition),
     Promise("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
-    Promise("read back", "what the server says of itself before and after", _check_report),
+    Promise("read back", "the server's reports before and after", _check_report),
     Promise("bytes", "those of the prompt", _check_server_bytes),
 )

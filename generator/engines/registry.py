@@ -42,14 +42,14 @@ def engine_model(study: Study) -> EngineModel:
     section = study.model
     if section.engine == HTTP:
         return _of_servers(study)
-    engine, asked = engine_of(section.engine or ""), section.settings or {}
+    engine, settings = engine_of(section.engine or ""), section.settings or {}
     location = engine.location(section.id, section.folder, "model.id = ")
-    reference = engine.side(location, asked, "model.settings")
+    reference = engine.side(location, settings, "model.settings")
     sides: dict[str, Side] = {}
     for action in _actions(study):
         where = f"action '{action.name}'"
-        own = action.weights and engine.location(action.weights, section.folder, f"{where}: weights = ")
-        side = engine.side(own or location, asked | (action.settings or {}), where)
+        weights = action.weights and engine.location(action.weights, section.folder, f"{where}: weights = ")
+        side = engine.side(weights or location, settings | (action.settings or {}), where)
         _check_shared(action.name, reference, side)
         if action.name == KERNEL_FLOOR_ACTION:
             _check_same_cache(engine, reference, side)
@@ -57,7 +57,7 @@ def engine_model(study: Study) -> EngineModel:
     ends = _ends(study, reference, sides, [(token, engine.ends) for token in reference.facts.eos_tokens])
     sides[FLOOR_ACTION] = RepeatedReference(reference)
     own_tokenizer = section.tokenizer is None and engine.tokenizer(location) == location
-    tokenizer = _tokenizer(section, reference, own=own_tokenizer)
+    tokenizer = _tokenizer(section, reference, of_reference=own_tokenizer)
     return EngineModel(section.id, engine, reference, sides, tokenizer, study.sampling, ends)
 
 
@@ -82,8 +82,8 @@ def load_prompt_tokenizer(section: ModelSection) -> Any:
 def _of_servers(study: Study) -> EngineModel:
     """Return the model whose sides are servers; the reference's server has slots for the floor, too."""
     section = study.model
-    engine, asked = Servers(Requests.of(section.requests or {})), section.settings or {}
-    reference, floor = engine.side(section.url or "", asked, "model.url").halves()
+    engine, settings = Servers(Requests.of(section.requests or {})), section.settings or {}
+    reference, floor = engine.side(section.url or "", settings, "model.url").halves()
     check_slots(reference, "model.url")
     if not reference.capabilities.full_distributions and not study.sampling.greedy:
         raise InputError(
@@ -93,7 +93,7 @@ def _of_servers(study: Study) -> EngineModel:
     sides: dict[str, ServerSide] = {}
     for action in _actions(study):
         where = f"action '{action.name}'"
-        side = engine.side(action.url or "", asked | (action.settings or {}), where)
+        side = engine.side(action.url or "", settings | (action.settings or {}), where)
         check_slots(side, where)
         _check_shared(action.name, reference, side)
         check_same_model(action.name, reference, side)
@@ -111,7 +111,7 @@ def _of_servers(study: Study) -> EngineModel:
         engine,
         reference,
         ended,
-        _tokenizer(section, reference, own=section.tokenizer is None),
+        _tokenizer(section, reference, of_reference=section.tokenizer is None),
         study.sampling,
         ends,
     )
@@ -138,9 +138,11 @@ def _actions(study: Study) -> list[ActionSection]:
     return [action for action in study.actions if action.name != FLOOR_ACTION]
 
 
-def _tokenizer(section: ModelSection, reference: Side, *, own: bool) -> str | None:
+def _tokenizer(section: ModelSection, reference: Side, *, of_reference: bool) -> str | None:
     """Return SHA-256 of the tokenizer of prompts: of that of the weights if it is their ``own``, else of its files."""
-    return reference.facts.tokenizer_sha256 if own else tokenizer_sha256(tokenizer_location(section), section.revision)
+    if of_reference:
+        return reference.facts.tokenizer_sha256
+    return tokenizer_sha256(tokenizer_location(section), section.revision)
 
 
 def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:

@@ -174,12 +174,12 @@ def _systems(content: Any) -> dict[str, FiniteSystem]:
     systems = _object(content["systems"], "systems")
     if not systems:
         raise InputError("systems: the object is empty; it needs at least one system")
-    return {name: _system(name, given) for name, given in systems.items()}
+    return {name: _system(name, system) for name, system in systems.items()}
 
 
-def _system(name: str, given: Any) -> FiniteSystem:
+def _system(name: str, value: Any) -> FiniteSystem:
     where = f"system '{name}'"
-    content = _object(given, where)
+    content = _object(value, where)
     for key in content:
         if key not in _KEYS:
             raise InputError(f"{where}: unknown key '{key}'; {nearest(key, _KEYS)}")
@@ -200,8 +200,8 @@ def _system(name: str, given: Any) -> FiniteSystem:
     return FiniteSystem(name, alphabet, horizon, reference, actions, eos_tokens)
 
 
-def _distributions(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]) -> Distributions:
-    kernel = dict(_object(given, where))
+def _distributions(where: str, value: Any, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]) -> Distributions:
+    kernel = dict(_object(value, where))
     distributions = []
     for t in range(horizon):
         table = np.empty((alphabet**t, alphabet))
@@ -223,39 +223,39 @@ def _distributions(where: str, given: Any, alphabet: int, horizon: int, eos_toke
     return tuple(distributions)
 
 
-def _distribution(given: Any, alphabet: int, where: str) -> FloatArray:
-    if not isinstance(given, list) or len(given) != alphabet:
-        raise InputError(f"{where}: {_shown(given)} is not a list of {alphabet} probabilities")
-    for token, value in enumerate(given):
+def _distribution(probabilities: Any, alphabet: int, where: str) -> FloatArray:
+    if not isinstance(probabilities, list) or len(probabilities) != alphabet:
+        raise InputError(f"{where}: {_shown(probabilities)} is not a list of {alphabet} probabilities")
+    for token, value in enumerate(probabilities):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise InputError(f"{where}: token {token} has {_shown(value)}, not a probability")
-    return np.array(given, dtype=np.float64)
+    return np.array(probabilities, dtype=np.float64)
 
 
-def _object(given: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
-        raise InputError(f"{where}: {_shown(given)} is not an object")
-    return given
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {_shown(value)} is not an object")
+    return value
 
 
-def _integer(given: Any, where: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise InputError(f"{where}: {_shown(given)} is not an integer")
-    return given
+def _integer(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{where}: {_shown(value)} is not an integer")
+    return value
 
 
-def _shown(given: Any) -> str:
-    text = json.dumps(given)
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise InputError(f"'{name}' is given twice in one object")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _no_number(constant: str) -> float:

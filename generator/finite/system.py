@@ -163,10 +163,10 @@ def mixture_system(
         stream = keyed_generator(json.dumps(["laws", seed, name, action]))
         mixed = []
         for p in reference:
-            own = _random_distributions(stream, len(p), alphabet)
+            own_kernel = _random_distributions(stream, len(p), alphabet)
             u, v = stream.random((2, len(p), 1))
             share = strength * (0.5 + 0.5 * u) * v
-            mixed.append((1.0 - share) * p + share * own)
+            mixed.append((1.0 - share) * p + share * own_kernel)
         mixtures[action] = tuple(mixed)
     return FiniteSystem(name, alphabet, horizon, reference, mixtures)
 

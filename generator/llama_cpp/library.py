@@ -166,7 +166,7 @@ class Library:
     version: str  # the version of the package that brought the library
     system: str  # the processor features that the library was built with, in the library's words
     calls: Any  # the C library; its functions are declared as in ``_FUNCTIONS``
-    said: deque[tuple[int, str]]  # the last lines of its log, each with its level
+    log_lines: deque[tuple[int, str]]  # the last lines of its log, each with its level
     callback: Any  # the function that the library calls with each line; it must live as long as the library
 
     def model_parameters(self, **values: Any) -> ModelParameters:
@@ -179,17 +179,17 @@ class Library:
 
     def listen(self) -> None:
         """Collect the library's log here from now on; a server in this process would take it over."""
-        self.said.clear()
+        self.log_lines.clear()
         self.calls.llama_log_set(ctypes.cast(self.callback, c_void_p), None)
 
     def last_words(self) -> str:
         """Return the last errors and warnings of the log, for an error line."""
-        serious = [text for level, text in self.said if level >= _WARNING]
+        serious = [text for level, text in self.log_lines if level >= _WARNING]
         return "; ".join(serious[-3:]) or "the library does not say why"
 
-    def told(self) -> str:
+    def log_text(self) -> str:
         """Return the lines of the log since it was last cleared."""
-        return "\n".join(text for _, text in self.said)
+        return "\n".join(text for _, text in self.log_lines)
 
 
 @functools.cache

@@ -199,8 +199,8 @@ class ServiceAddress:
         options = [("grpc.use_local_subchannel_pool", 1), *((name, round(self.timeout * 2000)) for name in pings)]
         shown = {}
         if self.token is not None and self.location.startswith(TLS_SCHEME):
-            own = token_certificate(self.token)
-            shown = {"cert_chain": own.certificate, "private_key": own.key}
+            certificate = token_certificate(self.token)
+            shown = {"cert_chain": certificate.certificate, "private_key": certificate.key}
         return flight.FlightClient(
             self.location, tls_root_certs=self.root_certificates, generic_options=options, **shown
         )
@@ -390,11 +390,11 @@ class RemoteGenerator:
                 raise InputError(f"{where}: another version of kvdrift ({name} {theirs}, not {ours})")
         if identity.model != model.id:
             raise InputError(f"{where}: serves '{identity.model}'; model.id: {nearest(identity.model, [model.id])}")
-        asked = {name: getattr(model, name) for name in ("dtype", "revision")}
-        served = {name: getattr(identity, name) for name in asked}
+        requested = {name: getattr(model, name) for name in ("dtype", "revision")}
+        served = {name: getattr(identity, name) for name in requested}
         if model.device_map is None:  # of several GPUs of one kind, any will do
-            asked["device"], served["device"] = (name.partition(":")[0] for name in (model.device, identity.device))
-        for name, value in asked.items():
+            requested["device"], served["device"] = (name.partition(":")[0] for name in (model.device, identity.device))
+        for name, value in requested.items():
             if served[name] != value:
                 raise InputError(f"{where}: serves {name} = {_toml(served[name])}, the study asks for {_toml(value)}")
         self._check_gpu(identity)

@@ -189,9 +189,9 @@ class GenerationRequest(SamplingMessage):
         """Check that the endpoint with this identity can do the work."""
         vocabulary = identity.vocabulary
         for name in ("protocol", "schema_version", "numerics", "model", "weights"):
-            asked, served = getattr(self, name), getattr(identity, name)
-            if asked != served:
-                raise InputError(f"{name}: asked for {asked!r}, but {served!r} is served")
+            requested, served = getattr(self, name), getattr(identity, name)
+            if requested != served:
+                raise InputError(f"{name}: requested {requested!r}, but {served!r} is served")
         if max(self.document.tokens) >= vocabulary:
             raise InputError(f"document.tokens: {max(self.document.tokens)} is not in 0..{vocabulary - 1}")
         if max(self.eos_tokens, default=0) >= vocabulary:

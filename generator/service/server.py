@@ -110,13 +110,13 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise unavailability(f"{MOST_CALLS} calls are under way")
         return _Admission(self._free)
 
-    def _reason(self, given: Sequence[str]) -> str | None:
+    def _reason(self, tokens: Sequence[str]) -> str | None:
         """Return why a call with these headers is refused; None if it is admitted."""
         if self._expected is None:
             return None
-        if not given:
+        if not tokens:
             return "a token is required: kvdrift run --token-file FILE"
-        return None if hmac.compare_digest(given[0].encode(), self._expected) else "the token is wrong"
+        return None if hmac.compare_digest(tokens[0].encode(), self._expected) else "the token is wrong"
 
 
 def answered(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,9 +239,9 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         sent = ticket.ticket  # a copy each time
         if (line := too_long(len(sent), self._max_request_bytes)) is not None:  # and was not announced
             raise InputError(line)
-        asked = GenerationRequest.decoded(sent)
-        asked.check(self._identity)
-        stream = self._stream(_Request(asked, unquote(context.peer()), self._allowed), context.is_cancelled)
+        request = GenerationRequest.decoded(sent)
+        request.check(self._identity)
+        stream = self._stream(_Request(request, unquote(context.peer()), self._allowed), context.is_cancelled)
         return flight.GeneratorStream(EVENTS.schema, stream, options=pa.ipc.IpcWriteOptions(compression="zstd"))
 
     @answered
@@ -314,16 +314,18 @@ class _Request:
             return
         self.messages.put(RequestState.GENERATING)
         lost: str | None = None
-        asked, files = self.request, replace(model.files, tokenizer_sha256=self.request.tokenizer)
-        own = replace(
+        request, files = self.request, replace(model.files, tokenizer_sha256=self.request.tokenizer)
+        study_model = replace(
             model,
             files=files,
-            logits_dtype=asked.logits_dtype,
-            sampling=asked.sampling,
-            eos_tokens=tuple(asked.eos_tokens),
+            logits_dtype=request.logits_dtype,
+            sampling=request.sampling,
+            eos_tokens=tuple(request.eos_tokens),
         )
         try:
-            units = generate_units(own, asked.study, self.document, self.pending, asked.horizon, asked.seed)
+            units = generate_units(
+                study_model, request.study, self.document, self.pending, request.horizon, request.seed
+            )
         except StoppedError:
             return
         except InputError as error:
@@ -353,13 +355,13 @@ def requested_work(request: GenerationRequest, allowed: Collection[str]) -> tupl
         )
         for item in request.pending
     ]
-    for number, (item, asked) in enumerate(zip(pending, request.pending, strict=True)):
+    for number, (item, requested) in enumerate(zip(pending, request.pending, strict=True)):
         served = parts_sha256(item.action.parts)
-        if served != asked.selector_sha256:
+        if served != requested.selector_sha256:
             raise InputError(
-                f"pending.{number}.selector_sha256: asked for {asked.selector_sha256[:12]!r}, but {served[:12]!r} is "
-                f"served; the source of {item.action.told} is another one here: restart the service "
-                "with the same"
+                f"pending.{number}.selector_sha256: requested {requested.selector_sha256[:12]!r}, but "
+                f"{served[:12]!r} is served; the source of {item.action.words} differs here: restart the "
+                "service with the same source"
             )
     return request.document.document, pending
 
@@ -370,8 +372,9 @@ def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
     for batch in batches[:-1]:
         yield batch, StreamMetadata(state=RequestState.GENERATING).encoded()
     record = json.loads(json.dumps(unit.record, default=lambda value: value.item()))  # numpy's numbers, exactly
-    said = StreamMetadata(state=RequestState.GENERATING, unit=record, kept=[KeptMessage.of(one) for one in unit.kept])
-    yield batches[-1], said.encoded()
+    kept = [KeptMessage.of(cache) for cache in unit.kept]
+    metadata = StreamMetadata(state=RequestState.GENERATING, unit=record, kept=kept)
+    yield batches[-1], metadata.encoded()
 
 
 def load_modules(names: Iterable[str]) -> frozenset[str]:

@@ -94,17 +94,17 @@ class Vllm:
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
         """Ask for ``/version``, ``/v1/models`` and the tokens of a text."""
-        version = connection.said("/version")
+        version = connection.optional_object("/version")
         if "version" not in version:
             raise InputError(f"{where}: {connection.url} is no vLLM: it has no /version; write another api")
         model = first_model(connection, where)
-        said = {
+        reported = {
             "server": "vllm", "version": version["version"],
             **{name: model.get(name) for name in ("id", "root", "parent")},
         }  # fmt: skip
         body = {"model": model["id"], "prompt": PROBE, "add_special_tokens": False}
         return ServerFacts(
-            said, settings.vocabulary, int(model.get("max_model_len") or 0), (),
+            reported, settings.vocabulary, int(model.get("max_model_len") or 0), (),
             probed_tokenizer(connection, body),
         )  # fmt: skip
 
@@ -128,7 +128,7 @@ class Vllm:
 
 def first_model(connection: Connection, where: str) -> dict[str, Any]:
     """Return the report of an OpenAI-compatible server about the model that it serves."""
-    models = connection.said("/v1/models").get("data")
+    models = connection.optional_object("/v1/models").get("data")
     if not models or not isinstance(models[0], dict) or "id" not in models[0]:
         raise InputError(f"{where}: {connection.url}/v1/models lists no model")
     return dict(models[0])
@@ -136,7 +136,7 @@ def first_model(connection: Connection, where: str) -> dict[str, Any]:
 
 def probed_tokenizer(connection: Connection, body: dict[str, Any]) -> str | None:
     """Return SHA-256 of the tokens of a text that distinguishes tokenizers; None if the server cannot tokenize."""
-    tokens = connection.said("/tokenize", body).get("tokens")
+    tokens = connection.optional_object("/tokenize", body).get("tokens")
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest() if tokens else None
 
 
@@ -151,18 +151,18 @@ class Sglang:
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
         """Ask for ``/get_model_info``, ``/server_info`` and the tokens of a text."""
-        model = connection.said("/get_model_info") or connection.said("/model_info")
+        model = connection.optional_object("/get_model_info") or connection.optional_object("/model_info")
         if "model_path" not in model:
             raise InputError(f"{where}: {connection.url} is no SGLang: it has no /get_model_info; write another api")
-        server = connection.said("/server_info") or connection.said("/get_server_info")
-        said = {
+        server = connection.optional_object("/server_info") or connection.optional_object("/get_server_info")
+        reported = {
             "server": "sglang",
             **{name: model.get(name) for name in _SGLANG_MODEL},
             **{name: server.get(name) for name in _SGLANG_SERVER},
         }
         tokenizer = probed_tokenizer(connection, {"prompt": PROBE, "add_special_tokens": False})
         positions = int(server.get("context_length") or 0)
-        return ServerFacts(said, settings.vocabulary, positions, (), tokenizer)
+        return ServerFacts(reported, settings.vocabulary, positions, (), tokenizer)
 
     def distribution(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the logarithms of the next token's probabilities, float32 [V]."""
@@ -174,7 +174,7 @@ class Sglang:
         answer = connection.ask("/generate", body)
         try:
             likely = answer["meta_info"]["output_top_logprobs"][0] or []
-            logarithms, ids = [one[0] for one in likely], [one[1] for one in likely]
+            logarithms, ids = [entry[0] for entry in likely], [entry[1] for entry in likely]
         except (KeyError, IndexError, TypeError):
             raise OperationError(f"{connection.url}/generate: the answer has no output_top_logprobs") from None
         return whole_distribution(ids, logarithms, facts.vocabulary, connection.url)
@@ -188,14 +188,14 @@ class OpenAi:
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
         """Ask for ``/v1/models`` and, if the server has them, ``/version`` and ``/props``."""
         model = first_model(connection, where)
-        said = {
+        reported = {
             "server": "openai",
             **{name: model.get(name) for name in ("id", "root", "owned_by")},
-            "version": connection.said("/version").get("version"),
-            "build_info": connection.said("/props").get("build_info"),
+            "version": connection.optional_object("/version").get("version"),
+            "build_info": connection.optional_object("/props").get("build_info"),
         }
         positions = int(model.get("max_model_len") or 0)
-        return ServerFacts(said, settings.vocabulary, positions, (), None)
+        return ServerFacts(reported, settings.vocabulary, positions, (), None)
 
     def written(
         self, connection: Connection, facts: ServerFacts, count: int, tokens: Sequence[int]
@@ -222,7 +222,7 @@ def _token_ids(choice: dict[str, Any]) -> list[int]:
         return [int(token) for token in choice["token_ids"]]
     logprobs = choice["logprobs"]
     if logprobs.get("content") is not None:
-        return [int(one["id"]) for one in logprobs["content"]]
+        return [int(entry["id"]) for entry in logprobs["content"]]
     if not all(name.startswith(NAMED_BY_ID) for name in logprobs["tokens"]):
         raise ValueError
     return [int(name.removeprefix(NAMED_BY_ID)) for name in logprobs["tokens"]]
@@ -244,19 +244,19 @@ class LlamaServer:
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
         """Ask for ``/props`` and ``/v1/models``, and for the names of all tokens."""
-        properties = connection.said("/props")
+        properties = connection.optional_object("/props")
         if "total_slots" not in properties:
             raise InputError(
                 f"{where}: {connection.url} is no llama-server: it has no /props; write api in its settings"
             )
-        models = connection.said("/v1/models").get("data") or [{}]
+        models = connection.optional_object("/v1/models").get("data") or [{}]
         meta = models[0].get("meta") or {}
         defaults = properties.get("default_generation_settings") or {}
         parameters = defaults.get("params") or {}
         vocabulary = settings.vocabulary or int(meta.get("n_vocab") or 0)
         if not vocabulary:
             raise InputError(f"{where}: {connection.url} does not say how many tokens there are; write vocabulary")
-        said = {
+        reported = {
             "server": "llama-server",
             "model": str(properties.get("model_path", "")).rpartition("/")[2],
             **{name: properties.get(name) for name in _LLAMA_PROPERTIES},
@@ -264,10 +264,10 @@ class LlamaServer:
             **{name: parameters.get(name) for name in _LLAMA_PARAMETERS},
             "chat_template": _sha256(properties.get("chat_template") or ""),
         }
-        words = _vocabulary(connection, vocabulary, json.dumps(said), properties.get("eos_token"))
+        words = _vocabulary(connection, vocabulary, json.dumps(reported), properties.get("eos_token"))
         slots, entries = int(properties["total_slots"]), int(defaults.get("n_ctx") or 0)
         beside = {"slots": slots, "entries": entries}
-        return ServerFacts(said, vocabulary, entries, words.ends, words.sha256, slots, beside)
+        return ServerFacts(reported, vocabulary, entries, words.ends, words.sha256, slots, beside)
 
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
         """Let a slot hold some tokens, the whole history, and return how many of them the server computed anew.
@@ -289,17 +289,17 @@ class LlamaServer:
             InputError: The distribution lacks tokens.
         """
         answer = self._complete(connection, slot, tokens, cached=cached, vocabulary=vocabulary)
-        found = answer.get("completion_probabilities") or [{}]
-        likely = found[0].get("top_logprobs") or []
+        completions = answer.get("completion_probabilities") or [{}]
+        likely = completions[0].get("top_logprobs") or []
         try:
-            ids, logarithms = [one["id"] for one in likely], [one["logprob"] for one in likely]
+            ids, logarithms = [entry["id"] for entry in likely], [entry["logprob"] for entry in likely]
         except (KeyError, TypeError):
             raise OperationError(f"{connection.url}/completion: log-probabilities have no token ids") from None
         return whole_distribution(ids, logarithms, vocabulary, connection.url), _computed(connection, slot, answer)
 
     def slot_bytes(self, connection: Connection, slot: int) -> int | None:
         """Return the bytes of a slot's saved state; None if the server was not started to save slots."""
-        written = connection.said(f"/slots/{slot}?action=save", {"filename": SAVED}).get("n_written")
+        written = connection.optional_object(f"/slots/{slot}?action=save", {"filename": SAVED}).get("n_written")
         return int(written) if written else None
 
     @staticmethod
@@ -330,7 +330,7 @@ def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
     if not isinstance(timings, dict) or not isinstance(timings.get("prompt_n"), int):
         raise OperationError(
             f"{connection.url}/completion: slot {slot}: the answer does not say how many tokens were computed "
-            "(timings.prompt_n), so that decoding cannot be told from reading a prompt"
+            "(timings.prompt_n), so that decoding cannot be distinguished from reading a prompt"
         )
     return int(timings["prompt_n"])
 
@@ -343,14 +343,16 @@ class _Vocabulary:
     ends: tuple[int, ...]
 
 
-def _vocabulary(connection: Connection, vocabulary: int, said: str, eos: Any) -> _Vocabulary:
+def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any) -> _Vocabulary:
     """Return a server's tokens, requested once in a process, from a whole distribution; ``eos`` is the EOS text."""
-    key = (connection.url, said)
+    key = (connection.url, reported)
     if key in _vocabularies:
         return _vocabularies[key]
     likely = all_tokens(connection, vocabulary)
-    names = sorted((one["id"], one.get("bytes") or one.get("token")) for one in likely)
-    whole_distribution([one["id"] for one in likely], [one["logprob"] for one in likely], vocabulary, connection.url)
+    names = sorted((entry["id"], entry.get("bytes") or entry.get("token")) for entry in likely)
+    whole_distribution(
+        [entry["id"] for entry in likely], [entry["logprob"] for entry in likely], vocabulary, connection.url
+    )
     _vocabularies[key] = _Vocabulary(_sha256(json.dumps(names)), _ends(connection, eos))
     return _vocabularies[key]
 
@@ -372,11 +374,11 @@ def _ends(connection: Connection, eos: Any) -> tuple[int, ...]:
     """
     body = {"prompt": [0], "n_predict": 0, "ignore_eos": True, "cache_prompt": False, "stream": False}
     excluded = (connection.ask("/completion", body).get("generation_settings") or {}).get("logit_bias") or []
-    ends = sorted(one["token"] for one in excluded)
+    ends = sorted(entry["token"] for entry in excluded)
     text = {"content": eos or "", "add_special": False, "parse_special": True}
     tokens = connection.ask("/tokenize", text).get("tokens") if eos else []
-    own = tokens if isinstance(tokens, list) and len(tokens) == 1 and isinstance(tokens[0], int) else []
-    return tuple(dict.fromkeys([*own, *ends]))
+    eos_tokens = tokens if isinstance(tokens, list) and len(tokens) == 1 and isinstance(tokens[0], int) else []
+    return tuple(dict.fromkeys([*eos_tokens, *ends]))
 
 
 def _sha256(text: str) -> str:

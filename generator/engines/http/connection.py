@@ -41,9 +41,10 @@ class ServerSettings:
     ahead: int = 32  # with "openai", the number of tokens that the server writes in a request
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], where: str) -> ServerSettings:
+    def of(cls, settings: Mapping[str, Any], where: str) -> ServerSettings:
         """Return the settings, with the values that a study file gives."""
-        made = settings_of(cls, given, where, "servers", {"vocabulary": (0, _MOST_VOCABULARY), "ahead": (1, 1 << 16)})
+        bounds = {"vocabulary": (0, _MOST_VOCABULARY), "ahead": (1, 1 << 16)}
+        made = settings_of(cls, settings, where, "servers", bounds)
         if made.api not in APIS:
             raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
         if not made.vocabulary and made.api != LLAMA_SERVER:
@@ -71,10 +72,10 @@ class Requests:
     patience: int = 600  # seconds to wait for a server that is gone or still loads its model
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Requests:
+    def of(cls, requests: Mapping[str, Any]) -> Requests:
         """Return the limits, with the values that a study file gives under ``model.requests``."""
         bounds = {"at_once": (0, 4096), "timeout": (1, _MOST_SECONDS), "patience": (0, _MOST_SECONDS)}
-        return settings_of(cls, given, "model.requests", "servers", bounds)
+        return settings_of(cls, requests, "model.requests", "servers", bounds)
 
 
 KEY: Final = "KVDRIFT_SERVER_KEY"
@@ -147,14 +148,14 @@ class Connection:
         except (ValueError, RecursionError):
             raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
-    def said(self, path: str, body: Any = None) -> dict[str, Any]:
+    def optional_object(self, path: str, body: Any = None) -> dict[str, Any]:
         """Return the JSON object of a path that not every server has; {} if the server lacks it."""
         answer = self.patiently(lambda: self._answered(path, body))
         try:
-            found = {} if answer.is_error else answer.json()
+            content = {} if answer.is_error else answer.json()
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     @staticmethod
     def patiently(request: Callable[[], _Found]) -> _Found:

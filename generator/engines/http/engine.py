@@ -38,10 +38,10 @@ class Servers:
 
     def side(self, url: str, settings: Mapping[str, Any], where: str) -> ServerSide:
         """Make a side of the server at an address."""
-        own = ServerSettings.of(settings, where)
-        connection = Connection(url, self.requests, KINDS[own.api].health)
-        facts = _facts(connection, own, where)
-        side = ServerSide(connection, own, facts, where)
+        server_settings = ServerSettings.of(settings, where)
+        connection = Connection(url, self.requests, KINDS[server_settings.api].health)
+        facts = _facts(connection, server_settings, where)
+        side = ServerSide(connection, server_settings, facts, where)
         connection.on_return = side.check_same
         return side
 
@@ -62,8 +62,8 @@ class ServerSide(Side):
     @property
     def facts(self) -> SideFacts:
         """The server's facts about its model."""
-        own = self.server
-        return SideFacts(own.vocabulary, own.positions, own.eos_tokens, own.tokenizer_sha256)
+        server = self.server
+        return SideFacts(server.vocabulary, server.positions, server.eos_tokens, server.tokenizer_sha256)
 
     @property
     def requested(self) -> Mapping[str, Any]:
@@ -214,7 +214,7 @@ class ServerTokenizer:
     def added_tokens_decoder(self) -> Mapping[int, Any]:
         """The control tokens by id, in transformers' form: tokens that the server leaves out of what it writes."""
         tokens = all_tokens(self._connection, self._vocabulary)
-        silent = sorted(one["id"] for one in tokens if not one["token"] and not one.get("bytes"))
+        silent = sorted(entry["id"] for entry in tokens if not entry["token"] and not entry.get("bytes"))
         line = self("\n", add_special_tokens=False)["input_ids"]
         lines = [part for token in silent for part in (token, *line)]
         names = str(self._connection.ask("/detokenize", {"tokens": lines})["content"]).split("\n")
@@ -263,5 +263,5 @@ def server_tokenizer(section: ModelSection) -> ServerTokenizer | None:
     if settings.api != LLAMA_SERVER:
         return None
     connection = Connection(section.url or "", Requests.of(section.requests or {}), LlamaServer.health)
-    meta = (connection.said("/v1/models").get("data") or [{}])[0].get("meta") or {}
+    meta = (connection.optional_object("/v1/models").get("data") or [{}])[0].get("meta") or {}
     return ServerTokenizer(connection, settings.vocabulary or int(meta.get("n_vocab") or 0))

@@ -139,8 +139,8 @@ class SlotSession(TokenStreams):
         self._prompt, self._streams = tuple(tokens), {}
         for slot in self._slots:
             slot.held = ()
-        asked = self._connection, self._slots[0].number, tokens, self._facts.vocabulary
-        distribution, _ = self._connection.patiently(lambda: self._api.distribution(*asked, cached=False))
+        arguments = self._connection, self._slots[0].number, tokens, self._facts.vocabulary
+        distribution, _ = self._connection.patiently(lambda: self._api.distribution(*arguments, cached=False))
         self._slots[0].held = self._prompt
         return distribution
 
@@ -148,16 +148,16 @@ class SlotSession(TokenStreams):
         """Append one token to each of some streams; return the logarithms of the next distributions, [streams, V]."""
         distributions = np.empty((len(streams), self._facts.vocabulary), dtype=np.float32)
         for start in range(0, len(streams), len(self._slots)):
-            own = list(streams[start : start + len(self._slots)])
-            slots = self._placed(own)
-            for stream, slot in zip(own, slots, strict=True):
+            batch = list(streams[start : start + len(self._slots)])
+            slots = self._placed(batch)
+            for stream, slot in zip(batch, slots, strict=True):
                 self._read_prompt(slot, self._streams[stream])
 
-            def advance(row: int, own: list[int] = own, slots: list[_Slot] = slots, start: int = start) -> None:
-                distributions[start + row] = self._advanced(slots[row], self._streams[own[row]], tokens[start + row])
+            def advance(row: int, batch: list[int] = batch, slots: list[_Slot] = slots, start: int = start) -> None:
+                distributions[start + row] = self._advanced(slots[row], self._streams[batch[row]], tokens[start + row])
 
-            self._connection.at_once(range(len(own)), advance, len(self._slots))
-            for row, stream in enumerate(own):
+            self._connection.at_once(range(len(batch)), advance, len(self._slots))
+            for row, stream in enumerate(batch):
                 self._streams[stream] = slots[row].held
         return distributions
 
@@ -168,28 +168,28 @@ class SlotSession(TokenStreams):
     def _placed(self, streams: Sequence[int]) -> list[_Slot]:
         """Return a slot for each stream: its own, or a free slot that holds most of its history."""
         place = {id(slot.held): slot for slot in self._slots if slot.held}
-        found: dict[int, _Slot] = {}
+        placed: dict[int, _Slot] = {}
         for stream in streams:
             slot = place.pop(id(self._streams[stream]), None)
             if slot is not None:
-                found[stream] = slot
-        taken = {slot.number for slot in found.values()}
+                placed[stream] = slot
+        taken = {slot.number for slot in placed.values()}
         histories = {id(history) for history in self._streams.values()}
         free = [slot for slot in self._slots if slot.number not in taken]
         for stream in streams:
-            if stream not in found:
+            if stream not in placed:
                 history = self._streams[stream]
                 # A slot that another open stream is in is taken last.
                 best = max(free, key=lambda slot: (id(slot.held) not in histories, _common(slot.held, history)))
                 free.remove(best)
-                found[stream] = best
-        return [found[stream] for stream in streams]
+                placed[stream] = best
+        return [placed[stream] for stream in streams]
 
     def _read_prompt(self, slot: _Slot, history: Tokens) -> None:
         """Make a slot read the prompt, unless the slot has read it. Slots read in turn, so no two share a batch."""
         if _common(slot.held, history) < len(self._prompt):
-            asked = self._connection, slot.number, self._prompt
-            self._connection.patiently(lambda: self._api.take(*asked, cached=False))
+            arguments = self._connection, slot.number, self._prompt
+            self._connection.patiently(lambda: self._api.take(*arguments, cached=False))
             slot.held = self._prompt
 
     def _advanced(self, slot: _Slot, history: Tokens, token: int) -> NDArray[np.float32]:

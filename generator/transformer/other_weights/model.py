@@ -23,7 +23,7 @@ from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.memory import ModelShape, available_bytes, replicates_within
 from kvdrift.generator.transformer.other_weights.named import (
     check_shared,
-    told_of,
+    naming_action,
     weights_location,
     with_own_weights,
     with_weights,
@@ -339,7 +339,7 @@ def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> L
     for action in custom:
         location = weights_location(study, action)
         if location not in loaded:
-            with told_of(action, location):
+            with naming_action(action, location):
                 loaded[location] = load(location)
         others[action.name] = loaded[location]
     check_shared(study, fetch=True)

@@ -36,7 +36,7 @@ def weights_location(study: Study, action: ActionSection) -> str:
 
 
 @contextmanager
-def told_of(action: ActionSection, location: str) -> Iterator[None]:
+def naming_action(action: ActionSection, location: str) -> Iterator[None]:
     """Let errors about a model inside the block name the action with these weights, in place of ``model.id``."""
     try:
         yield
@@ -53,7 +53,7 @@ def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionI
     others: dict[str, str | None] = {}
     for action in with_own_weights(study):
         location = weights_location(study, action)
-        with told_of(action, location):
+        with naming_action(action, location):
             others[action.name] = model_identity(location).weights_sha256
 
     def identity(action: Action) -> ActionIdentity:
@@ -82,7 +82,7 @@ def check_shared(study: Study, *, fetch: bool) -> None:
         theirs = weights_location(study, action)
         if not fetch and None in (local_configuration(ours, revision), local_configuration(theirs)):
             continue
-        with told_of(action, theirs):
+        with naming_action(action, theirs):
             size = vocabulary_size(theirs)
             weights_ends = TextEnds.of(model_ends(theirs), size)
             pairs = [

@@ -77,7 +77,7 @@ class TransformerStreams(StreamDecoder):
             [cache.layers for cache in caches], streams, parked, horizon, model.rows.multiple,
             model.shape.heads // model.shape.kv_heads, share_reads=sharing.share_prompt_reads, fused=sharing.fused,
             tiles=[cache.tile for cache in caches], rules=[cache.rule for cache in caches],
-            prompt_read_rows=model.rows.few, layer_rows=model.rows.layers,
+            prompt_read_rows=model.rows.prompt_read_rows, layer_rows=model.rows.layer_rows,
         )  # fmt: skip
         rows = self.attention.rows_of(streams)
         starts = [cache.states for cache in caches if cache.states is not None]

@@ -92,8 +92,8 @@ def test_layers_of_onednn_take_an_even_number_of_rows(tmp_path: Path, folder: Pa
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
     sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
     model = load_model(str(save_random_model(tmp_path / "wide", "llama", **heads, **sizes)))
-    assert (model.rows.layers, load_model(str(folder)).rows.layers) == (2, 0)
-    padded = replace(model, rows=replace(model.rows, layers=0), steps=TriedSteps())
+    assert (model.rows.layer_rows, load_model(str(folder)).rows.layer_rows) == (2, 0)
+    padded = replace(model, rows=replace(model.rows, layer_rows=0), steps=TriedSteps())
     own, twin = (
         generate_units(one, "s", random_document("d300", 300), [PendingUnit(HALF_SNAPKV, 0, 3)], 12, 3)
         for one in (model, padded)

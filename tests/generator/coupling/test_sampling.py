@@ -110,7 +110,7 @@ def test_ties_leave_the_tokens_of_the_definition(
             sums = np.cumsum(np.sort(plain_law(row, Sampling(temperature, None, top_k)))[::-1])
             assume(np.abs(sums - top_p).min() > 1e-9)
     wanted = np.stack([plain_law(row, law) for row in logits])
-    with mock.patch.multiple(sampling, _FEW=few, _can_look=mock.Mock(return_value=can_look)):
+    with mock.patch.multiple(sampling, _FIRST_COUNTS=few, _host_may_read=mock.Mock(return_value=can_look)):
         found = made(torch.tensor(logits, dtype=torch.float64), law).numpy()
     assert np.array_equal(found > 0, wanted > 0)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-14)

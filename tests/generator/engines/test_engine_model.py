@@ -207,12 +207,12 @@ def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, promise: Pr
 @pytest.mark.parametrize(
     ("name", "broken", "said"),
     [
-        ("fork", lambda self, _=None: FORK(self, None), "part by"),
+        ("fork", lambda self, _=None: FORK(self, None), "diverge by"),
         ("drop", lambda _, __: None, "no room"),
         ("prompt_bytes", lambda _: 100, "holds 100 bytes"),
         ("prompt_bytes", lambda _: 0, "holds 0 bytes"),
         ("_logits", lambda self, tokens, rows: LOGITS(self, tokens, 1) * rows, "itself alone"),
-        ("read_back", property(lambda _: {"bits": 16}), "bits = 4 "),
+        ("read_back", property(lambda _: {"bits": 16}), "bits: 4 "),
     ],
 )
 def test_broken_adapters_are_found(

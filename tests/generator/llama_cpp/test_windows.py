@@ -143,9 +143,9 @@ def test_the_caches_of_both_kinds_of_layers_are_read_back(tmp_path: Path, monkey
     assert {name: side.read_back[name] for name in ("type_k", "type_v", "rotated_k", "rotated_v")} == {
         "type_k": "q8_0", "type_v": "q8_0", "rotated_k": 64, "rotated_v": 64,
     }  # fmt: skip
-    told = Library.told
-    monkeypatch.setattr(Library, "told", lambda self: "K (f16):".join(told(self).rsplit("K (q8_0):", 1)))
-    with pytest.raises(InputError, match=r"type_k = \['q8_0', 'f16'\], and q8_0 was asked for"):
+    log_text = Library.log_text
+    monkeypatch.setattr(Library, "log_text", lambda self: "K (f16):".join(log_text(self).rsplit("K (q8_0):", 1)))
+    with pytest.raises(InputError, match=r"type_k = \['q8_0', 'f16'\], and q8_0 was requested"):
         context(tmp_path / "model.gguf", **settings)
 
 
@@ -160,7 +160,7 @@ def test_bytes_are_those_of_the_window_and_memory_is_that_of_whole_caches(tmp_pa
     # One layer has all entries, and five have those of a window; each entry has some bytes of position.
     added = held[4 * WINDOW] - held[WINDOW]
     assert 0 <= added - entry * 3 * WINDOW < 16 * 3 * WINDOW
-    log = context(tmp_path / "model.gguf")._library.told()
+    log = context(tmp_path / "model.gguf")._library.log_text()
     cells = [int(line.split("(")[1].split("cells")[0]) for line in log.splitlines() if "cells," in line]
     assert len(cells) == 2
     assert min(cells) >= 4000
@@ -204,9 +204,9 @@ def test_a_context_that_is_not_causal_is_refused(tmp_path: Path, monkeypatch: py
     """Some architectures are so without a word in the metadata."""
     write_windowed(tmp_path / "model.gguf", "gemma3", WINDOW)
     library = Weights(tmp_path / "model.gguf").library
-    told = type(library).told
+    log_text = type(library).log_text
     monkeypatch.setattr(
-        type(library), "told", lambda self: told(self).replace("causal_attn           = 1", "causal_attn = 0")
+        type(library), "log_text", lambda self: log_text(self).replace("causal_attn           = 1", "causal_attn = 0")
     )
     with pytest.raises(InputError, match="also reads the tokens after it"):
         context(tmp_path / "model.gguf")

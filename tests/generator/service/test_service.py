@@ -323,10 +323,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("part", "change", "line"),
         [
-            ("", {"protocol": 0}, "protocol: asked for 0"),
-            ("", {"model": "other/model"}, "model: asked for 'other/model'"),
-            ("", {"weights": "0"}, "weights: asked for '0'"),
-            ("pending", {"selector_sha256": "0"}, "pending.0.selector_sha256: asked for '0'"),
+            ("", {"protocol": 0}, "protocol: requested 0"),
+            ("", {"model": "other/model"}, "model: requested 'other/model'"),
+            ("", {"weights": "0"}, "weights: requested '0'"),
+            ("pending", {"selector_sha256": "0"}, "pending.0.selector_sha256: requested '0'"),
             ("", {"unknown": 1}, "unknown: "),
             ("", {"horizon": 4000}, " 4096 positions"),
             ("", {"horizon": "12"}, "horizon: "),
@@ -377,7 +377,7 @@ class TestRefusals:
     def test_the_client_raises_what_the_service_says(self, servers: Servers, asking: GenerationRequest) -> None:
         endpoint = servers.secured.endpoint()
         line = refused(endpoint.generate, asking.model_copy(update={"numerics": 0}), Call())
-        assert line.startswith(f"endpoint {endpoint.location}: numerics: asked for 0")
+        assert line.startswith(f"endpoint {endpoint.location}: numerics: requested 0")
 
     def test_nonsense(self, servers: Servers, asking: GenerationRequest) -> None:
         draws = random.Random(5)  # noqa: S311 - no secret
