@@ -81,7 +81,7 @@ PARTS: tuple[Part, ...] = (
         (
             (study.definitions, "What does each symbol mean?"),
             (study.section, "What was run, on which documents, and with how many bytes?"),
-            (plan.section, "What was fixed before the evaluation, and what came of it?"),
+            (plan.section, "What was fixed before the evaluation, and what was the result?"),
             (plan.looks_section, "Where did this sequential study stop?"),
             (gap.eos_section, "How much of the difference is only that one text is shorter?"),
             (divergence.saturation, "Where do the two next-token distributions have nothing in common?"),

@@ -27,7 +27,7 @@ _BUDGET = ("keep", "codec", "codec_parameters", "policy", "policy_parameters")
 Identity = tuple[str | None, ...]
 _RANKED = ("mismatch", "divergence_probability", "mean_entry", "exposure", "accuracy")
 _ASIDE = 8.0  # points between marks of the same share
-_SAME = 0.004  # shares of the full cache that differ by less look the same
+_SAME = 0.004  # shares of the full cache that differ by less are drawn as equal
 _ROOM = 0.05  # margin beyond the lowest and the highest temperature
 _BESIDE = 0.02  # distance between two actions, as a fraction of the range of temperatures
 _BY_TEMPERATURE = ("mismatch", "divergence_probability", "mean_entry", "exposure")
@@ -41,7 +41,7 @@ class Entry:
     location: str  # the store's folder or URL
     content: PageContent  # the content of the study's own page
     documents: Mapping[str, ViewRow]  # the documents of the page's split that have events, by name
-    # the hashes of what made each action's units: weights, tokenizer, selector, numerics
+    # the hashes of weights, tokenizer, selector and arithmetic that made each action's units
     identities: Mapping[str, Identity]
     page: Path | None = None  # the study's own page; None if there is none
 
@@ -73,7 +73,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Two entries, and what they have in common."""
+    """Two entries, their shared documents, and the differences of their actions."""
 
     first: Entry  # the earlier entry
     other: Entry  # the later entry
@@ -416,7 +416,7 @@ def obstacles(comparison: Comparison) -> list[str]:
         if not pairing.obstacle and pairing.documents < max(counts):
             sentences.append(
                 f"{both} share {count(pairing.documents)} documents, of {count(counts[0])} and {count(counts[1])}; "
-                "the leaderboard has each study on all of its own."
+                "the leaderboard has each study on all of its documents."
             )
     return sentences
 
@@ -460,7 +460,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def _entries_table(comparison: Comparison) -> PrintedTable:
-    """Make the table of compared studies: where each lies, and what made its numbers."""
+    """Make the table of compared studies: their location, sampling, plan and seed."""
     rows = []
     for entry in comparison.entries:
         facts = entry.content.facts

@@ -328,7 +328,7 @@ def groups(
     """Split quantities into groups, one for each task, whose draws fit into memory together.
 
     ``quantities`` None stands for every quantity whose moments are given. With ``studentized`` every draw has its t*
-    too. A single profile may exceed the bound, and is then a group of its own.
+    too. A single profile may exceed the bound, and is then a group by itself.
     """
     if quantities is None:
         known = {*moments.positions, *moments.lags}

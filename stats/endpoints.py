@@ -28,7 +28,7 @@ class Endpoint:
         return f"{self.quantity}{'' if self.x is None else f'[{self.x}]'} of {subject} ({self.stratum})"
 
     def check(self, actions: Sequence[str], strata: Sequence[str], windows: Windows) -> Quantity:
-        """Return the registered quantity, given the actions and strata (without ``pooled``) that there are."""
+        """Return the registered quantity, given the existing actions and strata (without ``pooled``)."""
         quantity = quantity_named(self.quantity)
         if self.action == self.baseline:
             raise InputError(f"endpoint {self}: an action against itself")
@@ -119,7 +119,9 @@ def decidable_quantity(name: str) -> Quantity:
         why = "it is read from the moments at every position, and a decision from means of whole pairs"
     else:
         why = "neither higher nor lower values are better"
-    raise InputError(f"'{name}' cannot be decided on: {why}; kvdrift list quantities names those that can")
+    raise InputError(
+        f"'{name}' cannot be decided on: {why}; kvdrift list quantities names the quantities that can be decided"
+    )
 
 
 def _span(values: tuple[int | None, ...]) -> str:

@@ -97,7 +97,10 @@ def at_least(
     between: Between,
     likeness: Alike,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Widen intervals to what alike documents leave open; the other arguments are those of ``document_intervals``."""
+    """Widen intervals to at least the range that alike documents leave open.
+
+    The other arguments are those of ``document_intervals``.
+    """
     least, most = likeness.ends(levels, between)
     some = clusters > strata
     wider = some & ~np.isnan(least) & ~((low <= least) & (high >= most))

@@ -100,7 +100,7 @@ class DocumentMoments(MeasuredDocuments):
         return ~np.isnan(self.scalars["diverged"])
 
     def in_canonical_order(self) -> DocumentMoments:
-        """Return the same moments with their documents in ``canonical_order``; themselves if they are in that order."""
+        """Return the same moments with their documents in ``canonical_order``; this object if it is in that order."""
         order = self.canonical_order
         return self if np.array_equal(order, np.arange(len(order))) else self._taken(order)
 

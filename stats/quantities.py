@@ -256,7 +256,7 @@ _flat = contrast_quantity(
 )  # fmt: skip
 _history = _less("history_gap", _tv, _fixed, "Δ(R − F)", "gap due to histories", _EOS)
 _related = contrast_quantity(
-    "eos_related", _eos_related, "Δ(G₁+G₂+G₃)", "of it at or after an EOS", _EOS, values=_SECOND
+    "eos_related", _eos_related, "Δ(G₁+G₂+G₃)", "part at or after an EOS", _EOS, values=_SECOND
 )
 _blocks = replace(
     _difference("generation_gap", "generation_block_delta", "g", "gap in δ in a block", "generation_gaps"),
@@ -275,10 +275,10 @@ CONTRAST_QUANTITIES: Mapping[str, Quantity] = {
     for quantity in (
         _gap, *_terms, *_shares, _tv, _fixed, _flat,
         # As in the paper's table trajectory-uncalibrated
-        _less("full_minus_fixed_history", _tv, _fixed, "ΔR (TV) − ΔF", "what fixed history misses"),
-        _less("full_minus_flat_extrapolation", _tv, _flat, "ΔR (TV) − flat gap", "what flat extrapolation misses"),
+        _less("full_minus_fixed_history", _tv, _fixed, "ΔR (TV) − ΔF", "gap that fixed history misses"),
+        _less("full_minus_flat_extrapolation", _tv, _flat, "ΔR (TV) − flat gap", "gap that flat extrapolation misses"),
         _history,
-        contrast_quantity("pre_eos", lambda a, b: b["eos_gap_0"] - a["eos_gap_0"], "ΔG₀", "of it before either EOS",
+        contrast_quantity("pre_eos", lambda a, b: b["eos_gap_0"] - a["eos_gap_0"], "ΔG₀", "part before either EOS",
                           _EOS, values=_SECOND),
         _related,
         _share(_related, _history, "eos_share", "EOS share", "of Δ(R − F)", _EOS),

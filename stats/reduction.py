@@ -14,8 +14,8 @@ I_t are reduced; moments of total variation stay as they are. delta_t is stored 
 by less than 1e-7 of the sum of its weights.
 
 Coefficients are ridge regressions of the reduced moments on the control variates, over the differences between the
-replicates of a document. An action has coefficients of its own, pooled over strata. The control variates are scaled to
-one size, since some nearly are combinations of others. The penalty is the one of a fixed list with the least error when
+replicates of a document. Each action has separate coefficients, pooled over strata. The control variates are scaled to
+one size, since some are nearly combinations of others. The penalty is chosen from a fixed list, by the least error when
 each cluster of documents is left out in turn; the infinite penalty uses no control variate. One penalty serves all
 moments of an action, so that an identity of moments (R = O + E C) also holds for reduced moments.
 """
@@ -45,7 +45,7 @@ REDUCED: Final = (
 """The moments that are reduced: functionals of where the tokens differ."""
 
 NO_COEFFICIENTS: Final[Mapping[str, Float]] = MappingProxyType({})
-"""Of no action."""
+"""The coefficients of no action."""
 
 
 def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
@@ -92,13 +92,16 @@ def is_reduced(quantity: Quantity, moments: DocumentMoments) -> bool:
 
 
 PENALTIES: Final = (0.001, 0.01, 0.1, 0.3, 1.0, np.inf)
-"""Penalties, of scaled control variates: 1 halves the coefficient of one that is alone."""
+"""Penalties of scaled control variates: 1 halves the coefficient of a single control variate."""
 
 FEWEST_CLUSTERS, FEWEST_FREE = 3, 20
-"""Fewer clusters, or fewer replicates beyond the first of their document, and an action has no coefficients."""
+"""An action with fewer clusters, or fewer replicates beyond the first of their document, has no coefficients."""
 
 FARTHEST_MEAN: Final = 6.0
-"""Nor has one with a mean so many standard errors from 0: its log is not of the coupling (chance: 1 in 10^8)."""
+"""An action has no coefficients if a control variate's mean is farther from 0, in standard errors.
+
+Such a log does not come from the coupling: the probability by chance is 1 in 10^8.
+"""
 
 
 def fit_coefficients(development: ReplicateMoments) -> dict[str, Float]:

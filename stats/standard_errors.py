@@ -93,7 +93,7 @@ def derivative(quantity: Quantity, pooled: Sequence[Pooled], side: int, feature:
     return slope
 
 
-_ROUNDING = 1e-13  # a variance below this fraction of the terms that it is the difference of is 0
+_ROUNDING = 1e-13  # a variance is 0 if it is below this fraction of the terms whose difference it is
 
 _Covariances = dict[tuple[int, int], "Float"]
 

@@ -1,4 +1,4 @@
-"""The training: sequences with one right answer, optimizer steps on batches of them, and their order.
+"""The training: sequences with one right answer, optimizer steps on batches of sequences, and the order of batches.
 
 A curriculum of growing documents comes first, then the study lengths with a falling rate.
 """

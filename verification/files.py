@@ -234,7 +234,7 @@ def check_logs(store: Store) -> Verified:
 
 
 def check_leftovers(store: Store) -> Verified:
-    """Name the files that no commit names, left by a killed writer or by a lost commit. None of them is a fault."""
+    """Name the files that no commit names, left by a killed writer or by a lost commit. Such a file is no fault."""
     # Files are listed before the logs are read, so that the logs name every file that is committed meanwhile.
     listed = {table: sorted(files_of(store, table)) for table in TABLES}
     if is_local(store.location):

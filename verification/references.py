@@ -119,7 +119,9 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
     No row made under a seen plan may be called prespecified.
     """
     subject = table.check.subject
-    plans_of: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)  # whether each of them is seen, by its hash
+    plans_of: dict[tuple[str, str], dict[str, bool]] = defaultdict(
+        dict
+    )  # whether each plan is seen, by the plan's hash
     for plan in sorted(plans.rows.to_pylist(), key=lambda plan: plan["plan_revision"]):
         plans_of[plan["study"], plan["model"]][plan["plan_sha256"]] = _is_seen(plan)
     faults = list(table.check.faults)
@@ -277,7 +279,7 @@ def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actio
         elif len(identities) > 1:
             faults.append(Fault(_name(key), f"its units have {len(identities)} identities, must be one"))
         elif table.readable and any(value is not None for identity in identities for value in identity):
-            faults.append(Fault(_name(key), "the row is missing, must be there: units say what made them"))
+            faults.append(Fault(_name(key), "the row is missing, must be there: its units record an identity"))
     faults += _unlike_models(rows, actions)
     return Verified("identities", number_of(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
 

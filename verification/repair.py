@@ -75,7 +75,9 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     derived again.
     """
     if not is_local(store.location):
-        raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")
+        raise InputError(
+            f"{store.location}: only a local store can be repaired; an object store keeps every object that it accepted"
+        )
     if not any(Path(store.location, table, "_delta_log").is_dir() for table in TABLES):
         store.version("events")  # raises the error that says that this is no store
     with repaired(store.location):
@@ -255,7 +257,7 @@ def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
         wrong = {number for number, rows in there.items() if rows != expected.get(number, 0)}
         wrong |= {number for fault in faults if fault.where == table for number in fault.units}
         if store.withdraw_units(table, wrong):
-            yield f"{table}: rows of {number_of(len(wrong), 'unit')} that are not what events give, taken away"
+            yield f"{table}: rows of {number_of(len(wrong), 'unit')} that differ from the events, hidden"
     derived, work = 0, pending(store)
     for start in range(0, len(work.segments), _BATCH):
         outcomes = [derive_segment(store, segment) for segment in work.segments[start : start + _BATCH]]

@@ -68,7 +68,7 @@ class Outcomes:
         return len(self.doc)
 
     def codes(self, table: pa.Table) -> Ints:
-        """Number the rows of a table by doc, action and replicate; -1 for documents or actions of others.
+        """Number the rows of a table by doc, action and replicate; -1 if the document or action is not in the outcomes.
 
         The numbers rise in the order of trajectories.
         """

@@ -145,7 +145,7 @@ class Estimate:
 
     @property
     def reduced(self) -> Estimate:
-        """The variance-reduced estimate as an estimate of its own."""
+        """The variance-reduced estimate as a separate estimate."""
         return Estimate(
             self.stratum, self.action, self.baseline, self.quantity, self.x, self.estimate_reduced, self.low_reduced,
             self.high_reduced, self.level, self.draws, self.documents, self.family, self.status, self.interval,

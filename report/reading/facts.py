@@ -58,7 +58,7 @@ class Storage:
 
 
 def read_storage(units: list[ViewRow]) -> dict[str, Storage]:
-    """Return what each action of some units keeps and costs."""
+    """Return the storage and cost of each action of some units."""
     by_action: dict[str, dict[str, list[ViewRow]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
         by_action[unit["action"]][unit["doc"]].append(unit)
@@ -150,7 +150,7 @@ class Facts:
     unmeasured: int  # how many documents have no events
     listed: Mapping[tuple[str, str], int]  # how many documents there are by stratum and split, with and without events
     actions: list[ViewRow]  # rows of the view ``actions``, controls included
-    storage: dict[str, Storage]  # what each action keeps and costs
+    storage: dict[str, Storage]  # the storage and cost of each action
     controls: list[Control]
     plan: StoredPlan | None
     devices: list[str]  # device and dtype of the units

@@ -43,7 +43,7 @@ class Choice:
     unfit: list[str] = field(default_factory=list)
     # pairs of other actions whose difference in R may be 0
     unsettled: list[tuple[str, str]] = field(default_factory=list)
-    # why nothing can be recommended whatever the intervals say, and what would remove it; empty without an obstacle
+    # why nothing can be recommended whatever the intervals say, and how to remove this; empty without an obstacle
     obstacle: str = ""
     remedy: str = ""
 
@@ -97,7 +97,7 @@ def choose(content: PageContent) -> Choice:
 
 
 def not_distinguished(content: PageContent) -> dict[str, list[str]]:
-    """Return for each action the noise floors that it is not distinguished from, if there are any.
+    """Return the noise floors that each action is not distinguished from; actions without any are left out.
 
     An action is distinguished from a floor if the interval of its R less that of the floor lies above 0: an action
     below a floor does no more than the floor. These intervals hold for all pairs of actions together.
@@ -136,7 +136,7 @@ def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimat
 
 
 def _single_difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
-    """Return the difference with its own interval; the planned interval if the plan named only the mirror image."""
+    """Return the difference with this pair's interval; the planned one if the plan named only the mirror image."""
     plain, mirrored = estimates.get("gap", action, other), estimates.get("gap", other, action)
     turned = replace(
         mirrored, action=action, baseline=other, estimate=_negative(mirrored.estimate), low=_negative(mirrored.high),

@@ -49,7 +49,7 @@ def undominated(content: PageContent, choice: Choice) -> list[str]:
 
 
 def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
-    """Return what the figure's caption names: the Pareto front, the whole cache and its dtypes, and policies."""
+    """Return the values of the figure's caption: the Pareto front, the whole cache and its dtypes, and policies."""
     front = undominated(content, choice) if len(choice.candidates) > 1 else []
     whole = _whole(content)
     dtypes = [] if content.facts.engine else sorted({device.rpartition(", ")[2] for device in content.facts.devices})
@@ -214,7 +214,7 @@ def _sweeps_table(content: PageContent, members: list[str]) -> PrintedTable:
         cells[POOLED, member] = Cell(
             size(held.mean_prompt_cache if held else None), f"{fixed(100 * shares[member], 1)}% of full"
         )
-    held_bytes = CellColumn(Column(content.facts.cache, "", "mean bytes of the prompt as it is stored"), cells)
+    held_bytes = CellColumn(Column(content.facts.cache, "", "mean bytes of the stored prompt"), cells)
     known = [together for name, together in SIMULTANEOUS_OF.items() if content.estimates.known(together)]
     shown = columns_of(*(known or ["mismatch"]))
     note = "Fewest bytes first. Intervals hold for all members of sweeps together." if known else "Fewest bytes first."

@@ -1,4 +1,4 @@
-"""One section of the page: its tables, its figures, and what its template shows."""
+"""One section of the page: its tables, its figures, and the values of its template."""
 
 from __future__ import annotations
 

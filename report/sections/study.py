@@ -110,8 +110,8 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         Column("time to measure", "", "kvdrift’s time for prefill and decoding of all units; not the action’s speed"),
     )
     note = (
-        "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is what this study "
-        "took, which grows with K and with documents; it says nothing of how fast an action serves."
+        "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is of this study "
+        "and grows with K and with documents; it says nothing about how fast an action serves."
     )
     if any(action["policy"] is not None for action in facts.actions):
         note += (

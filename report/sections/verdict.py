@@ -89,7 +89,7 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
 
 
 def _held_bytes(held: Storage | None, of_full: str) -> Cell:
-    """Make the cell of a cache's bytes, and below them their share of the full cache and what no action can evict."""
+    """Make the cell of a cache's bytes, with their share of the full cache and the bytes that no action can evict."""
     fixed_bytes = f"{size(held.fixed_bytes)} not evictable" if held and held.fixed_bytes else ""
     under = "; ".join(filter(None, (of_full, fixed_bytes)))
     return Cell(size(held.mean_prompt_cache if held else None), under)
