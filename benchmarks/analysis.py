@@ -216,7 +216,7 @@ def derive_and_analyze(location: str) -> float:
 
 def _query(view: str) -> str:
     columns = "count(columns(*))" if view in LARGE else "*"
-    return f"select {columns} from {contract(view).relation}"  # noqa: S608 - a view's own name
+    return f"select {columns} from {contract(view).relation}"  # noqa: S608 - a view's name
 
 
 def _seconds(function: Any, *arguments: Any) -> float:

@@ -15,7 +15,7 @@ and SnapKV keeping 512 entries. Parts take turns, each run in a separate process
 
 "all" is the prompt (prefill and eviction) with decoding. Seconds are the least of the repetitions; the rate is in steps
 of one pair. If K copies do not fit into memory, as many as fit are decoded, and ratios compare seconds per replicate.
-Steps before pairs part and after have rows of their own (``benchmarks.steps``). The peak is resident memory on a CPU,
+Steps before and after divergence have other rows (``benchmarks.steps``). The peak is resident memory on a CPU,
 device memory on CUDA.
 """
 

@@ -90,7 +90,7 @@ def write(location: str, sizes: Sizes) -> None:
 
 
 def is_written(location: str, sizes: Sizes) -> bool:
-    """Tell whether the log exists and is whole."""
+    """Return whether the log exists and is whole."""
     try:
         return Store.open(location).row_count("events") == sizes.events
     except InputError:
@@ -122,7 +122,7 @@ def decomposition(location: str) -> Cells:
 
 
 def three_views(location: str) -> None:
-    """Open the views and fetch three of them."""
+    """Open the views and fetch three views."""
     with kvdrift.open(location) as views:
         for name in ("decomposition", "contrasts", "entry"):
             views.rows(name)

@@ -1,8 +1,8 @@
 """Steps of decoding before pairs diverge and after, against their bound, and against those of another commit.
 
 "before divergence" decodes one replicate, whose few streams are shared as ever; "after divergence" decodes K with all
-streams apart, of three actions and the control. Each is measured in processes of its own, in turn with the other
-commit's.
+streams apart, of three actions and the control. Each is measured in separate processes, in turn with the other
+commit.
 
 The bound is the least time of a step: its bytes at the rate of a large copy, or its products at the rate of a large
 product, whichever takes longer. Smaller work is left out: norms, rotation, the bookkeeping of streams.
@@ -82,7 +82,7 @@ def step_work(
     # The embedding is left out: a step reads its tokens' rows.
     weights = matrix_bytes(shape, tables=1)
     logits = count * (2 * item + _LAW_BYTES)  # a logit is written and read, a probability written
-    drawn = streams[0] + 4 * pairs  # laws that are read again
+    drawn = streams[0] + 4 * pairs  # distributions that are read again
     attention = 4 * shape.layers * shape.heads * shape.head_size  # operations of a query and an entry, in all layers
     return StepWork(
         {

@@ -178,7 +178,7 @@ def draw_paths(rates: Rates, uniform: _Float) -> Paths:
         size = 0.5 + size_u
         if t:
             forced = np.minimum(entry * size, 1.0)
-            # The size's own uniform says whether a step is saturated: its lower ``saturated`` part.
+            # A step is saturated if the uniform of its size is below ``saturated``.
             again = np.where(size_u < saturated, 1.0, np.minimum(after_mismatch * size, 1.0))
             inside = np.where(mismatched, again, np.minimum(after_agreement * size, 1.0))
             distance = np.where(diverged, inside, forced)

@@ -220,5 +220,5 @@ def check_disjoint(material: Material) -> None:
         if (other := development.get(document.cluster)) is not None:
             raise InputError(
                 f"cluster '{document.cluster}' has development document '{other.doc}' and evaluation document "
-                f"'{document.doc}', and must be in one split: give one of them another cluster"
+                f"'{document.doc}', and must be in one split: give one document another cluster"
             )

@@ -1,7 +1,7 @@
 """The outcome of a ``kvdrift gate`` call as a JUnit file, for continuous integration.
 
-The file says "error" from the start of the call until the answer. So whatever ends the call, the file of an earlier
-call is not taken for the outcome. Elements and attributes are those of Jenkins' schema junit-10.xsd.
+The file says "error" from the start of the call until the answer. So the file of an earlier call is never
+taken for the outcome, however the call ends. Elements and attributes are those of Jenkins' schema junit-10.xsd.
 """
 
 from __future__ import annotations

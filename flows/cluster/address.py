@@ -86,7 +86,7 @@ def named_workers(
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
     generators = [option for option, there in who.items() if there]
     if len(generators) > 1:
-        raise InputError(f"{' and '.join(generators)}: each chooses who generates; give one of them")
+        raise InputError(f"{' and '.join(generators)}: each chooses who generates; give one option")
     if gpus is not None:
         return ClusterAddress.of_gpus(gpus, studies)
     return None if cluster is None else ClusterAddress.parse(cluster)

@@ -92,7 +92,7 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
     moments = moments.of_actions(plan.actions)
     if set(moments.documents.tolist()) != names or not moments.present.all():
         raise OperationError(
-            f"study '{plan.study}': documents of look {interim_look} are missing; run the command again"
+            f"study '{plan.study}': documents of interim look {interim_look} are missing; run the command again"
         )
     revisions, documents = action_revisions(views, plan.study), documents_revision(views, plan.study, plan.model)
     reported = {_place(row) for row in taken.rows} if taken.lacking else set()

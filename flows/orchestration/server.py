@@ -248,7 +248,7 @@ def _own_server(home: Path | None) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         finally:
             # Events that no server takes would otherwise be retried for minutes when the process ends. In a thread of
-            # its own, since where an event loop runs, as in a notebook, Prefect only returns a coroutine.
+            # its own, since Prefect only returns a coroutine if an event loop runs, as in a notebook.
             drain = threading.Thread(target=EventsWorker.drain_all, kwargs={"timeout": _STOP_SECONDS, "at_exit": False})
             drain.start()
             drain.join()
@@ -277,7 +277,7 @@ def wait_until_started(server: object, thread: threading.Thread) -> None:
 
 
 def _database_fault() -> str | None:
-    """Say why the disk refuses our server's database; None if the disk takes it."""
+    """Return the disk's reason to refuse our server's database; None if the disk takes it."""
     home = Path(os.environ.get("PREFECT_HOME", Path.home()))
     fault = "the disk is full"
     try:

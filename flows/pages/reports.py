@@ -120,7 +120,7 @@ def _waiting_replicates(store: Store) -> int:
 
 
 def waiting_words(store: Store, study: str, model: str) -> str:
-    """Say how many replicates of a study wait for positions; empty if none does."""
+    """Return a line on a study's replicates that wait for positions; empty if none waits."""
     return str(count_waiting(store).get((study, model), ""))
 
 

@@ -217,13 +217,13 @@ def _identity(
     """Yield differences in an action's identity; changed parameters, reported separately, change the hash."""
     finite = run.study.model.kind == FINITE_STATE
     named = {
-        "weights_sha256": "reference laws"
+        "weights_sha256": "reference distributions"
         if finite
         else "the reference's server"
         if run.study.model.engine == HTTP
         else "model files (weights and configuration)",
         "tokenizer_sha256": "tokenizer",
-        "selector_sha256": "laws"
+        "selector_sha256": "distributions"
         if finite
         else action.words
         if action.settings is not None

@@ -222,7 +222,7 @@ def _tasks(*, scheduled: bool) -> SimpleNamespace:
             stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here", **again
         ),
         plan=as_stage(_plan, "the plan is frozen", **again),
-        evaluate=as_stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again),
+        evaluate=as_stage(stages.evaluate, "the evaluation documents have all units of the plan", **again),
         check=as_task(stages.check),
         look=as_task(stages.look, **again),
         keep_up=as_task(stages.keep_up, **again),

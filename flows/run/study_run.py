@@ -240,7 +240,7 @@ def pending_work(
 
 
 def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:
-    """Merge the work of studies of one file and model, which differ only in names and laws.
+    """Merge the work of studies of one file and model, which differ only in name and sampling.
 
     Each document comes once, with all units that some study lacks; each unit names its study.
     """

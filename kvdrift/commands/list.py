@@ -77,7 +77,7 @@ def _of_kind(part: PartKind[Any]) -> list[tuple[str, str]]:
         except InputError as error:
             text = f"not usable: {error}"
         rows.append((name, text))
-    return [*rows, ("MODULE:CLASS", "your own class, in a module beside the study file or in an installed module")]
+    return [*rows, ("MODULE:CLASS", "a custom class, in a module beside the study file or in an installed module")]
 
 
 def _described(kind: type[Any]) -> str:
@@ -138,7 +138,10 @@ def _models() -> list[tuple[str, str]]:
             known = "" if architecture in ARCHITECTURES else ", not proven yet"
             rows.append((name, f"in the Hugging Face cache: {architecture}{missing}{known}"))
     families = 'family = "mixture" with an alphabet, or tables = FILE'
-    return [*rows, (f'kind = "{FINITE_STATE}"', f"systems whose laws are known for every history: {families}")]
+    return [
+        *rows,
+        (f'kind = "{FINITE_STATE}"', f"systems whose next-token distributions are known for every history: {families}"),
+    ]
 
 
 def _quantities() -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ nearest known key.
 
 Paths are relative to the study file's folder, wherever the command runs: files of prompts, a model's folder, your own
 modules. `~` is your home folder. A store knows a model by its `id` as written in the file, so keep the `id` when you
-move the file. The paths of prompts and tables may change, since a store knows prompts and laws by their content.
+move the file. The paths of prompts and tables may change, since a store knows their content.
 Commands that take only a store, such as `kvdrift report`, look for a model's tokenizer relative to the working folder.
 
 The settings that decide events are fixed once the first event is stored: `[study]` except `store_prompts`, `[model]`
@@ -63,7 +63,7 @@ _PARTS: tuple[tuple[str, dict[str, type[Any]], tuple[str, str, str]], ...] = (
 ### Selectors and their parameters
 
 Every further key of an action is a parameter of its selector; in parentheses are defaults.
-[selectors.md](selectors.md) has the formulas, and [adding-a-selector.md](adding-a-selector.md) selectors of your own.
+[selectors.md](selectors.md) has the formulas, and [adding-a-selector.md](adding-a-selector.md) custom selectors.
 An action of a finite-state system has only its `name`.
 """,
         {name: made for name, made in SELECTORS.items() if name != CONTROL_ACTION},
@@ -73,8 +73,8 @@ An action of a finite-state system has only its `name`.
         """\
 ### Codecs and their parameters
 
-Parameters stand in the codec's own table, as in `codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the
-formulas, and [adding-a-codec.md](adding-a-codec.md) codecs of your own. Every codec of the table but hqq's takes
+Parameters stand in the codec's table, as in `codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the
+formulas, and [adding-a-codec.md](adding-a-codec.md) custom codecs. Every codec of the table but hqq's takes
 `generated` (`false`) besides: whether generated entries are coded, too, as they leave the window.
 """,
         CODECS,
@@ -84,9 +84,9 @@ formulas, and [adding-a-codec.md](adding-a-codec.md) codecs of your own. Every c
         """\
 ### Decode-time policies and their parameters
 
-Parameters stand in the policy's own table, as in `policy = { name = "sliding", sinks = 8 }`; `keep` is then the most
+Parameters stand in the policy's table, as in `policy = { name = "sliding", sinks = 8 }`; `keep` is then the most
 entries that a step reads. [policies.md](policies.md) has the formulas, and
-[adding-a-policy.md](adding-a-policy.md) policies of your own.
+[adding-a-policy.md](adding-a-policy.md) custom policies.
 """,
         POLICIES,
         ("policy", "entries that a step reads", "parameters"),

@@ -129,7 +129,7 @@ def test_other_laws_of_the_reference_concern_every_action(laws: Path) -> None:
     run = finite_run(laws)
     line = refused(check_agrees, run, error=PlanError)
     for name in ("one", "two", "full"):
-        assert f"reference laws of action '{name}'" in line
+        assert f"reference distributions of action '{name}'" in line
     assert "kvdrift run --redo one --redo two --redo full " in line
     refused(check_agrees, run, ["one", "two"], error=PlanError)
     check_agrees(run, ["one", "two", "full"])

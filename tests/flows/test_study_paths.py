@@ -49,7 +49,7 @@ def test_a_store_goes_on_with_systems_at_another_path_and_not_with_others(
     assert after.store.read("studies").to_pylist() == [row]
     write_systems(folder / "one.json", [table_system(4, 0.5, {"mixture": 0.3})] * 4)
     line = refused(check_agrees, run_of(systems_study(folder, "one.json"), tmp_path / "store"), error=PlanError)
-    assert "laws of action 'mixture': stored " in line
+    assert "distributions of action 'mixture': stored " in line
 
 
 def test_a_models_folder_begins_at_the_study_file_and_its_name_stays(
