@@ -9,16 +9,17 @@ An error is a value that no log following the definitions can hold, whatever the
 - the coupling emits a mismatch with probability exactly delta ("Coupling"), so X_t != Y_t with delta_t = 0 cannot
   happen, not even by rounding: float32 turns nothing above 1e-45 into 0. After both sides' EOS it follows that both
   sides repeat one and the same EOS token;
-- EOS is absorbing ("EOS is absorbing"): a flag that was true stays true; delta = 0 at t > e', where both laws are the
-  point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may be another
-  one, since a model can have several EOS tokens and a generator goes on with one of them.
+- EOS is absorbing ("EOS is absorbing"): a flag that was true stays true; delta = 0 at t > e', where both distributions
+  are the point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may
+  differ, since a model can have several EOS tokens and a generator goes on with only one.
 
-Not an error: delta > 0 when only one side has ended (its law is a point mass, the other's is not); f > 0 after Y's EOS
-alone; equal tokens at any delta, since equal tokens can also be drawn where the laws overlap little; no EOS.
+Not an error: delta > 0 when only one side has ended (its distribution is a point mass, the other's is not); f > 0 after
+Y's EOS alone; equal tokens at any delta, since equal tokens can also be drawn if the distributions overlap little; no
+EOS.
 
 A remark, because it follows from how kvdrift measures and not from what the columns mean: delta or f other than 0 at
 t = 1 (eviction follows prefill here; a method that alters the prefill is legitimate); delta and f that differ before
-the first mismatch (the histories are equal, but two batches of a half-precision model need not round alike); a
+the first mismatch (the histories are equal, but two batches of a half-precision model need not round equally); a
 full-retention control with delta or f other than 0 (the report says so, and the control is there to show it).
 """
 

@@ -181,7 +181,7 @@ def filled(rows: EventRows, horizon: Ints) -> EventRows:
 
 
 def only_repeats(rows: EventRows) -> Flags:
-    """Tell which rows are as those after both sides have ended, [N]."""
+    """Tell which rows look like positions after both sides have ended, [N]."""
     repeated: Flags = rows.x_eos & rows.y_eos & (rows.x_token == rows.y_token) & (rows.delta == 0) & (rows.f == 0)
     return repeated
 

@@ -166,7 +166,7 @@ class EventFile:
                 parts.append(rows)
 
     def _slices(self, columns: Sequence[str]) -> Iterator[tuple[_Log, pa.RecordBatch]]:
-        """Yield those of some columns that the files have, of all rows."""
+        """Yield all rows of the files, in the requested columns that the files have."""
         for log in self._logs:
             with log.reader.reading():
                 for batch in log.batches(columns):

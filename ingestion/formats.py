@@ -1,7 +1,7 @@
 """Formats of event logs, recognized by content: Parquet, Arrow IPC files and streams, CSV and JSON Lines.
 
 CSV, JSON Lines and Arrow streams may be compressed with gzip or zstd. A file is read batch by batch, and only some of
-its columns; a batch is limited to what memory takes, since even a small file can claim any number of rows.
+its columns; a batch is limited to fit the memory, since even a small file can claim any number of rows.
 
 Values of text have the types of table ``events``. A number of an integer column may be written as 7.0, a flag as true,
 false, 1 or 0, and an empty field of CSV is null. Any other text is an error, which names the line.
@@ -61,7 +61,7 @@ class LogReader(ABC):
 
     Attributes:
         file: The file.
-        schema: Its columns; those of text have types that fit table ``events``, and its unknown columns are null.
+        schema: Its columns; columns of text have types that fit table ``events``, and unknown columns are null.
         rows: Number of rows.
         ends: Whether the format shows that the file is whole; otherwise a file that is still written looks whole.
     """

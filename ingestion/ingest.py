@@ -87,7 +87,7 @@ class IngestReport:
             events count here or in ``present``.
         present: Units and events that the store had already, with equal content.
         kept_out: Units with an error, and their events.
-        waiting: Replicates that lack positions, and those of their events that came with these files.
+        waiting: Replicates that lack positions, and the events of these replicates that came with these files.
         horizons: H of each study and model of which units were new or equal, and where H comes from.
         findings: The errors.
         remarks: Lines about unusual values that are no errors.
@@ -179,7 +179,7 @@ def read_about(documents: str | Path | None, facts: str | Path | None) -> tuple[
 
 
 def open_file(source: EventSource, report: IngestReport) -> EventFile | None:
-    """Open a log; report one that cannot be read, and a file found in a folder that is no event log."""
+    """Open a log; report a log that cannot be read, and a file in a folder that is no event log."""
     try:
         return EventFile(source)
     except NoEventsError as error:
@@ -311,7 +311,7 @@ class Filing:
         report = self._report
 
         def answered(answer: int | Refusal) -> None:
-            """Count what the commit did with the unit."""
+            """Count the outcome of the commit for the unit."""
             if isinstance(answer, Refusal):
                 key = self._key(rows, group, answer.at)
                 report.findings.append(Finding(self._file, answer.kind, answer.text, key, answer.count))

@@ -73,7 +73,7 @@ class EventSource:
         return self.file.location
 
     def files(self) -> tuple[SourceFile, ...]:
-        """Return the files whose rows are the log's: those of a table's newest version."""
+        """Return the files whose rows are the log's; of a Delta table, the files of its newest version."""
         if not self.is_table:
             return (self.file,)
         folder = _Place(self.name, self.file.path, self.file.filesystem)
@@ -230,7 +230,7 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Tell whether the parts of a path match those of a pattern, in which ``**`` stands for any number of folders."""
+    """Tell whether the parts of a path match the parts of a pattern; ``**`` stands for any number of folders."""
     if not pattern:
         return not parts
     if pattern[0] == "**":

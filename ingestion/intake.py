@@ -36,7 +36,7 @@ UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
 class Refusal:
     """The reason why a unit without an error of its own cannot go into the store, and its offending rows.
 
-    ``at`` is the first of them in the unit, from 0; None if the reason concerns no single row.
+    ``at`` is the first offending row in the unit, from 0; None if the reason concerns no single row.
     """
 
     kind: str
@@ -96,7 +96,7 @@ class Intake:
     """A store that takes in units, many in one commit.
 
     An offered unit is compared with the store at once, and again if another writer's commit has come in between. Its
-    answer tells what the commit did.
+    answer reports the outcome of the commit.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Intake:
         return self._declared.get(pair, self._horizons.get(pair, self.requested_horizon))
 
     def horizon_origin(self, study: str, model: str) -> str:
-        """Return in words where H of a study and model comes from."""
+        """Return in words the origin of a study and model's H."""
         if (study, model) in self._declared or (study, model) in self._horizons:
             return "from the store"
         return "from the rows" if self.requested_horizon is None else "as given"
@@ -199,7 +199,7 @@ class Intake:
             yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
-        """Queue those replicates of a unit that the store lacks; the rows are whole replicates in key order."""
+        """Queue the replicates of a unit that the store lacks; the rows are whole replicates in key order."""
         offered = _Offer(key, rows, horizon, answered)
         self._stored_overlapping(key, offered.first, offered.end)
         self._enqueue(offered)
@@ -210,7 +210,7 @@ class Intake:
         """Commit the queued units and answer their offers.
 
         If the store refuses the commit, another writer may have changed the store since units were compared. All are
-        then compared anew, and only those without a contradiction are committed.
+        then compared anew, and only units without a contradiction are committed.
         """
         while True:
             before = self._queue
@@ -392,7 +392,7 @@ class Intake:
 
 
 class Comparison(Intake):
-    """Finds the actions of which a store has other events than those that are offered; nothing is queued.
+    """Finds the actions of which a store has other events than the offered ones; nothing is queued.
 
     Attributes:
         differing: These actions, each with its study.
@@ -403,7 +403,7 @@ class Comparison(Intake):
         self.differing = set[tuple[str, str]]()
 
     def horizon(self, study: str, model: str) -> int | None:  # noqa: ARG002
-        """Return the call's H; None lets the rows suggest H, since the store's H may be what is corrected."""
+        """Return the call's H; None lets the rows suggest H, since the call may correct the store's H."""
         return self.requested_horizon
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:

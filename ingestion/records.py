@@ -1,4 +1,4 @@
-"""Read the files beside events: what another generator says of its documents, and how it made its events.
+"""Read the files beside events: the documents of another generator, and how it made its events.
 
 Both are CSV, JSONL or Parquet, recognized by content. A row of a facts file is about one action, for one document or
 for all. Its bytes, seconds and engine go into the rows of units that are ingested together with the facts; its settings
@@ -54,7 +54,7 @@ def read_records(
 ) -> tuple[list[Record], list[str]]:
     """Read all records of a file; also return the names of columns that are not read, sorted.
 
-    ``clean`` checks the values of a record, which may be null, and returns those that are given.
+    ``clean`` checks the values of a record, which may be null, and returns the values that are not null.
     """
     check_regular(path)
     if not path.exists():

@@ -27,7 +27,7 @@ MEMORY: Final = ".checked"
 WEEK: Final = 7 * 24 * 3600.0
 """Seconds after which a large table's file is read again before an estimate."""
 
-# What Arrow raises for bytes that are no Parquet file, or none that it knows.
+# The errors of Arrow for bytes that are no Parquet file, or of an unknown kind.
 READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, ValueError)
 
 _NAMED = re.compile(r"[0-9a-f]{16}\.parquet")  # how the store names the files that it writes

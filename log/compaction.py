@@ -49,7 +49,7 @@ class Tiers(NamedTuple):
 
 _LARGE, _SMALL = Tiers(16, 1), Tiers(4, 1)  # every command opens all files of small tables, and few rows are rewritten
 _REMOTE = Tiers(4, 1 << 14)  # behind a URL each file is some requests
-_LARGE_BYTES = 1 << 26  # compressed; a small table's file of half of it is left as it is
+_LARGE_BYTES = 1 << 26  # compressed; a small table's file of at least half of it stays
 
 
 @dataclass(frozen=True)

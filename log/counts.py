@@ -48,7 +48,7 @@ class Place(NamedTuple):
 class Held(NamedTuple):
     """The units of one document under one revision of an action and one estimator, and all their replicates.
 
-    ``unknown`` of the units do not say which weights made them.
+    ``unknown`` is the number of units that do not record which weights made them.
     """
 
     action: str
@@ -105,7 +105,7 @@ def stored_counts(
     ``actions`` are all rows of that table, read before. ``units_and_missing`` loads the table ``units``, and makes the
     rows that the table lacks for visible events.
     """
-    scored = folder.load("scores")  # first: what is scored is there
+    scored = folder.load("scores")  # first, so that the units of all scored pairs are there
     stored, missing = units_and_missing()
     documents = folder.read(folder.load("documents"), _OF_DOCUMENTS)
     scores = folder.read(scored, (*_OF_SCORES, "document_revision"), coded=True).unify_dictionaries()
@@ -176,7 +176,7 @@ def _count(
     key: Callable[[Mapping[str, Any]], Any],
     total: tuple[str | list[str], str] = ([], "count_all"),
 ) -> Counter[Any]:
-    """Count rows, or add up another total, by what ``key`` makes of study, model, place and some columns."""
+    """Count rows, or add up another total, by the ``key`` of their study, model, place and some columns."""
     counts, of = Counter[Any](), ["study", "model", "place", *names]
     counted = rows.group_by(of, use_threads=False).aggregate([total])
     for row in counted.rename_columns([*of, "total"]).to_pylist():

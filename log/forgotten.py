@@ -30,13 +30,13 @@ class ForgottenDocuments:
     lines: tuple[Mapping[str, str], ...] = ()
 
     def of(self, study: str, model: str) -> ForgottenDocuments:
-        """Return those of one study and model."""
+        """Return the forgotten documents of one study and model."""
         return ForgottenDocuments(
             tuple(line for line in self.lines if (line["study"], line["model"]) == (study, model))
         )
 
     def has(self, doc: str) -> bool:
-        """Tell whether a document is one of them, in any study and model."""
+        """Tell whether a document was forgotten, in any study and model."""
         return any(_digest(line["salt"], doc) == line["sha256"] for line in self.lines)
 
     def count(self, split: str, stratum: str) -> int:
@@ -67,7 +67,7 @@ def forgotten_documents(location: str) -> ForgottenDocuments:
 def add_forgotten(location: str, documents: Iterable[Mapping[str, Any]], doc: str) -> None:
     """Record durably that a document is removed for good.
 
-    ``documents`` have study, model, split and stratum; those that are recorded already are left out.
+    ``documents`` have study, model, split and stratum; documents that are recorded already are left out.
     """
     known = forgotten_documents(location)
     lines = [*known.lines]

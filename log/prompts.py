@@ -27,13 +27,13 @@ class KeptEntries:
     """The entries of a prompt that are kept after ``step`` generated tokens; step 0 is right after prefill."""
 
     layers: int  # L, the layers of the model
-    pairs: int  # the number of (layer, KV head) pairs counted; after a step, those of each stream
+    pairs: int  # the number of (layer, KV head) pairs counted; after a step, the pairs of all streams
     counts: NDArray[np.int32]  # int32[G, n], for each group of layers the pairs that have the entry of each position
     step: int = 0
 
 
 def layer_groups(layers: int, entries: int) -> int:
-    """Return the number of groups of layers for a prompt of ``entries``: one group a layer if that is few counts."""
+    """Return the number of groups of layers for a prompt of ``entries``: one a layer, or fewer to bound the counts."""
     return max(1, min(layers, MOST_COUNTS // entries))
 
 

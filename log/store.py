@@ -12,7 +12,7 @@ Files are not keys
     any time. A commit that only rewrites files leaves ``data_version`` as it was.
 
 Exactly once
-    delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. The store then looks
+    delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. The store then finds
     again which units are still missing (``kvdrift.log.units.commits``).
 
 Schema versions
@@ -260,7 +260,7 @@ class Store:
         return self._units.lacking(versions)
 
     def pending(self) -> Pending:
-        """Find the units left to derive; ``underived`` says what is raised."""
+        """Find the units left to derive; raises as ``underived`` does."""
         return self._units.pending()
 
     def all_underived(self, versions: Mapping[str, int] | None = None) -> Wide:
@@ -301,7 +301,7 @@ class Store:
         """
         store = cls(location)
         if is_local(store.location):
-            sweep(Path(store.location))  # first, since a full disk may refuse what follows
+            sweep(Path(store.location))  # first, since a full disk may refuse the next steps
         store._folder.check_nothing_lost()
         store.make_tables()
         store.reconcile()
@@ -321,7 +321,7 @@ class Store:
     def add_units(self, units: Sequence[Unit]) -> set[int]:
         """Make units visible, all by one commit; return the numbers of the new ones. A stored unit stays unchanged.
 
-        Units are compared with what the store has at the commit, whoever wrote it and whenever.
+        Units are compared with the store's units at the time of the commit.
 
         Raises:
             ContradictionError: The store has a unit with other events. Nothing is then committed.
@@ -337,12 +337,12 @@ class Store:
         return self._commits.append(units)
 
     def add_pairs(self, records: Sequence[Mapping[str, Any]], values: Columns) -> set[int]:
-        """Make many units of coupled pairs visible, as ``add_units`` does; ``conform_pairs`` says what is given."""
+        """Make many units of coupled pairs visible, as ``add_units`` does; arguments are those of ``conform_pairs``."""
         refuse_forgotten(self.location, records)
         return self._commits.append_complete(*conform_pairs(records, values))
 
     def stored_units(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Return the numbers of those of some units that the store has; ``UnitCommits.stored`` says what is given."""
+        """Return the numbers of the given units that the store has; see ``UnitCommits.stored`` for the argument."""
         return self._commits.stored(records)
 
     def append_prompts(self, rows: Iterable[Mapping[str, Any]]) -> int:

@@ -55,7 +55,7 @@ def store_size(location: str) -> dict[str, Any]:
     """Return files and bytes of a store and of each table's folder, as plain values.
 
     A table's folder also has its log, and files that were replaced. Besides the tables, the store has pages, the
-    catalogue, and whatever else lies in it.
+    catalogue, and any other file in its folder.
     """
     files, sizes = Counter[str](), Counter[str]()
     for table, size in _sizes_below(location):

@@ -45,13 +45,14 @@ PINNING = (
 # with 17,000 files, for each view that reads ``windows``.
 MOMENT_VIEWS = ("windows", "moments", "profiles")
 
-# The most compressed bytes of a table behind a URL that is read into memory, where the table is a few times as large.
+# The most compressed bytes of a table behind a URL that is read into memory, where the table takes a few times as many.
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # for a caller that keeps views, and for any other caller
 _SCANNED = frozenset({"events", "steps"})
 
 _INTERRUPTED = "Query interrupted"  # DuckDB's RuntimeError if Python has a signal while a query runs
 _NO_COLUMN = re.compile(r'.*?column (?:named )?"(?P<name>\w+)"( not found in FROM clause)?')
-_JOINED = {"documents": "study, model, doc", "actions": "study, action"}  # and the keys that others share with them
+# Stored tables, and the keys that they share with other views.
+_JOINED = {"documents": "study, model, doc", "actions": "study, action"}
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,7 @@ def breaches(views: Views, view: str) -> list[Breach]:
     queries = {
         f"one row for each {', '.join(promised.grain)}": f"{rows} select {grain} group by all having count(*) > 1"
     }
-    # One query tells whether any promise is broken. To count the rows of each promise would take twice as long.
+    # One query tells whether any check fails. To count the failing rows of each check would take twice as long.
     if views.table(f"{rows} where {' or '.join(broken.values())} limit 1").num_rows:
         queries |= {promise: f"{rows} select {grain} where {condition}" for promise, condition in broken.items()}
     examples = {promise: views.table(query) for promise, query in queries.items()}

@@ -75,7 +75,7 @@ def write_catalog(store: Store) -> Path:
     versions = {table: store.version(table) for table in PINNING}
     files = {table: parquet_source(store, table, version) for table, version in versions.items()}
     try:
-        with temporary_folder(path.parent) as folder:  # DuckDB writes more files beside the one that it is told
+        with temporary_folder(path.parent) as folder:  # DuckDB writes more files beside its database
             aside = folder / CATALOG_NAME
             with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
                 be_quiet(connection)
@@ -162,5 +162,5 @@ def may_write_catalog(store: Store) -> bool:
     try:
         with temporary_folder(Path(store.location)):
             return True
-    except OSError as error:  # what else is wrong shows when the catalogue is written
+    except OSError as error:  # any other fault shows when the catalogue is written
         return not is_forbidden(error)

@@ -56,7 +56,7 @@ def read_only(views: Views, store: Store) -> ReadOnlyViews:
 
 
 def check_reads(query: str) -> int:
-    """Refuse what is no select, explain of a select or pragma of ``PRAGMAS``; return the number of statements."""
+    """Refuse all but select, explain of a select and pragma of ``PRAGMAS``; return the number of statements."""
     with failing_in_one_line():
         statements = [(statement.type.name, statement.query) for statement in duckdb.extract_statements(query)]
     for kind, text in statements:

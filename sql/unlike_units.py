@@ -41,7 +41,7 @@ def refuse_unlike_units(
 ) -> Collection[str]:
     """If current units of one kept set or study differ, make every view that pools replicates raise an error line.
 
-    The columns of these views stay the same. Return these views; none if all units are alike.
+    The columns of these views stay the same. Return these views; none if all units agree.
 
     Raises:
         UnlikeUnitsError: Units differ, and a view that pools is about to be computed, which is in ``kept``.

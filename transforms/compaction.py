@@ -20,7 +20,7 @@ from kvdrift.schema.tables import TABLES
 
 _TIMES = 32  # that a process does it
 BATCHES = 16  # micro-batches from one time to the next; each leaves one file
-LIVE_ROWS = 1 << 15  # of a new file: what is held no longer than a batch takes
+LIVE_ROWS = 1 << 15  # of a new file: held no longer than a batch takes
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
 
     Returns:
         One trajectories row for each pair and one steps row for each event, both exactly of their Arrow schemas and
-        sorted by key. Sums are float64. Where positions are missing or repeated, ``complete`` is false and the other
+        sorted by key. Sums are float64. If positions are missing or repeated, ``complete`` is false and the other
         columns describe the rows present; a gap or a repetition ends a run of agreements.
     """
     check_columns(events, [EVENTS.schema.field(name) for name in PAIR_COLUMNS])
@@ -156,7 +156,7 @@ def _steps(pairs: _Pairs) -> pa.Table:
 
 
 def _first_position(flags: Flags, events: SortedEvents) -> Ints:
-    """Find the first t of each trajectory that has a flag, NEVER where none has: [N] -> [M]."""
+    """Find the first flagged t of each trajectory, NEVER if none is flagged: [N] -> [M]."""
     first = np.full(len(events.rows), NEVER, dtype=np.int32)
     flagged = np.flatnonzero(flags)
     replicates = events.of_row[flagged]

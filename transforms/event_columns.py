@@ -20,7 +20,7 @@ from kvdrift.schema.moments import NEVER
 from kvdrift.schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 from kvdrift.schema.tables import EVENTS, GROUP_KEY
 
-_LATER = {"action_revision": 0, "unit": -1}  # columns that older events lack, with what stands for null
+_LATER = {"action_revision": 0, "unit": -1}  # columns that older events lack, with the value that stands for null
 
 
 def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
@@ -56,7 +56,7 @@ class SortedEvents:
 
     Attributes:
         names: [N] study, model, doc and action, encoded in the sorted order of their words.
-        values: [N] the other columns by name; ``action_revision`` is 0, and ``unit`` -1, where events have none.
+        values: [N] the other columns by name; ``action_revision`` is 0, and ``unit`` -1, if events have none.
         first_row: [M] the first row of each replicate.
         rows: [M] the number of rows of each replicate.
         of_row: [N] the replicate that each row belongs to, numbered from 0.

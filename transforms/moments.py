@@ -1,6 +1,6 @@
 """Trajectories and steps of whole units -> the moments of ``kvdrift.schema.moments``, summed over a unit's replicates.
 
-Moments are additive, so what is pooled from units is pooled from replicates (definitions, "Pooling"). Replicates enter
+Moments are additive, so pooling units is pooling replicates (definitions, "Pooling"). Replicates enter
 that are complete and end at the study's horizon H: their steps are arrays [replicates, H].
 """
 
@@ -32,7 +32,7 @@ def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindow
     """Sum the moments of each unit over its replicates; return one row for each unit, of the schema UNIT_MOMENTS.
 
     Trajectories and steps are of whole units, of their schemas and sorted by key. Without windows of its study, a unit
-    gets those of the longest horizon of its complete trajectories. A mean over an empty window is null, in each
+    gets the windows of the longest horizon of its complete trajectories. A mean over an empty window is null, in each
     replicate.
     """
     unit = trajectories["unit"].to_numpy()
@@ -100,7 +100,7 @@ def _of_windows(derived: _Derived, windows: Windows, units: Wide, of_row: Wide, 
 def replicate_moments(trajectories: pa.Table, steps: pa.Table, windows: Windows) -> pa.Table:
     """Compute the scalar moments of each replicate that is complete and ends at the windows' horizon.
 
-    Trajectories and steps are as ``derive_moments`` takes them.
+    Trajectories and steps are as in ``derive_moments``.
 
     Returns:
         The columns of ``GROUP_KEY``, ``replicate``, and float64 columns of the scalar moments; null over an empty

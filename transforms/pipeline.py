@@ -79,7 +79,7 @@ def run_derivation(
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
-    store.reconcile()  # rows of units tell what is to derive
+    store.reconcile()  # rows of units tell which units to derive
     work = pending(store, SEGMENT_ROWS)
     version, todo = work.events_version, work.segments
     units, done = sum(len(segment.units) for segment in todo), 0
@@ -141,8 +141,8 @@ def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Se
         derive_groups(pipeline | "Groups" >> beam.Create([*groups]), location, folder)
         try:
             _run_to_the_end(pipeline)
-        except Exception as error:  # a runner raises whatever its workers and its own machinery raise
-            # Beam appends the stage it was in to the message of whatever was raised; the first line says enough.
+        except Exception as error:  # a runner raises any error of its workers and of its own machinery
+            # Beam appends its stage to the message of an error; the first line says enough.
             raise OperationError(f"{runner} failed: {first_line(error)}") from error
         return read_records(folder)
 
@@ -278,7 +278,7 @@ def _outcome(files: list[Any], errors: list[str], **values: Any) -> SegmentOutco
 
 
 def _remove_stale(location: str) -> None:
-    """Remove the folders that killed runs left in a local store; behind a URL nothing tells that a run was killed."""
+    """Remove the folders that killed runs left in a local store; behind a URL nothing shows that a run was killed."""
     if not is_local(location):
         return
     filesystem, root = filesystem_of(location)

@@ -39,7 +39,7 @@ def derive_branchings(events: pa.Table) -> DerivedBranchings:
 
     Returns:
         One branchings row for each replicate and one depth row for each of its depths 1..H, both exactly of their Arrow
-        schemas and sorted by key. Weights are summed in order of s, in float64. H is the last position present. Where
+        schemas and sorted by key. Weights are summed in order of s, in float64. H is the last position present. If
         positions are missing or repeated, ``complete`` is false and the other columns describe the rows present.
     """
     check_columns(events, [field for field in EVENTS.schema if field.name not in {"action_revision", "unit"}])
@@ -78,8 +78,8 @@ class _Replicates:
     scan_rows: Wide  # [R]
     branch_rows: Wide  # [R]
     horizon: Ints  # [R] H, the last position present
-    scanned: Ints  # [R] last position of the scan, 0 where it has none
-    branch: Ints  # [R] J, 0 where there is no branch
+    scanned: Ints  # [R] last position of the scan, 0 if it has none
+    branch: Ints  # [R] J, 0 if there is no branch
     mass_through: Reals  # [R, max H] sum of w_s over s <= column + 1
 
     @classmethod
@@ -127,7 +127,8 @@ def _branchings(replicates: _Replicates) -> pa.Table:
 def _complete(replicates: _Replicates) -> Flags:
     """Tell which replicates are whole, [R].
 
-    A whole scan is 1..H, or ends where survival reached 0. A whole branch is J..H, and exists exactly if M > 0.
+    A whole scan is 1..H, or ends at the position at which survival reached 0. A whole branch is J..H, and exists
+    exactly if M > 0.
     """
     events, t, of_branch = replicates.events, replicates.t, replicates.of_branch
     begins = run_begins(events.of_row, of_branch)  # [N] first row of a scan or of a branch

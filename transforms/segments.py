@@ -206,7 +206,7 @@ def _windows(studies: pa.Table) -> StudyWindows:
 
 
 def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows) -> dict[str, pa.Table]:
-    """Derive events of whole units: the rows of some derived tables, which are those of one estimator."""
+    """Derive events of whole units: the rows of some derived tables of one estimator."""
     if set(tables) <= set(DERIVED[SWRB]):
         branched = derive_branchings(events)
         rows = {"branchings": branched.branchings, "branching_depths": branched.depths}
@@ -232,7 +232,7 @@ def commit(store: Store, outcomes: Iterable[SegmentOutcome], events_version: int
 
 
 def _derived(segment: Segment, events: pa.Table, studies: StudyWindows) -> tuple[dict[str, pa.Table], list[str]]:
-    """Derive units together, or one by one where one of them cannot be derived; and a line for each of these."""
+    """Derive units together, or one by one if a unit cannot be derived; also return a line for each such unit."""
     try:
         return derived_rows(segment.tables, events, studies), []
     except UNREADABLE as error:

@@ -36,9 +36,9 @@ def watch(
     *,
     compacts: bool = True,
 ) -> DerivationReport:
-    """Derive new units until asked to stop; safe beside writers, and beside a derivation in another process.
+    """Derive new units until ``stop`` returns true; safe beside writers, and beside a derivation in another process.
 
-    Every ``interval_seconds`` all new units are derived; if there are none, ``idle`` is called. ``stop`` is asked
+    Every ``interval_seconds`` all new units are derived; if there are none, ``idle`` is called. ``stop`` is called
     between micro-batches and while waiting. ``progress`` gets the report of each micro-batch, failures included. The
     returned report counts all micro-batches. Small files are not merged if ``compacts`` is False.
     """
@@ -57,7 +57,7 @@ def watch(
             )
             if work is None or not todo:
                 if work is not None:
-                    # Units whose rows are about to come are looked for at the same version again.
+                    # Units whose rows are about to come are sought at the same version again.
                     seen = work.events_version if work.whole else -1
                     total = replace(total, events_version=work.events_version)
                 if idle is not None:

@@ -142,7 +142,8 @@ def write_first_commit(table: str, folder: Path, configuration: Mapping[str, str
     actions = [{"commitInfo": made}, {"protocol": _PROTOCOL}, {"metaData": declared}]
     log_folder = folder / "_delta_log"
     log_folder.mkdir(parents=True, exist_ok=True)
-    aside = log_folder / f"_commit_{uuid.uuid4()}.json.tmp"  # as delta-rs names them, whose cleaning knows it
+    # delta-rs's pattern for temporary files, so that its cleanup removes leftovers
+    aside = log_folder / f"_commit_{uuid.uuid4()}.json.tmp"
     try:
         aside.write_text("\n".join(map(json.dumps, actions)), encoding="utf-8")
         os.link(aside, log_folder / f"{0:020d}.json")

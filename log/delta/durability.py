@@ -46,7 +46,7 @@ def sync(path: Path) -> None:
 
 def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> list[_Result]:
     """Do work that waits for the disk on many items at once; the disk then writes its journal once for many items."""
-    if len(items) <= 1 or getattr(_THREAD, "is_one_of_them", False):  # which would wait for themselves
+    if len(items) <= 1 or getattr(_THREAD, "is_one_of_them", False):  # a pool thread would wait for its own pool
         return [work(item) for item in items]
     done = [_threads().submit(work, item) for item in items]
     wait(done)
@@ -59,7 +59,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AT_ONCE, initializer=lambda: setattr(_THREAD, "is_one_of_them", True))
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # it has none of them
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked child has no threads
 
 
 def make_folder(folder: Path) -> None:

@@ -40,7 +40,7 @@ from kvdrift.schema.locking import in_turn, written
 from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
 
 _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
-# Commits say how many rows a file has, and nothing of its columns: who loads a log then looks for nothing more.
+# Commits record how many rows a file has, and nothing of its columns, so that loading a log reads nothing else.
 _ROW_COUNTS_ALONE = {"delta.dataSkippingNumIndexedCols": "0"}
 _REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "5"}  # versions; behind a URL each log file is two requests
 
@@ -55,12 +55,12 @@ class DeltaFolder(TableVersions):
     """The tables of ``kvdrift.schema.tables`` in a local folder or behind a URL: versions, rows and commits."""
 
     def __init__(self, location: str | Path) -> None:
-        """Keep a location, without accessing it; ``TableVersions`` says what is raised."""
+        """Keep a location, without accessing it; raises as ``TableVersions`` does."""
         super().__init__(location)
         self._changing: dict[tuple[str, int], bool] = {}  # whether a version changed rows
         self._made: dict[tuple[str, Callable[[pa.Table], Any]], dict[str, Any]] = {}  # by path; see ``of_files``
         self._bounds: dict[tuple[str, str], dict[str, tuple[str, str] | None]] = {}  # by path, by table and column
-        # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
+        # Local checkpoints hold durable commits only, so this module writes them; behind a URL, delta-rs writes them.
         self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
 
     def _check_readable(self, snapshot: Snapshot) -> None:
@@ -119,7 +119,7 @@ class DeltaFolder(TableVersions):
         self._check_readable(snapshot)
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
         parquet = pads.ParquetFileFormat(default_fragment_scan_options=scan, dictionary_columns=list(coded))
-        sizes = {file.path: file.size for file in snapshot.files()}  # from the log, so that no request asks for them
+        sizes = {file.path: file.size for file in snapshot.files()}  # from the log, which saves a request for each file
         fragments = [
             parquet.make_fragment(join(self._root, snapshot.table, path), self._files, file_size=sizes[path])
             for path in (sizes if paths is None else paths)
@@ -139,7 +139,7 @@ class DeltaFolder(TableVersions):
         """Return the visible rows in some columns, with page checksums verified.
 
         ``paths`` are some of the visible files. With ``coded``, texts are dictionaries, which may differ between
-        chunks. The columns ``compared`` are those of ``where``: they are coded after the read, since Arrow skips no
+        chunks. The columns ``compared`` occur in ``where``. They are coded after the read, since Arrow skips no
         part of a file by the bounds of a column that is read as dictionaries.
 
         Raises:
@@ -205,8 +205,8 @@ class DeltaFolder(TableVersions):
     ) -> dict[str, _Made]:
         """Return the result of ``make`` for each visible file's rows, by path; texts are dictionaries.
 
-        A file never changes, so its result is kept until a call with new files leaves the file out. A look at a growing
-        table therefore costs only the new files. Columns must be equal in every call with the same function.
+        A file never changes, so its result is kept until a call with new files leaves the file out. Reading a growing
+        table again therefore costs only the new files. Columns must be equal in every call with the same function.
         """
         table, kept = snapshot.table, self._made.get((snapshot.table, make), {})
         wanted = snapshot.paths() if paths is None else paths
@@ -322,10 +322,10 @@ class DeltaFolder(TableVersions):
                 commit, loaded, refused = self._try(table, attempt, alone=alone)
                 took = time.monotonic() - begun
             if commit is None:
-                self.make_durable(table)  # what is there may be another writer's, who has not been told yet
+                self.make_durable(table)  # another writer may have made the commit, and not yet have synced it
                 return 0
             if refused is None:
-                # Whoever opens the table is to read what is there, and not all that was replaced.
+                # A checkpoint spares readers the entries of replaced files.
                 self.make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
                 return len(commit.files)
             wait_after(turn, took)
@@ -341,7 +341,7 @@ class DeltaFolder(TableVersions):
     def _try(
         self, table: str, attempt: Callable[[Snapshot], Commit | None], *, alone: bool
     ) -> tuple[Commit | None, DeltaTable | None, str | None]:
-        """Try to make one commit; return what was to be committed, the table, and why it was refused."""
+        """Try to make one commit; return the commit, the table, and the reason of a refusal."""
         snapshot = self.load(table)
         commit = attempt(snapshot)
         if commit is None:
@@ -419,7 +419,7 @@ class DeltaFolder(TableVersions):
         if self._disk is None:
             raise InputError(f"{self.location}: the history of a table is deleted on a local disk only")
         log, root = self._disk.logs[table], Path(self.location, table)
-        replace_file(log.file(log.newest() + 1), empty_commit())  # a commit may name what is to be forgotten
+        replace_file(log.file(log.newest() + 1), empty_commit())  # a commit may name a forgotten document
         with self._opened(table) as loaded:
             self.make_durable(table, loaded, checkpoint=True)
         log.delete_before(log.checkpointed())
@@ -442,7 +442,7 @@ class DeltaFolder(TableVersions):
             if loaded is not None and (checkpoint or (log is not None and log.needs_checkpoint())):
                 listed(loaded.update_incremental)  # a commit leaves it at the version before
                 if log is not None:
-                    log.sync()  # what came meanwhile is in the checkpoint too
+                    log.sync()  # later commits of other writers are in the checkpoint too
                 listed(loaded.create_checkpoint)
                 if log is not None:
                     log.sync_checkpoint()

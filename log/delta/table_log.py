@@ -1,4 +1,4 @@
-"""The log files of tables on a local disk: which is newest, which are damaged, and what commits say of other tables.
+"""The log files of tables on a local disk: the newest, the damaged, and what commits record of other tables.
 
 delta-rs does not notice some damage: it reads an empty log file as an empty commit, a file cut at the end of a line as
 a whole commit, and a log without its newest file as the earlier log. It also reads files of two stores in one folder as
@@ -28,16 +28,16 @@ from kvdrift.schema.tables import TABLES
 
 # Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
 CHECKPOINT_EVERY = 20
-_SPARSE, _LARGE = 100, 1 << 20  # versions where a checkpoint has so many bytes: its writing takes longer
+_SPARSE, _LARGE = 100, 1 << 20  # versions between checkpoints of at least so many bytes, which take longer to write
 
-# Tables that the rows of others rely on: those that are made from nothing else in the store; and calibration, since
-# results, which are written after it, say that the analysis is done. ``units`` and derived rows are made again where
-# they are lost.
+# Tables that the rows of others rely on: tables that are made from nothing else in the store; and calibration, since
+# results, which are written after it, record that the analysis is done. Lost rows of ``units`` and of derived tables
+# are made again.
 RELIED_ON = (
     "events", "documents", "prompts", "actions", "studies", "identities", "plans", "exact_values", "calibration",
 )  # fmt: skip
 
-_OURS = "kvdrift"  # the key of our own entry among what a commit says of itself
+_OURS = "kvdrift"  # the key of kvdrift's entry in a commit's info
 _LOOKED_AT = (
     4  # newest commits whose versions are compared: writers at once may commit in another order than they looked
 )
@@ -54,7 +54,7 @@ class TableLog:
         self._prefix = f"{self.folder}{os.sep}"
         self._newest = -1
         self._whole = -1  # the version through which no file is empty
-        self._followed = -1  # the version through which commits follow those that they were made from
+        self._followed = -1  # the version through which each commit follows the version that it was made from
         self._durable = -1  # the version through which every file is durable
 
     def file(self, version: int) -> Path:
@@ -143,7 +143,7 @@ class TableLog:
                 return f"log file {self.file(version).name} is missing"
             if not status.st_size:
                 return f"log file {self.file(version).name} is empty"
-            # What is in a checkpoint is not read from its file, and may be long.
+            # Commits in a checkpoint are not read from their files, which may be long.
             if version == newest and version > self.checkpointed() and (fault := self._lacking(version)):
                 return f"log file {self.file(version).name} {fault}"
         self._whole = newest
@@ -320,9 +320,9 @@ def empty_commit() -> bytes:
 def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:
     """Yield each table with fewer versions than commits of other tables rely on.
 
-    With the table come the version that it must have, and the table whose commit says so.
+    With the table come the version that it must have, and the table whose commit relies on it.
     """
-    by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are looked for
+    by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are read
     for table in (name for name in RELIED_ON if name in logs):
         wanted, other = max(((seen.get(table, -1), name) for name, seen in by_table.items()), default=(-1, ""))
         if wanted > logs[table].newest():

@@ -40,7 +40,7 @@ AT_ONCE: Final = 1
 
 _LONGEST: Final = 20.0  # seconds: a thousand commits to a local log take some 30
 _LISTINGS: Final = 20  # a log that has lost a file has a gap each time
-_PAUSE: Final = 0.01  # seconds; of a lost file it is said after a fifth of a second
+_PAUSE: Final = 0.01  # seconds; a lost file is reported after a fifth of a second
 
 _GAPS: Final = ("Expected contiguous commit files", "Gap between checkpoint version")  # the second right after one
 
@@ -74,10 +74,10 @@ def wait_after(turn: int, took: float) -> None:
     time.sleep(random.uniform(0, longest_wait(turn, took)))  # noqa: S311 - no event depends on it
 
 
-_FILE = ("path", "size_bytes", "num_records")  # what is taken of each visible file: the fields of a ``StoredFile``
+_FILE = ("path", "size_bytes", "num_records")  # the fields of a ``StoredFile``
 _ADDED = (*_FILE, "modification_time")
 
-# A table that goes on from commit to commit holds what it has read of each, some kilobytes; opening it anew takes as
+# An open table that is updated keeps some kilobytes of each commit that it has read; opening it anew takes as
 # long as ten commits.
 _VERSIONS_HELD = 200
 
@@ -92,7 +92,7 @@ class OpenTables:
     """
 
     def __init__(self, location: str, logs: Mapping[str, TableLog] | None) -> None:
-        self._location, self._logs = location, logs  # no logs are looked at behind a URL
+        self._location, self._logs = location, logs  # no logs are read behind a URL
         self._free: dict[str, tuple[DeltaTable, LogState | int | None]] = {}
         self._opened_at: dict[str, int] = {}  # version by table
 
@@ -178,7 +178,7 @@ class Snapshot:
 
 VERSION_KEY = "kvdrift.schema_version"
 
-_HELD_VERSIONS = 4  # of a table: the latest ones, and those that others were made from
+_HELD_VERSIONS = 4  # of a table: the latest ones, and the versions that others were made from
 
 
 class TableVersions(DataFiles):
@@ -192,7 +192,7 @@ class TableVersions(DataFiles):
         super().__init__(location)
         if self._local and unquote(self.location) != self.location:
             raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
-        if self._local and "?" in self.location:  # DuckDB takes what follows for parameters, and writes elsewhere
+        if self._local and "?" in self.location:  # DuckDB reads the rest as parameters, and writes elsewhere
             raise InputError(f"{self.location}: a store's path cannot hold a '?'")
         self._disk = LocalDisk(Path(self.location)) if self._local else None
         self._tables = OpenTables(self.location, None if self._disk is None else self._disk.logs)
@@ -222,7 +222,7 @@ class TableVersions(DataFiles):
             self._files.open_input_file(join(self._root, table, "_delta_log", f"{known + 1:020d}.json")).close()
         except FileNotFoundError:
             return known
-        except OSError:  # what loads the log says what is wrong
+        except OSError:  # loading the log reports what is wrong
             return -1
         return -1
 
@@ -245,7 +245,7 @@ class TableVersions(DataFiles):
     def exists(self, table: str) -> bool:
         """Tell whether a table exists."""
         uri = join(self.location, table)
-        # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
+        # delta-rs makes the folder of a missing table, so ask the file system first.
         if self._local and not Path(uri, "_delta_log").is_dir():
             return False
         if self._disk is not None and self._disk.logs[table].newest() >= 0:

@@ -120,7 +120,7 @@ def _numbered(numbers: Collection[int]) -> pc.Expression:
 
 
 def record_from(events: pa.Table) -> dict[str, Any] | None:
-    """Return a unit's row made from its events alone; None if the events are not those of one whole unit.
+    """Return a unit's row made from its events alone; None unless the events are exactly one whole unit.
 
     Values that events do not determine are null.
     """
@@ -145,7 +145,7 @@ def as_rows(records: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 class ContradictionError(InputError):
-    """The store has units with other events than those that were given."""
+    """The store has units with other events than the given units."""
 
     def __init__(self, line: str, units: Sequence[tuple[Mapping[str, Any], pa.Table]] = ()) -> None:
         """Take the records and events of the units, which stay behind if the error goes to another process."""
@@ -154,16 +154,16 @@ class ContradictionError(InputError):
 
     @classmethod
     def of(cls, units: Sequence[tuple[Mapping[str, Any], pa.Table]], difference: str) -> Self:
-        """Return the error about units of which the first differs so."""
+        """Return the error about units; ``difference`` describes the first one."""
         return cls(f"unit {unit_name(units[0][0])}: {difference}", units)
 
 
 _READ = tuple(dict.fromkeys((*SPAN, *KEPT_COLUMNS, "events_sha256")))
-ROW_GROUP_ROWS = 1 << 13  # of small tables, in which a writer looks for the rows of a few units
+ROW_GROUP_ROWS = 1 << 13  # of small tables, of which a writer reads the rows of a few units
 
 
 class Base(NamedTuple):
-    """What was read in full: rows of ``units``, and events that are as old or newer."""
+    """The snapshots that were read in full: rows of ``units``, and events that are as old or newer."""
 
     units: Snapshot
     events: Snapshot
@@ -180,7 +180,7 @@ class Touched:
         self._at_work = threading.Lock()
 
     def begin(self, base: Base) -> None:
-        """Remember what was read in full, and follow later commits from there."""
+        """Remember the snapshots that were read in full, and follow later commits from there."""
         with self._at_work:
             self._base, self._ids = base, set()
             self._seen = {snapshot.table: snapshot.version for snapshot in base}
@@ -193,7 +193,7 @@ class Touched:
             return self._base
 
     def _follow(self, now: Snapshot) -> bool:
-        """Look at the commits of a table up to a version; tell whether all of them only appended units."""
+        """Read the commits of a table up to a version; tell whether all of these commits only appended units."""
         since = self._seen[now.table]
         ids_of_versions = side_by_side(
             lambda version: self._ids_of(now.table, version), range(since + 1, now.version + 1)
@@ -267,7 +267,7 @@ class UnitCommits:
         return {record["unit"] for record in new}
 
     def stored(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Return the numbers of those of some units, each given by its values in ``SPAN``, that are durably stored."""
+        """Return the numbers of the given units (by their values in ``SPAN``) that are durably stored."""
         if not self._healed:
             self.reconcile()
         known = self._known(self._folder.load("units"), records, [unit_number(record) for record in records])
@@ -355,7 +355,7 @@ class UnitCommits:
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
 
     def _known(self, units: Snapshot, of: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> set[int]:
-        """Return those of the numbers of some records that rows of ``units`` have."""
+        """Return the numbers that have rows in ``units``."""
         base = self._touched.base_of({group_of(record) for record in of}, (units,))
         return self._rows.known(units if base is None else base.units, numbers)
 
@@ -402,7 +402,7 @@ def _of_units(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
 
 
 def other_content(stored: Iterable[Mapping[str, Any]], units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return those given units that are stored with other events."""
+    """Return the given units that are stored with other events."""
     there = {unit_number(unit): unit["events_sha256"] for unit in stored}
     return [unit for unit in units if there.get(unit["unit"], unit["events_sha256"]) != unit["events_sha256"]]
 

@@ -42,7 +42,7 @@ def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
 
 
 def current_revision(actions: pa.Table) -> Callable[[tuple[str, str, int]], bool]:
-    """Return a function that tells of a unit's (study, action, revision) whether no later revision supersedes it."""
+    """Return a function that tells whether a unit's (study, action, revision) is superseded by no later revision."""
     if not _are_revised(actions):
         return lambda _: True
     newest = newest_revisions(actions)

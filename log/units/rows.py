@@ -109,7 +109,7 @@ class UnitRows:
         self._folder.made_of_file("units", path, rows, UnitCounts.of)
 
     def known(self, units: Snapshot, numbers: Sequence[int]) -> set[int]:
-        """Return those numbers that have a row in ``units``."""
+        """Return the numbers that have a row in ``units``."""
         there = [part.number for part in self._counts(units).values()]
         return {number for part in there for number in part[np.isin(part, numbers)].tolist()}
 
@@ -120,7 +120,7 @@ class UnitRows:
     def unknown(self, units: Snapshot, events: Snapshot) -> Iterator[tuple[str, dict[int, int]]]:
         """Find the rows of ``events`` of units that have no row in ``units``; there are more events than rows say.
 
-        The newest files are looked into first, until all rows are accounted for. Yields paths, each with how many rows
+        The newest files are read first, until all rows are accounted for. Yields paths, each with how many rows
         it has of each of these units; -1 stands for rows that belong to none.
         """
         left = self._folder.count_rows(events) - self.total(units, events.table)
@@ -168,7 +168,7 @@ class UnitRows:
         return [path for path in table.paths() if not wanted.isdisjoint(self.rows_by_unit(table, path))]
 
     def pending(self) -> Pending:
-        """Find the units left to derive; ``lacking`` says what is raised."""
+        """Find the units left to derive; raises as ``lacking`` does."""
         versions = {table: self._folder.load(table).version for table in DERIVED_TABLES}
         units = self._folder.load("units")
         events = self._folder.load("events")  # last: it has the events of all these units
@@ -176,10 +176,10 @@ class UnitRows:
         return Pending(lacking, events.version, self.total(units, "events") == self._folder.count_rows(events))
 
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
-        """Return those of some units that have rows in a derived table."""
+        """Return the numbers that have rows in a derived table."""
         wanted = np.array(sorted(numbers), dtype=np.int64)
         *_, small, many = next(tables for tables in DERIVED.values() if table.table in tables)
-        if table.table == many:  # it is large: row counts may tell that it has none of them
+        if table.table == many:  # it is large: row counts may show that it has no row of these units
             counts = self.counts(self._folder.load("units"))
             others = np.setdiff1d(self.numbers_in(self._folder.load(small)), wanted)
             rows = counts.rows_in(many)[np.isin(counts.number, others)]
@@ -248,7 +248,7 @@ class DerivedFile:
 def commit_derived(
     folder: DeltaFolder, rows: UnitRows, table: str, files: Sequence[DerivedFile], marks: Mapping[str, int]
 ) -> int:
-    """Make derived rows visible by one commit, without those of units that the table has; return how many are new.
+    """Make derived rows visible by one commit, without rows of units that the table has; return how many are new.
 
     ``marks`` are events versions by application id; the commit records each unless an earlier commit has a later
     version.
@@ -295,8 +295,8 @@ def _rewritten(folder: DeltaFolder, table: str, rows: pa.Table, numbers: Collect
     return folder.put_rows(table, rows.filter(pc.invert(gone)))
 
 
-_FILES_AT_ONCE = 256  # files that one scan looks into: Arrow holds their footers
-_NEWEST = 8  # files that are looked into first: rows that are asked for are mostly those that came last
+_FILES_AT_ONCE = 256  # files of one scan: Arrow holds their footers
+_NEWEST = 8  # files that are read first: requested rows are mostly the newest
 
 
 class RowsOfUnits:

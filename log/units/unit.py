@@ -107,7 +107,7 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
 
 def events_sha256(events: pa.Table) -> str:
-    """Return the SHA-256 of a unit's events in the order of ``in_order``, whatever files hold them."""
+    """Return the SHA-256 of a unit's events in the order of ``in_order``, whichever files hold them."""
     digest = hashlib.sha256()
     for field in EVENTS.schema:
         if field.name in {*GROUP_KEY, "action_revision", "unit"}:  # columns of the unit's row in ``units``
@@ -182,7 +182,7 @@ def _value(field: pa.Field, value: Any) -> Any:
         raise InputError(f"units: {field.name} is {value!r}, must be {field.type}") from None
 
 
-NOTHING_DRAWN = -1  # the token of a scan's last position where survival reached 0 there
+NOTHING_DRAWN = -1  # the token of a scan's last position if survival reached 0 there
 
 _KINDS = {PLAIN: (COUPLED,), SWRB: (SCAN, BRANCH)}
 
@@ -191,8 +191,8 @@ def whole_unit(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table:
     """Check that rows are exactly a unit's events, and sort them by (replicate, kind with scan before branch, t).
 
     A plain unit has positions 1..H of each replicate, coupled and without weight. An SWRB unit has for each replicate a
-    scan t = 1..s of equal tokens with weights in [0, 1], where s is H unless survival reached 0 there (its token is
-    then -1); and, unless all weights are 0, a branch t = J..H without weights, from a J of positive weight, at which
+    scan t = 1..s of equal tokens with weights in [0, 1], where s is H unless survival reached 0 at s (its token is then
+    -1); and, unless all weights are 0, a branch t = J..H without weights, from a J of positive weight, at which
     its tokens differ.
     """
     kinds = _KINDS[record["estimator"]]
@@ -305,7 +305,7 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
     """Check units of coupled pairs; return their complete records, and their events with the units' numbers.
 
     Args:
-        records: Rows of ``units``, without what the store fills in.
+        records: Rows of ``units``, without the columns that the store fills in.
         values: The columns of events after the names, of the units one after the other, each as whole replicates in
             key order.
 

@@ -4,13 +4,13 @@ A piece is the rows that one batch has of one replicate: a key, and 22 bytes for
 event's bytes, are only in the key.
 
 Rows come in any order, late or twice. A replicate is whole if it has the positions 1..H, or 1..m if both sides have
-ended at m. What follows then is known (``kvdrift.ingestion.event_rows.filled``), and rows that came of it count as
-repeats. A row that repeats an earlier row, with equal key and values, counts once. Rows are compared with those that
+ended at m. The later positions are then known (``kvdrift.ingestion.event_rows.filled``), and rows of these positions
+count as repeats. A row that repeats an earlier row, with equal key and values, counts once. Rows are compared with rows that
 came from an earlier place (``STORED``, then ``WAITING``), which stay; if new rows contradict these or each other, the
 new rows of the replicate are set aside.
 
 Between its rows, a runner keeps a state of a replicate: one byte for each position while positions are missing, and
-afterwards a four-byte checksum of each row, which tells whether a row that comes again equals the first. This module
+afterwards a four-byte checksum of each row, which shows whether a row that comes again equals the first. This module
 does not use Beam.
 """
 
@@ -272,7 +272,7 @@ def _chosen(table: pa.Table, wanted: Flags) -> pa.Table:
 def _faults(
     names: pa.Table, rows: EventRows, misfit: Mapping[str, Flags], horizons: Horizons
 ) -> Iterator[tuple[str, Flags]]:
-    """Yield what can be wrong with an event, and the events [N] of which it holds."""
+    """Yield each possible fault of an event, and the events [N] that have it."""
     for name in names.column_names:
         yield f"{name} is null", names[name].is_null().to_numpy()
     for bit, name in enumerate(VALUES) if rows.flaws.any() else ():
@@ -299,7 +299,7 @@ def _wanted(name: str) -> str:
 
 
 STORED, WAITING, NEW = 0, 1, 2
-"""The origin of a row: table ``events``, the rows that wait, or what came just now."""
+"""The origin of a row: table ``events``, the waiting rows, or the newly arrived rows."""
 
 CONTRADICTION = "rows of one position contradict each other"
 LATE_CONTRADICTION = "the row contradicts one of a replicate that was whole before"
@@ -310,7 +310,7 @@ _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np
 
 @dataclass(frozen=True)
 class Assembled:
-    """Rows of replicates, divided by what happens to them; all in key order."""
+    """Rows of replicates, divided by their outcome; all in key order."""
 
     whole: EventRows  # all rows of the replicates that have become whole
     waiting: EventRows  # new rows of replicates that still lack positions

@@ -11,7 +11,7 @@ put together. A whole replicate goes into ``events``, and other rows wait in the
 the file again and finds that its rows are stored.
 
 For each file that brought waiting rows the folder ``pieces`` has one Parquet file, named by the SHA-256 of the content
-of the file that brought them. The folder thus also tells which files were taken, under whatever name: a file none of
+of the file that brought them. The folder thus also records which files were taken, under any name: a file none of
 whose rows wait leaves an empty file there. A file with findings is not remembered, so that each ingestion reports its
 findings again. Rows that contradict others are set aside in the folder ``aside``, and are never read again.
 """
@@ -153,7 +153,7 @@ class Taking:
         return self._aside / f"{self.name}.parquet"
 
     def finish(self) -> bool:
-        """Move the written files into place, and tell whether one of them has waiting rows or is to be remembered."""
+        """Move the written files into place, and tell whether any file has waiting rows or is to be remembered."""
         if self.settled and self._folder not in self._writers:
             self._write(self._folder, _SCHEMA.empty_table())
         for writer in self._writers.values():
@@ -168,7 +168,7 @@ class Taking:
         return True
 
     def close(self) -> None:
-        """Remove what is not in its place."""
+        """Remove files that are not in their place."""
         for folder, writer in self._writers.items():
             writer.close()
             (folder / self._part).unlink(missing_ok=True)
@@ -240,7 +240,7 @@ class LiveIntake:
         self._intake, self._rows = Intake(store, documents, horizon, facts), WaitingRows(store.location)
 
     def settle(self) -> IngestReport:
-        """Forget waiting rows of replicates that the store has by now; set aside and report those that differ."""
+        """Forget waiting rows of replicates that the store has by now; set aside and report the differing rows."""
         report = IngestReport(0)
         stored = {replicate for replicate in self._rows.replicates if self._intake.has(*replicate)}
         names = sorted({group for group, _ in stored})
