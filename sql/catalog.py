@@ -51,7 +51,7 @@ _SCANNED = frozenset({"events", "steps"})
 
 _INTERRUPTED = "Query interrupted"  # DuckDB's RuntimeError if Python has a signal while a query runs
 _NO_COLUMN = re.compile(r'.*?column (?:named )?"(?P<name>\w+)"( not found in FROM clause)?')
-# Stored tables, and the keys that they share with other views.
+# Views, and the keys that other views share with them.
 _JOINED = {"documents": "study, model, doc", "actions": "study, action"}
 
 

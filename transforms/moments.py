@@ -1,7 +1,7 @@
 """Trajectories and steps of whole units -> the moments of ``kvdrift.schema.moments``, summed over a unit's replicates.
 
-Moments are additive, so pooling units is pooling replicates (definitions, "Pooling"). Replicates enter
-that are complete and end at the study's horizon H: their steps are arrays [replicates, H].
+Moments are additive, so pooling units is pooling replicates (definitions, "Pooling"). Only replicates
+that are complete and end at the study's horizon H count: their steps are arrays [replicates, H].
 """
 
 from __future__ import annotations
