@@ -3,7 +3,7 @@
 An error is a value that no log following the definitions can hold, whatever the model, policy and random numbers:
 
 - keys: a replicate is numbered from 0 and has every position 1..H exactly once, with one H for each study and model.
-  Positions after both sides' EOS may be missing at the end, since the definitions say what they hold;
+  Positions after both sides' EOS may be missing at the end, since the definitions determine their values;
 - delta and f are total variations, so within [0, 1]. Values outside by at most 1e-6, which is rounding, are taken as 0
   or 1. A double is converted to float32, the stored type, afterwards;
 - the coupling emits a mismatch with probability exactly delta ("Coupling"), so X_t != Y_t with delta_t = 0 cannot

@@ -2,8 +2,8 @@
 
 A unit is a run of consecutive replicates of one (study, model, doc, action) in one file. A unit is accepted or kept out
 as a whole: one error keeps its unit out, and the other units go in. All positions of a replicate must therefore be in
-one file, unless pieces are taken (``kvdrift.transforms.streams.live_files``). ``kvdrift.ingestion.checks`` says what an
-error is.
+one file, unless pieces are taken (``kvdrift.transforms.streams.live_files``). ``kvdrift.ingestion.checks`` defines
+errors.
 
 If the store has some replicates of a unit, their events are compared. If they are equal, only the other replicates go
 in. If they differ, the unit is kept out. A key that occurs twice in one file is an error, even if the two rows are
@@ -183,7 +183,7 @@ def open_file(source: EventSource, report: IngestReport) -> EventFile | None:
     try:
         return EventFile(source)
     except NoEventsError as error:
-        if not source.found:
+        if not source.discovered:
             note_unread(report, source.name, error)
         else:
             report.files -= 1

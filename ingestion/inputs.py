@@ -65,7 +65,7 @@ class EventSource:
 
     file: SourceFile
     is_table: bool = False
-    found: bool = False  # in a folder or by a pattern, where files that are no event logs are passed over
+    discovered: bool = False  # in a folder or by a pattern, where files that are no event logs are passed over
 
     @property
     def name(self) -> str:
@@ -122,7 +122,7 @@ def expanded(location: str | Path, *, may_be_empty: bool = False) -> list[EventS
         is_pattern = glob.has_magic(text) and not (is_local(text) and Path(text).exists())
         places = _matching(text) if is_pattern else [_Place.of(text)]
         _refuse_parts_of_tables(places)
-        sources = [source for match in places for source in match.sources(found=is_pattern)]
+        sources = [source for match in places for source in match.sources(discovered=is_pattern)]
     if not sources and not may_be_empty:
         raise InputError(f"{text}: {'no file matches this pattern' if is_pattern else 'no files in this folder'}")
     return list(dict.fromkeys(sources))
@@ -178,18 +178,18 @@ class _Place:
             below = (Path(i.path).relative_to(self.path) for i in infos if i.type == pa.fs.FileType.File)
         return sorted(path.parts for path in below)
 
-    def sources(self, *, found: bool) -> list[EventSource]:
-        """Return the sources that the place stands for; ``found`` tells that a pattern matched the place."""
+    def sources(self, *, discovered: bool) -> list[EventSource]:
+        """Return the sources that the place stands for; ``discovered`` tells that a pattern matched the place."""
         if self.kind() != pa.fs.FileType.Directory:
-            return [EventSource(self.log_file(), found=found)]
+            return [EventSource(self.log_file(), discovered=discovered)]
         files = self.files()
         tables = {file[: file.index(_DELTA_LOG)] for file in files if _DELTA_LOG in file}
         tables = {table for table in tables if not any(table[:end] in tables for end in range(len(table)))}
         others = [file for file in files if not _is_hidden(file) and not any(file[: len(t)] == t for t in tables)]
-        sources = [EventSource(self.below("/".join(file)).log_file(), found=True) for file in others]
+        sources = [EventSource(self.below("/".join(file)).log_file(), discovered=True) for file in others]
         for table in tables:
             folder = self.below("/".join(table)).file({})
-            sources.append(EventSource(folder, is_table=True, found=found or table != ()))
+            sources.append(EventSource(folder, is_table=True, discovered=discovered or table != ()))
         return sorted(sources, key=lambda source: source.name)
 
     def log_file(self) -> SourceFile:

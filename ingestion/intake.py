@@ -34,7 +34,7 @@ UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a unit without an error of its own cannot go into the store, and its offending rows.
+    """The reason why the store refuses a unit without errors, and the offending rows.
 
     ``at`` is the first offending row in the unit, from 0; None if the reason concerns no single row.
     """

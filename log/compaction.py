@@ -1,6 +1,6 @@
 """Merge the small files of a table into fewer files sorted by key, without changing any row.
 
-Each step is a commit of its own, so that a kill loses one step. Replaced files stay until they are deleted
+Each step is a separate commit, so that a kill loses one step. Replaced files stay until they are deleted
 (``delete_replaced``, or Delta's own vacuum).
 
 Files are merged once there are many of one size. Each row is then rewritten once per size, and the number of files
@@ -54,7 +54,7 @@ _LARGE_BYTES = 1 << 26  # compressed; a small table's file of at least half of i
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The number of files that were replaced by merging, and a line for each damaged file, which stays as it is."""
+    """The number of files that were replaced by merging, and a line for each damaged file, which stays unchanged."""
 
     replaced: int = 0
     damaged: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
 
 
 def delete_replaced(folder: DeltaFolder, table: str, age: timedelta) -> tuple[int, int]:
-    """Delete the files of a table that were replaced at least ``age`` ago, after a commit that says so.
+    """Delete the files of a table that were replaced at least ``age`` ago, after a commit that records the deletion.
 
     Temporary files of killed writers go too. Returns the number of replaced files and their size in bytes.
     """

@@ -325,7 +325,7 @@ class Store:
 
         Raises:
             ContradictionError: The store has a unit with other events. Nothing is then committed.
-            InputError: A unit has events that are not exactly its own, a replicate range overlaps a stored range
+            InputError: The events are not exactly those of the unit, a replicate range overlaps a stored range
                 with other bounds, or writing is not permitted. Nothing is then written.
             UnlikeUnitsError: A unit keeps or reads other entries than stored units of its document, action,
                 revision and estimator, or has another horizon, seed or model than its study. Nothing is then written.
@@ -454,7 +454,7 @@ class Store:
 
 
 def _set_aside(store: Store, error: ContradictionError) -> ContradictionError:
-    """Write the events of contradicting units to the folder ``CONTRADICTIONS``; return the error that says so."""
+    """Write the events of contradicting units to the folder ``CONTRADICTIONS``; return the error that names it."""
     filesystem, folder = filesystem_of(join(store.location, CONTRADICTIONS))
     filesystem.create_dir(folder)
     for record, events in error.units:

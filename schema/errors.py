@@ -4,7 +4,7 @@ KvdriftError               one line that a person can read
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
 │   ├── PlanError          an evaluation without a frozen plan, or against another plan
 │   ├── UnlikeUnitsError   units of one action and document that keep or read different entries
-│   └── MissingStoreError  no store at the given place
+│   └── MissingStoreError   no store at this place
 └── OperationError         the work failed although the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
     ├── NobodyLeftError    an endpoint or a cluster is gone, so that all work would fail
@@ -129,7 +129,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException, part: object) -> str:
-    """Return an exception of a user's own class in words, with the file and line at which it passed through that class.
+    """Return an exception of a custom class in words, with the file and line at which it passed through that class.
 
     If the exception passed through no line of the class's file, the line that raised it is named.
     """
@@ -190,7 +190,7 @@ def is_forbidden(error: OSError) -> bool:
 
 
 def shortened(line: str) -> str:
-    """Return a line without its middle if it is too long to read; the end stays, since it often says what to do."""
+    """Return a line without its middle if it is too long to read; the end stays, since it often names a remedy."""
     if len(line) <= _LONGEST_LINE:
         return line
     begin, end = line[: _LONGEST_LINE - _LONGEST_END], line[-_LONGEST_END:]

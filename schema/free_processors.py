@@ -2,7 +2,7 @@
 
 torch and llama.cpp divide every operation among threads that meet again at its end. If another process holds one of
 the processors, all threads wait until the system runs the thread that it has interrupted, at each of the thousands of
-operations of a step. One thread then gets more done. The system's own clock tells the two cases apart: it counts how
+operations of a step. One thread then gets more done. The system's own clock distinguishes the two cases: it counts how
 long a thread that could run had to wait for a processor.
 
 Only computations whose results do not depend on the number of threads may be spread this way.

@@ -27,10 +27,10 @@ TEMPORARY: Final = ".temporary-"
 
 PATIENCE: Final = 5.0  # seconds, longer than a commit takes
 
-_LOOK: Final = 0.5  # seconds between two attempts of a waiting run
+_RETRY: Final = 0.5  # seconds between two attempts of a waiting run
 
 STUCK: Final = 10.0  # seconds after which the others no longer wait for a writer's turn to end
-_FIRST_LOOK: Final = 0.002  # the longest time before a second attempt to get a turn, in seconds; times are random
+_FIRST_RETRY: Final = 0.002  # the longest time before a second attempt to get a turn, in seconds; times are random
 _DOUBLINGS: Final = 11  # the longest time doubles with each attempt, up to 4 s
 
 _repaired: Final = set[str]()  # stores that this process is repairing
@@ -49,7 +49,7 @@ def written(location: str) -> Iterator[None]:
 
 @contextmanager
 def run_alone(location: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold a store's lock for running studies during the block; wait, and say so, while another process runs studies.
+    """Hold a store's lock for running studies during the block; wait while another process runs studies, and report it.
 
     Two runs at once would do no harm, but would generate the same documents twice. Stores behind a URL have no lock.
     """
@@ -60,7 +60,7 @@ def run_alone(location: str, say: Callable[[str], None]) -> Iterator[None]:
         if not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             say(f"another run works on {location}: this run waits for its end, and then does the rest")
             while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                time.sleep(_LOOK)
+                time.sleep(_RETRY)
         yield
 
 
@@ -96,7 +96,7 @@ def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
                 before, newest, since = newest, version(), time.monotonic()
                 if newest == before:
                     break
-            time.sleep(random.uniform(0, _FIRST_LOOK * 2 ** min(turn, _DOUBLINGS)))  # noqa: S311 - no event depends on it
+            time.sleep(random.uniform(0, _FIRST_RETRY * 2 ** min(turn, _DOUBLINGS)))  # noqa: S311 - no event depends on it
             turn += 1
         try:
             yield

@@ -52,7 +52,7 @@ _IDENTITY = (
     text("weights_sha256", "SHA-256 of the model's weights and settings", null=True),
     text("tokenizer_sha256", "SHA-256 of the tokenizer's files", null=True),
     text("selector_sha256", "SHA-256 of source and parameters of selector, codec and policy", null=True),
-    integer("numerics", "version of the generator's own numerics", "none", null=True),
+    integer("numerics", "version of the generator's own arithmetic", "none", null=True),
     text(
         "eos_tokens",
         "ids of the tokens that end a text on both sides, separated by commas; the first fills positions after an end",

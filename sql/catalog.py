@@ -1,6 +1,6 @@
 """Open the views over a store in an in-memory DuckDB connection; ``kvdrift.sql.catalog_file`` writes them into a file.
 
-The SQL of each view is in a file of its own. It reads other views as ``main.NAME`` or ``internal.NAME``, and stored
+The SQL of each view is in a separate file. It reads other views as ``main.NAME`` or ``internal.NAME``, and stored
 tables from the schema ``stored``. This module fills that schema with a view for each stored table, over exactly the
 Parquet files of the table's pinned version. The SQL uses no variables, macros or extensions, so that a view means the
 same in every client. ``breaches`` checks the rows of a view against its contract: unique grains, columns that are never
@@ -260,7 +260,7 @@ def failing_in_one_line() -> Iterator[None]:
 def one_line(error: duckdb.Error) -> KvdriftError:
     """Return DuckDB's error as one line without the excerpt of the query.
 
-    The error is the user's mistake unless a file cannot be read: DuckDB has no class of its own for data that it cannot
+    The error is the user's mistake unless a file cannot be read: DuckDB has no exception class for data that it cannot
     decompress or decode. A message that a view raises by ``error(...)`` is
     returned unchanged.
     """
@@ -323,7 +323,7 @@ class Breach:
     view: str
     promise: str
     rows: int
-    example: dict[str, Any]  # the grain of one of them
+    example: dict[str, Any]  # the grain of one view
 
 
 def computed_views() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Merge the files of a store: all of them, for ``kvdrift compact``, or small files during a live derivation.
 
-Merging files of all sizes leaves memory behind. A live derivation therefore has it done by a process of its own, which
-is replaced after some merges.
+Merging files of all sizes leaves memory behind. A live derivation therefore merges in a separate process, which is
+replaced after some merges.
 """
 
 from __future__ import annotations

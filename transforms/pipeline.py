@@ -74,8 +74,8 @@ def run_derivation(
     ``progress`` is called with (units done, units to do) after each commit.
 
     Raises:
-        OperationError: Units could not be read or derived (all others are committed), the runner failed, or it
-            returned other segments than it was given.
+        OperationError: Units could not be read or derived (all others are committed), the runner failed, or it returned
+            other segments than its input.
     """
     begun = time.perf_counter()
     store = Store.open(store_location)

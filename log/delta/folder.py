@@ -82,7 +82,7 @@ class DeltaFolder(TableVersions):
     def data_version(self, snapshot: Snapshot) -> int:
         """Return the last version, up to the snapshot's, that changed rows; log files are read from the newest on.
 
-        A commit that only replaces files by others with the same rows changes no row, whoever made the commit.
+        A commit that only replaces files by others with the same rows changes no row.
         """
         version = snapshot.version
         while version > 0 and not self._changes_rows(snapshot.table, version):
@@ -254,7 +254,7 @@ class DeltaFolder(TableVersions):
             raise self._is_damaged(table, [path], error) from None
 
     def parts(self, snapshot: Snapshot, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the rows of one visible file in some columns, one part at a time; ``read`` says what is raised.
+        """Yield the rows of one visible file in some columns, one part at a time; raises as ``read`` does.
 
         A file of any size then takes little memory.
         """
@@ -372,7 +372,7 @@ class DeltaFolder(TableVersions):
         return commit, loaded, None
 
     def _is_made(self, table: str, commit: Commit) -> bool:
-        """Tell whether a table is as a commit would leave it, whoever made the change."""
+        """Tell whether a table is as a commit would leave it, even if another writer changed it."""
         now = self.load(table)
         paths = set(now.paths())
         if commit.files or commit.replaced:
@@ -430,7 +430,7 @@ class DeltaFolder(TableVersions):
                 sync(path.parent)
 
     def make_durable(self, table: str, loaded: DeltaTable | None = None, *, checkpoint: bool = False) -> None:
-        """Make every commit of a local table durable, whoever made it.
+        """Make every commit of a local table durable, also the commits of other writers.
 
         ``loaded`` is the table after a commit of this process: if its log has become long, or ``checkpoint`` is given,
         a checkpoint is written.

@@ -306,7 +306,7 @@ class TableVersions(DataFiles):
             raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
 
     def damaged(self, what: str) -> DamagedStoreError:
-        """Return the error that says what is wrong with the store, and which command repairs it."""
+        """Return the error about the store's damage, with the command that repairs it."""
         repair = " --repair" if self._local else ""
         return DamagedStoreError(f"{self.location}: {what}: kvdrift verify {self.location}{repair}")
 

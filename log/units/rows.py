@@ -75,7 +75,7 @@ class UnitCounts:
 class Pending(NamedTuple):
     """The units left to derive: for each derived table the numbers of the units without rows in it.
 
-    ``events_version`` has all these units; ``whole`` says that it has no others. If not, more rows may be about to
+    ``events_version`` has all these units; ``whole`` tells that it has no others. If not, more rows may be about to
     come.
     """
 
@@ -302,7 +302,7 @@ _NEWEST = 8  # files that are read first: requested rows are mostly the newest
 class RowsOfUnits:
     """Reads the rows of units from a table at one version; ``unreadable`` says why files were passed over.
 
-    Files hold documents in order, and footers say which documents each part has. Reading some documents therefore skips
+    Files hold documents in order, and footers list the documents of each part. Reading some documents therefore skips
     the other parts.
     """
 

@@ -310,7 +310,7 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
             key order.
 
     Raises:
-        InputError: A record is wrong, or the rows are not the units' own.
+        InputError: A record is wrong, or the rows are not those of the units.
     """
     whole = [complete_record(record) for record in records]
     count = np.array([record["replicates"] for record in whole], np.int64)

@@ -15,7 +15,7 @@ from kvdrift.schema.study.section import ActionName, Section, Value, meaning, mi
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
 FLOOR_ACTION = "floor"
-"""The action that repeats the reference in a cache of its own, for models with an engine."""
+"""The action that repeats the reference in a separate cache, for models with an engine."""
 KERNEL_FLOOR_ACTION = "kernel-floor"
 """The action that computes the reference's cache by another kernel, for models with an engine."""
 NUMERICS = "numerics"  # the selector of noise floors
@@ -28,7 +28,7 @@ _SIDE = ("settings", "weights", "url")  # keys of an engine's side
 Named = str | dict[str, Any]
 """A codec or policy as a study file names it: a name, or a table of a name and parameters.
 
-``kvdrift.generator.selectors.custom.parts`` checks names and types of the parameters, since it can say which there are.
+``kvdrift.generator.selectors.custom.parts`` checks names and types of the parameters; its errors list the known ones.
 """
 
 

@@ -84,7 +84,9 @@ class WindowsSection(Section):
     """``[windows]``: windows of quantities that should not follow from the horizon."""
 
     cohort_bound: Tokens | None = meaning(
-        "T: the branch cohort has the pairs that part at position T or before; H/2 by default.", "tokens", default=None
+        "T: the branch cohort has the pairs that diverge at position T or before; H/2 by default.",
+        "tokens",
+        default=None,
     )
     early_last: Tokens | None = meaning("The last early lag after τ; H/8 by default.", "tokens", default=None)
     late_first: Tokens | None = meaning("The first late lag after τ; T − H/8 + 1 by default.", "tokens", default=None)

@@ -163,12 +163,12 @@ class Study(Section):
 
     @property
     def several_models(self) -> bool:
-        """Whether the file names several models, each with a ``Study`` of its own."""
+        """Whether the file names several models, each a ``Study``."""
         return self._several_models
 
     @property
     def folder(self) -> Path | None:
-        """The absolute path of the study file's folder, in which users' own modules are found; None without a file."""
+        """The absolute path of the study file's folder, in which custom modules are found; None without a file."""
         return self._folder
 
     @property
@@ -226,7 +226,7 @@ def _deciding(settings: str) -> dict[str, Any]:
 
 
 def check_distinct(what: str, names: list[str]) -> None:
-    """Check that each name is given once."""
+    """Check that each name occurs once."""
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{what}: '{name}' is given {names.count(name)} times; give each a name of its own")

@@ -5,9 +5,9 @@ event's bytes, are only in the key.
 
 Rows come in any order, late or twice. A replicate is whole if it has the positions 1..H, or 1..m if both sides have
 ended at m. The later positions are then known (``kvdrift.ingestion.event_rows.filled``), and rows of these positions
-count as repeats. A row that repeats an earlier row, with equal key and values, counts once. Rows are compared
-with rows that came from an earlier place (``STORED``, then ``WAITING``), which stay; if new rows contradict these or each other, the
-new rows of the replicate are set aside.
+count as repeats. A row that repeats an earlier row, with equal key and values, counts once. Rows are compared with rows
+that came from an earlier place (``STORED``, then ``WAITING``), which stay; if new rows contradict these or each other,
+the new rows of the replicate are set aside.
 
 Between its rows, a runner keeps a state of a replicate: one byte for each position while positions are missing, and
 afterwards a four-byte checksum of each row, which shows whether a row that comes again equals the first. This module

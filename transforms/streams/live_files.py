@@ -1,12 +1,12 @@
 """``ingest --pieces`` and ``--watch``: take files while another generator writes them, even with partial replicates.
 
-``kvdrift.ingestion.inputs`` says which files there are. A file is taken as soon as it can be opened. Parquet, Arrow IPC
+``kvdrift.ingestion.inputs`` lists the files. A file is taken as soon as it can be opened. Parquet, Arrow IPC
 files and compressed files show by their end that they are whole: until then they cannot be opened. A file of another
 format is taken once it has not changed for ``SETTLED_SECONDS``; a file that cannot be opened is then reported as
 damaged. Files are never written, moved or deleted.
 
-A piece is the rows that one file holds of one replicate; ``kvdrift.transforms.streams.assembly`` says how pieces are
-put together. A whole replicate goes into ``events``, and other rows wait in the store's folder ``pieces``. Rows go into
+A piece is the rows that one file holds of one replicate; ``kvdrift.transforms.streams.assembly`` assembles the pieces.
+A whole replicate goes into ``events``, and other rows wait in the store's folder ``pieces``. Rows go into
 ``events`` first, and the file is remembered afterwards. If the process is killed in between, the next ingestion takes
 the file again and finds that its rows are stored.
 
@@ -379,7 +379,7 @@ def ingest_pieces(
         taken: Called with the name and the report of each file that was taken; before, with the store's folder of
             waiting rows if these contradict the store.
         progress: Called with the number of files done and the number of all files; not called if ``wait`` is given.
-        wait: Waits for a while and returns whether to look for new files. Without ``wait`` files are taken once.
+        wait: Waits for a while and returns whether to list new files. Without ``wait`` files are taken once.
         facts: As for ``ingest``.
     """
     document_rows, known = read_about(documents, facts)

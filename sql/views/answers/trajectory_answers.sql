@@ -1,6 +1,6 @@
 -- The moments of answers, one row for each analyzed trajectory whose document has answers.
 -- A continuation is right if its score is 1. A pair is lost if X is right and Y is not. Before, inside and after compare
--- tau with the positions at which X states the answers; a pair that never parts is none of the three.
+-- tau with the positions at which X states the answers; a pair that never diverges is none of the three.
 with
 
 pairs as (
