@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvdrift.stats.clusters import effective, ordered_sum, over_clusters
-from kvdrift.stats.ends import MOST_UNLIKE, Alike
+from kvdrift.stats.ends import MOST_UNLIKE, Likeness
 from kvdrift.stats.moments import Float
 from kvdrift.stats.pooling import Pooling, evaluate
 from kvdrift.stats.quantities import quantity_named
 from kvdrift.stats.registry import Pooled, Quantity
 
 
-def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -> Alike:
+def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -> Likeness:
     """Measure how alike the documents behind a quantity are, in arrays [rows, subjects, X].
 
     The documents are in their canonical order. A document is alike if it is no more than ``within``, in the quantity's
@@ -33,7 +33,7 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
     return _either(direct, first, second)
 
 
-def _either(direct: Alike, first: Alike, second: Alike) -> Alike:
+def _either(direct: Likeness, first: Likeness, second: Likeness) -> Likeness:
     """Return the likeness of a difference of ratios, from documents' differences or, failing that, from both ratios."""
     use = (direct.unlike > MOST_UNLIKE) & (first.unlike + second.unlike <= MOST_UNLIKE)
 
@@ -41,7 +41,7 @@ def _either(direct: Alike, first: Alike, second: Alike) -> Alike:
         value: Float = np.where(use, apart, both)
         return value
 
-    return Alike(
+    return Likeness(
         chosen(direct.value, second.value - first.value),
         chosen(direct.spread, np.hypot(first.spread, second.spread)),
         chosen(direct.unlike, first.unlike + second.unlike),
@@ -84,7 +84,7 @@ class _Values:
         # A document with an undefined ratio on one side still has the other side's ratio: it is unlike all others.
         self._undefined = np.isnan(self.values) & (self.weights > 0)
 
-    def likeness(self, within: float) -> Alike:
+    def likeness(self, within: float) -> Likeness:
         """Measure the likeness of every row: of the strata together, and of each stratum."""
         middle = np.full(self.values.shape, np.nan)
         for documents in self._pooling.members:
@@ -96,12 +96,12 @@ class _Values:
             self._row(documents, middle, distance, within or self._range.resolution, exact=not within)
             for documents in (everything, *self._pooling.members)
         ]
-        return Alike(*(np.stack(parts) for parts in zip(*rows, strict=True)))
+        return Likeness(*(np.stack(parts) for parts in zip(*rows, strict=True)))
 
     def _row(
         self, documents: NDArray[np.intp], middle: Float, distance: Float, within: float, *, exact: bool
     ) -> tuple[Float | NDArray[np.bool_], ...]:
-        """Return the fields of ``Alike`` for one row, [subjects, X] each."""
+        """Return the fields of ``Likeness`` for one row, [subjects, X] each."""
         _, cluster_of = np.unique(self._pooling.moments.clusters[documents], return_inverse=True)
         weights, away = self.weights[documents], distance[documents]
         unlike = away > within

@@ -27,7 +27,7 @@ from kvdrift.schema.moments import COMPENSATORS
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.alike import alike_documents
 from kvdrift.stats.endpoints import Endpoint, Family
-from kvdrift.stats.ends import MOST_UNLIKE, Alike, reach_of
+from kvdrift.stats.ends import MOST_UNLIKE, Likeness, reach_of
 from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import ANSWER_QUANTITIES, quantity_named
@@ -53,7 +53,7 @@ class Linearized:
     endpoint: Endpoint
     value: float
     variances: tuple[Variance, ...]
-    likeness: Alike | None = field(default=None, compare=False)  # None if more than a few documents differ
+    likeness: Likeness | None = field(default=None, compare=False)  # None if more than a few documents differ
     documents: float = 1.0  # the mean number in a stratum
     between: Between | None = None
 
@@ -193,7 +193,7 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
     return Linearized(endpoint, value, variances, *_likeness(development.document_means(), endpoint, alike_within))
 
 
-def _likeness(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Alike | None, float, Between]:
+def _likeness(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Likeness | None, float, Between]:
     """Return the likeness of an endpoint's documents, their mean number in a stratum, and the endpoint's range."""
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]

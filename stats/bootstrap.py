@@ -24,7 +24,7 @@ from kvdrift.stats.endpoints import Endpoint, Family
 from kvdrift.stats.ends import (
     PERCENTILE,
     STUDENTIZED,
-    Alike,
+    Likeness,
     Studentized,
     at_least,
     document_intervals,
@@ -219,7 +219,7 @@ def _intervals(
     clusters: Float,
     strata: NDArray[np.int64],
     between: Between,
-    likeness: Alike | None,
+    likeness: Likeness | None,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Return the ends of many numbers, and the method of each; the arguments are those of ``document_intervals``."""
     if sample.errors.size and likeness is not None:

@@ -56,7 +56,7 @@ class Studentized:
 
 
 def document_intervals(
-    sample: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, likeness: Alike
+    sample: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, likeness: Likeness
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Make the intervals of many numbers: studentized, or expanded percentiles if a standard error is unusable.
 
@@ -95,7 +95,7 @@ def at_least(
     clusters: Float,
     strata: NDArray[np.int64],
     between: Between,
-    likeness: Alike,
+    likeness: Likeness,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Widen intervals to at least the range that alike documents leave open.
 
@@ -248,7 +248,7 @@ MOST_UNLIKE = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Alike:
+class Likeness:
     """The likeness of the documents behind some numbers; arrays of one shape."""
 
     value: Float  # the number over the alike documents alone; NaN if no documents are alike
@@ -259,15 +259,15 @@ class Alike:
     # whether a ratio's denominator may be 0, so that the number may be anything in its range
     unbounded: NDArray[np.bool_]
 
-    def of(self, where: tuple[Any, ...]) -> Alike:
+    def of(self, where: tuple[Any, ...]) -> Likeness:
         """Return some of the numbers, chosen by an index of arrays."""
-        return Alike(
+        return Likeness(
             self.value[where], self.spread[where], self.unlike[where], self.clusters[where], self.farthest[where],
             self.unbounded[where],
         )  # fmt: skip
 
     @property
-    def turned(self) -> Alike:
+    def turned(self) -> Likeness:
         """Return the likeness for the negated numbers."""
         return replace(self, value=-self.value)
 
@@ -282,7 +282,7 @@ class Alike:
         return low, high
 
 
-def _ends(likeness: Alike, levels: Float, between: Between) -> tuple[Float, Float]:
+def _ends(likeness: Likeness, levels: Float, between: Between) -> tuple[Float, Float]:
     """Return the interval for any number of unlike clusters."""
     share = most_unlike(likeness.unlike, likeness.clusters, levels)
     seen = likeness.unlike > 0
@@ -305,17 +305,17 @@ def most_unlike(unlike: Float, clusters: Float, levels: Float) -> Float:
     return bound
 
 
-def _grown(likeness: Alike, factor: float) -> Alike:
+def _grown(likeness: Likeness, factor: float) -> Likeness:
     return replace(likeness, unlike=likeness.unlike * factor, clusters=likeness.clusters * factor)
 
 
-def reach_of(likeness: Alike, level: float, between: Between, factor: float) -> float:
+def reach_of(likeness: Likeness, level: float, between: Between, factor: float) -> float:
     """Return the distance to an interval's farther end with ``factor`` times as many documents of the same likeness."""
     low, high = _ends(_grown(likeness, factor), np.array([level]), between)
     return float(max(high[0] - likeness.value[0], likeness.value[0] - low[0]))
 
 
-def settling_factor(likeness: Alike, level: float, between: Between, allowed: float) -> float | None:
+def settling_factor(likeness: Likeness, level: float, between: Between, allowed: float) -> float | None:
     """Return how many times as many documents would settle an open question, with the same share unlike.
 
     It is settled if the upper end of the number's interval is below ``allowed``; None if even a thousand times as many

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from kvdrift.stats.clusters import effective
-from kvdrift.stats.ends import STUDENTIZED, Alike, Studentized, at_distances, at_least
+from kvdrift.stats.ends import STUDENTIZED, Likeness, Studentized, at_distances, at_least
 from kvdrift.stats.registry import Between
 
 LEVEL = 0.95
@@ -55,7 +55,7 @@ def preliminary_mean(
         np.array([float(number)])
         for number in (weights @ middle, 0.0, unlike if says else np.inf, count, distance.max())
     )
-    likeness = Alike(value, spread, differing, effective_clusters, farthest, np.array([False]))
+    likeness = Likeness(value, spread, differing, effective_clusters, farthest, np.array([False]))
     estimate, errors = np.array([mean]), np.array([math.sqrt(variance)])
     reach = -stdtrit(np.array([count - len(names)]), (1 - LEVEL) / 2)
     ends = at_distances(Studentized(estimate, errors, np.empty((0, 1)), np.empty((0, 1))), reach, reach, _FRACTION)

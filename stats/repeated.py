@@ -24,7 +24,7 @@ from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.ends import (
     ALIKE,
     STUDENTIZED,
-    Alike,
+    Likeness,
     Studentized,
     distance_quantiles,
     document_intervals,
@@ -124,7 +124,7 @@ class _Number:
     clusters: float
     sets: int
     between: Between
-    likeness: Alike
+    likeness: Likeness
 
     @property
     def free(self) -> float:

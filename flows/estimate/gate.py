@@ -31,7 +31,7 @@ from kvdrift.sql.catalog import Views, open_views
 from kvdrift.stats.alike import alike_documents
 from kvdrift.stats.bootstrap import EXPLORATORY, SEEN, Request, estimate, planned_status
 from kvdrift.stats.endpoints import Decision, Endpoint, decidable_quantity, decide
-from kvdrift.stats.ends import ALIKE, MOST_UNLIKE, STUDENTIZED, Alike, settling_factor
+from kvdrift.stats.ends import ALIKE, MOST_UNLIKE, STUDENTIZED, Likeness, settling_factor
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import ANSWER_QUANTITIES, SIMULTANEOUS_GAP
@@ -231,7 +231,7 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
     return None if factor is None else math.ceil(row["documents"] * factor)
 
 
-def _similarity(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Alike, Between]:
+def _similarity(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Likeness, Between]:
     """Return the similarity of the question's documents and the contrast's range, signed so that more is worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])

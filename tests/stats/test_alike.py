@@ -14,7 +14,7 @@ from kvdrift.schema.moments import SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.bootstrap import Request, estimate
 from kvdrift.stats.endpoints import Decision, decide
-from kvdrift.stats.ends import Alike, most_unlike, settling_factor
+from kvdrift.stats.ends import Likeness, most_unlike, settling_factor
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.registry import Between, Higher
 
@@ -89,9 +89,9 @@ def test_the_share_of_unlike_documents_is_clopper_and_pearsons() -> None:
         )
 
 
-def _alike(unlike: float, clusters: float, farthest: float) -> Alike:
+def _alike(unlike: float, clusters: float, farthest: float) -> Likeness:
     values = (0.0, 0.0, unlike, clusters, farthest)
-    return Alike(*(np.array([one]) for one in values), np.array([False]))
+    return Likeness(*(np.array([one]) for one in values), np.array([False]))
 
 
 def test_how_many_documents_settle_a_gate() -> None:
