@@ -1,4 +1,4 @@
--- The distribution of the first mismatch: p_t = P(tau = t), its distribution function, survival S_t = P(tau >= t) and hazard.
+-- The distribution of the first mismatch: p_t = P(tau = t), its sums, survival S_t = P(tau >= t) and hazard.
 -- Each document's trajectories are counted as integers before the mean, so that a survival of 0 is exactly 0.
 with
 

@@ -1,5 +1,5 @@
--- The distribution of a branch by its start s: p_s = P(tau = s) and rho_{s,j} = P(I_{s+j} = 1 | tau = s), one row for each
--- s at which some trajectory diverges and each lag j = 0..H - s.
+-- The distribution of a branch by its start s: p_s = P(tau = s) and rho_{s,j} = P(I_{s+j} = 1 | tau = s), one row for
+-- each s at which some trajectory diverges and each lag j = 0..H - s.
 -- Every trajectory carries its pooling weight, so that steps is read and summed once, without a row per document.
 with
 

@@ -1,5 +1,5 @@
 -- The trajectories that enter estimates, with their document's split and stratum and their study's horizon.
--- A trajectory enters when it is complete and ends at its study's horizon (one that stops short is truncated, not a
+-- A trajectory enters when it is complete and ends at its study's horizon (a pair that stops short is truncated, not a
 -- shorter study), and when its document has a row in documents: without one it has neither split nor stratum.
 -- first_eos and last_eos are e and e', no EOS counting as H + 1.
 with

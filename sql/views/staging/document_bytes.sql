@@ -1,6 +1,6 @@
 -- The bytes of a document's cache under every action, as stored for one sequence: kept keys and values, scales of
--- codecs, indices and per-layer lengths, and which of them no action can evict. Beside them the bytes of the full cache: those of the document's full-retention
--- control, or with an engine those of the floor, which repeats the reference.
+-- codecs, indices and per-layer lengths, and the part that no action can evict. Beside them stand the bytes of the full
+-- cache: of the document's full-retention control, or with an engine of the floor, which repeats the reference.
 with
 
 caches as (

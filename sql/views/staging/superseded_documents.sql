@@ -1,5 +1,5 @@
--- The revisions of documents that a later one of the same document supersedes: other answers, scoring or cluster. What was
--- scored by these revisions is in no other view.
+-- The revisions of documents that a later revision of the same document supersedes: other answers, scoring or cluster.
+-- Scores by these revisions are in no other view.
 select
     study,
     model,
