@@ -5,7 +5,7 @@ import os
 # On CUDA torch would write a warning about the library of products that is chosen; errors are still written.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-# How often GNU's OpenMP, which computes for torch and for llama.cpp, looks whether other threads are ready before a
+# How often GNU's OpenMP, which computes for torch and for llama.cpp, checks whether other threads are ready before a
 # thread sleeps. Its own number is 300,000: on a busy machine threads then hold processors for nothing. With 100,000 an
 # idle machine computes as fast (docs/costs.md, "Threads"). The library reads it when it is loaded, and child processes
 # inherit it.

@@ -62,7 +62,7 @@ class ActionIdentity:
 
 
 def changes(stored: ActionIdentity, present: ActionIdentity) -> list[str]:
-    """Return the columns in which two identities differ; what is presently unknown of the weights is ignored."""
+    """Return the columns in which two identities differ; unknown present weights are ignored."""
     of_weights = ("weights_sha256", "selector_sha256", "eos_tokens")
     return [
         name
@@ -126,7 +126,7 @@ class GpuKinds:
         return cls(frozenset([] if gpu is None else [gpu]), f"{who} on {gpu}")
 
     def difference(self, who: str, gpu: str | None) -> str | None:
-        """Return a line that says that ``who`` has another GPU model; None if the models agree."""
+        """Return a line about ``who`` having another GPU model; None if the models agree."""
         if gpu is None or self.names <= {gpu}:
             return None
         return f"{who}: computes on {gpu}, {self.phrase}; events of unlike GPUs can differ"
@@ -174,7 +174,7 @@ def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
 
     Comments, formatting and docstrings do not count (``syntax_sha256``).
 
-    Source is read when a class is first asked for, since a loaded class does not change with its file. Modules of a
+    Source is read when a class is first used, since a loaded class does not change with its file. Modules of a
     study's folder have kept the text that they were loaded from.
     """
     installed, texts = _source_files(kind)

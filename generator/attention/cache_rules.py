@@ -31,7 +31,7 @@ class StreamEntries:
         suffix_value: [R, KV heads, L, size].
         scaling: The factor of products of queries and keys.
         streams: The number of first rows that are streams; the other rows are copies.
-        terms: The layer's soft cap and sinks, if any. Rules are not asked about layers with windows.
+        terms: The layer's soft cap and sinks, if any. Rules do not see layers with windows.
     """
 
     layer: int
@@ -96,8 +96,8 @@ class CacheRule:
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
         """Return which prompt entries streams still have after a step, from the arguments and the scores of ``attend``.
 
-        The answer is bool [R, KV heads, entries of the prompt]; None if the rule does not say. By default an entry with
-        a negative score is gone.
+        The answer is bool [R, KV heads, entries of the prompt]; None if the rule does not report it. By default an
+        entry with a negative score is gone.
         """
         return scores[..., : self.scores] >= 0 if self.scores else None
 

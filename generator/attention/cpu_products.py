@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 _SMALLEST = 2**16  # weights; with fewer of them calling oneDNN takes longer than it saves
-_PACKED_FOR = 16  # rows; oneDNN lays weights out alike for other numbers
+_PACKED_FOR = 16  # rows; oneDNN lays weights out in the same way for other numbers
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -29,7 +29,7 @@ class LayerAttention(Protocol):
         """Compute the attention of one layer, [B, heads, T, size], from rotated queries [B, heads, T, size].
 
         Keys, rotated, and values are [B, KV heads, T, size]. ``layer`` is the layer's number among those with
-        attention, from 0. ``terms`` are what the layer's attention has beside a softmax over all earlier positions.
+        attention, from 0. ``terms`` describe attention beyond a softmax over all earlier positions.
         """
 
 

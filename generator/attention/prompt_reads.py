@@ -161,7 +161,7 @@ class PromptReads:
 
         ``grouped`` are queries, [rows, KV heads, query heads per KV head, size]; ``indices`` are those of ``pack``, on
         the layer's device; ``length`` is that of every suffix. ``replaced`` tells whether a cache's attention is
-        computed elsewhere; it is not asked in layers with windows. Returns for each stream, by its slot, the output,
+        computed elsewhere; it is not used in layers with windows. Returns for each stream, by its slot, the output,
         [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials, float32; minus
         infinity if a window has left all prompt entries of the cache.
         """

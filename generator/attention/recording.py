@@ -95,7 +95,7 @@ class PromptLayer:
     terms: LayerTerms = PLAIN
 
     def gathered(self, statistic: Statistic[Gathered]) -> Gathered:
-        """Return the value that ``statistic`` gathered over the layer's queries; a selector must have asked for it."""
+        """Return the value that ``statistic`` gathered over the layer's queries; a selector must have requested it."""
         gathered: Gathered = self.statistics[statistic]
         return gathered
 
@@ -123,7 +123,8 @@ class PromptRecording:
         """Record the inputs of the attention layers of ``network``, a causal language model, during the block."""
         with contextlib.ExitStack() as hooks:
             if self._statistics:
-                # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
+                # A copy: rotary embeddings that scale with the length change themselves when a longer length is
+                # requested.
                 self._rotary = copy.deepcopy(network.model.rotary_emb)
                 if "layer_type" in inspect.signature(self._rotary.forward).parameters:
                     self._types = network.config.layer_types

@@ -1,7 +1,7 @@
 """Decoding attention: prompt entries are stored once per cache, and every stream has a suffix of its own.
 
 A stream attends to its suffix and, separately, to its cache's prompt entries. The queries of all streams of a cache are
-multiplied with these entries together. The two results are then joined. A cache can have a rule, which is asked in
+multiplied with these entries together. The two results are then joined. A cache can have a rule, which is consulted in
 every step (``cache_rules``).
 
 Where suffixes lie, and which of them are copied, is bookkeeping in integers on the CPU (``StreamSlots``).
@@ -40,7 +40,7 @@ class StreamSlots:
         self.caches = _NONE  # the cache of each stream, [streams]
         self.length = 0  # entries of every suffix
         self._parked_caches = _NONE
-        self._parked_slots = _NONE  # where they lie now: still open streams' slots, until they are copied
+        self._parked_slots = _NONE  # their present slots: those of open streams, until they are copied
         self._waiting_length = 0  # of the longest parked suffix that is still to be copied
         self._source = self._target = _NONE  # of the copies to make
 
@@ -175,7 +175,7 @@ class SharedPrefix:
         entries = [(layer.key, layer.value) for layer in caches[0]]
         self._buffers, self._suffix = suffix_buffers(entries, streams + parked, horizon)
         self._ruled: RuledStreams | None = None
-        # A rule is asked about the layers without a window, which have numbers of their own, from 0.
+        # A rule sees the layers without a window, numbered from 0.
         whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
         self._whole = {number: place for place, number in enumerate(whole)}
         if any(rule is not None for rule in rules):

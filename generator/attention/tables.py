@@ -18,7 +18,7 @@ TILE_COLUMNS = 6  # cache, chunk, first packed row and streams of the cache, fir
 PLACE_COLUMNS = 3  # cache or -1, first partial result, and how far the next chunk's is
 # The fewest rows of a step. An H200 multiplies 32 rows with bfloat16 weights [4096, 14336] in 42 us, and 16 in 325 us.
 FEWEST_ROWS = 32
-_STEPS = 8  # numbers of rows between one and its double, where they are few
+_STEPS = 8  # numbers of rows between a power of two and the next
 _BUCKET = 8  # numbers of tiles and of partial results are multiples of this
 
 

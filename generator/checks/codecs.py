@@ -121,7 +121,7 @@ def _least_bytes(trial: CodecTrial) -> str:
         stated, needed = _bits_stated_and_needed(trial.part, *trial.heads[0], dtype)
         require(
             stated >= needed,
-            f"{dtype}: stored_bytes says {stated:.2f} bits a number; what comes back needs at least {needed:.2f} "
+            f"{dtype}: stored_bytes reports {stated:.2f} bits a number; decoded numbers need at least {needed:.2f} "
             "(Shannon's rate-distortion bound)",
         )
         lines.append(f"{stated:.1f} bits a number in {dtype}, and {needed:.1f} are needed at least")

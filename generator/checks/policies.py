@@ -35,7 +35,7 @@ from kvdrift.schema.study import ActionSection
 
 _PROMPT, _HORIZON, _SEED = 131, 20, 7
 _FEW = 12  # entries: fewer than are generated
-_ROOM = 400  # what a policy can need: prompts stay short enough for a step to be tried with every entry
+_ROOM = 400  # the most entries that a policy may need, so that a step can be tried with every entry of a prompt
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of attention, in units of the largest value
 _NOTHING_SHARED = SharingOptions(**{field.name: False for field in fields(SharingOptions) if field.name != "fused"})
 
@@ -62,7 +62,7 @@ class PolicyTrial(Trial[Policy]):
 
     @property
     def entries(self) -> int:
-        """The number n of prompt entries: half of them hold what the policy needs and leave it a choice."""
+        """The number n of prompt entries: half of them suffice for the policy and leave it a choice."""
         return max(_PROMPT, 2 * (self.least + 16) + 1)
 
     @property

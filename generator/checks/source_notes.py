@@ -2,7 +2,7 @@
 
 The identity covers a part's source and parameters, and a study's prompts, seed and settings. A value from the
 environment, a file, a clock, a module found at run time, the hash seed or a global random state may change tomorrow.
-Units of both days would then be pooled as if they were alike. Source that only names such a thing may still be right,
+Units of both days would then be pooled as if they were equal. Source that only names such a thing may still be right,
 so each place is a note and not an error.
 """
 

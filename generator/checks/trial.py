@@ -60,7 +60,7 @@ class Finding(NamedTuple):
 class Check(Generic[Part]):
     """A check that every part of a kind must pass: its name, and what it tries, in one line.
 
-    ``function`` tries the part; it returns a line about the result, or raises an error that says what is wrong.
+    ``function`` tries the part; it returns a line about the result, or raises an error that names the fault.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Trial(ABC, Generic[Part]):
     elsewhere: list[Decisions | str] = field(init=False, default_factory=list)
 
     kind: ClassVar[PartKind[Any]]
-    decides: ClassVar[str]  # what it decides, in the plural
+    decides: ClassVar[str]  # the noun of its decisions, in the plural
     checks: ClassVar[tuple[Check[Any], ...]]
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ class _DistributionRows:
 class CoupledPairs:
     """Pairs (action, replicate) under the maximal coupling, advanced together.
 
-    A pair takes part from ``open`` on (all pairs, at the prompt) or from ``join`` on (some pairs, at a branch).
+    Pairs begin at ``open`` (all pairs, at the prompt) or at ``join`` (some pairs, at a branch).
     Everything but distributions and uniforms is on the CPU; uniforms go to the distributions' device once. ``steps``
     has the columns of ``events``, [pairs, H] each. At first they hold the values of pairs whose sides have both ended:
     EOS on both, delta = f = 0.
@@ -129,7 +129,7 @@ class CoupledPairs:
         self._drawn = torch.cat([references, pair_reference, len(references) + pairs])
         self._owner = torch.cat([reference_owner, pair_cache, pair_cache])
         self._label = self._labels(pair_cache)
-        self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none
+        self._row = torch.full_like(self._cache, -1)  # the open stream of each entry; -1 if none
         self._open = 0  # open streams
         shape = (len(pair_cache), u_x.shape[1])
         self.steps: dict[str, NDArray[Any]] = {
@@ -217,7 +217,7 @@ class CoupledPairs:
         return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
 
     def _regroup(self) -> tuple[DistinctStreams, Tensor]:
-        """Return the streams of the next position, and which of all streams that may be wanted are wanted.
+        """Return the streams of the next position, and a mask of those needed among all possible streams.
 
         A side that has ended loses its stream, and a pair that has diverged gets two streams.
         """

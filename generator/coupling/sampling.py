@@ -36,9 +36,7 @@ def deployed(logits: Tensor, sampling: Sampling, out: Tensor) -> None:
         if sampling.greedy:
             best = some.argmax(-1, keepdim=True)
             largest = some.gather(-1, best).to(distributions.dtype)
-            distributions.zero_().scatter_(
-                -1, best, 1.0 + (largest - largest)
-            )  # 1, and no number where a logit is none
+            distributions.zero_().scatter_(-1, best, 1.0 + (largest - largest))  # 1, and NaN if a logit is NaN
         else:
             torch.softmax(_scores(some, sampling, out.dtype), -1, out=distributions)
 

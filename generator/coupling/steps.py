@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kvdrift.generator.coupling.streams import AheadDecoder, DistinctStreams, StreamDecoder
 
-_ROOM = 2**16  # integers of an array: enough for thousands of streams, so that a step finds its vectors where they were
+_ROOM = 2**16  # integers of an array: enough for thousands of streams, so that vectors keep their addresses
 
 Indices = dict[torch.device, dict[str, Tensor]]
 """Vectors by device and name."""
@@ -126,7 +126,7 @@ class StepGraphs:
                     graph.capture_end()
                 except RuntimeError:
                     self._captures = False
-                    with suppress(RuntimeError):  # which says again that the capture has failed
+                    with suppress(RuntimeError):  # which repeats that the capture has failed
                         graph.capture_end()
                     return None
             torch.cuda.current_stream().wait_stream(stream)
@@ -185,7 +185,7 @@ class FusedSteps:
         return self._read()
 
     def _prepare(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> None:
-        """Give the position up if it was begun with other streams, and let the next call send what it needs."""
+        """Discard the prefetched position if the open streams changed; the next call sends its own inputs."""
         stay = self._streams >= 0 and torch.equal(streams.row, torch.arange(self._streams))
         self._same = stay and torch.equal(rows, self._rows)
         self._column, self._streams, self._rows = column, len(streams.row), rows

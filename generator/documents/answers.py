@@ -45,7 +45,7 @@ Decode = Callable[[Sequence[Tokens]], list[str]]
 
 
 def task_scoring(source: str, task: str) -> str | None:
-    """Return how the answers of a task are scored if the document does not say; None if they are not scored.
+    """Return how a task's answers are scored unless the document states it; None if they are not scored.
 
     A benchmark's task without a rule here is not scored, such as HELMET's citations, which another model judges. In
     the embedded tasks and JSON Lines, a right continuation states the whole list of answers.

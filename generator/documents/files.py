@@ -1,4 +1,4 @@
-"""Rows of local JSON Lines and JSON files; an error names the file, the line, the field and what was expected.
+"""Rows of local JSON Lines and JSON files; an error names the file, the line, the field and the expected content.
 
 A byte order mark, which some editors put first, is no part of a file.
 """

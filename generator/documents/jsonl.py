@@ -37,8 +37,8 @@ class JsonlSource(DocumentSource):
     that it may call; the model's chat template writes conversations, and nothing is cut off one.
 
     A row with a ``stratum`` belongs to that stratum only; a row without one fits every stratum that names the file, but
-    a study takes no document twice: ``part`` tells such strata apart. Rows of strata that a study does not name are
-    left out, and a line says so. Rows with the same ``cluster`` are in one split, which one of them may name
+    a study takes no document twice: ``part`` distinguishes such strata. Rows of strata that a study does not name are
+    left out, and a line reports it. Rows with the same ``cluster`` are in one split, which any of them may name
     (``split``). A row's ``answers`` are scored by their share that occurs in a continuation (``scoring`` "all", the
     default), or by whether any does ("part", or "normalized" without punctuation, articles and further white space).
     """
@@ -160,7 +160,8 @@ def _prompt(row: SourceRow, section: DocumentsSection) -> PromptText | Conversat
             raise row.error("fields 'prompt' and 'messages': a row has one of the two")
         if section.chat_template is False:
             raise row.error(
-                "field 'messages': needs the chat template, and the study file says chat_template = false; leave it out"
+                "field 'messages': needs the chat template, and the study file has chat_template = false; leave that "
+                "key out"
             )
         return _conversation(row)
     if row.has("tools"):

@@ -4,7 +4,7 @@ A prompt begins with at most one BOS, whether its text, its chat template or the
 may also append an EOS to texts, for training; a prompt never ends with such an EOS, since it would end the text that
 the model is to continue.
 
-The control tokens that a chat template writes, such as the one that ends a turn, are tokens. The same text in a
+The control tokens that a chat template writes, such as the end of a turn, are tokens. The same text in a
 message, tool or opening is cut like any other text, since a message must not end its turn. Such texts are marked before
 the template writes the conversation. If there are none, the tokens are those of transformers' ``apply_chat_template``.
 """
@@ -65,7 +65,7 @@ def plain_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def begun_once(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """Return token ids without repetitions of the beginning: BOS, or what the tokenizer puts before texts."""
+    """Return token ids without repetitions of the beginning: BOS, or the prefix that the tokenizer adds."""
     bos = tokenizer.bos_token_id
     start = [*_prefix(tokenizer)] or ([] if bos is None else [bos])
     while start and tokens[: 2 * len(start)] == 2 * start:
@@ -194,7 +194,7 @@ class Conversation:
         return replace(document, templated=True, turns=self.turns(tokenizer), control_tokens=controls)
 
     def turns(self, tokenizer: Tokenizer) -> tuple[Turn, ...]:
-        """Return where each message's turn begins in the tokens; () if the template changes what messages say.
+        """Return where each message's turn begins in the tokens; () if the template changes the content of messages.
 
         A turn begins with the header that the template writes, after the end of the turn before. The last one is the
         assistant's, which the model is to write. Messages that the template leaves out have no turn.
@@ -203,7 +203,7 @@ class Conversation:
         text = marked.written(tokenizer)
         try:
             begins = _turn_begins(marked, tokenizer, text)
-        except TemplateRefusalError:  # of messages with marks, for what they then begin with
+        except TemplateRefusalError:  # messages with marks begin with other text
             return ()
         whole = marked.encoded(tokenizer, text)
         repeated = len(whole) - len(begun_once(tokenizer, whole))
@@ -212,7 +212,7 @@ class Conversation:
             piece = marked.encoded(tokenizer, text[before:begin])
             if whole[at : at + len(piece)] == piece:
                 at += len(piece)
-            else:  # the piece is cut otherwise where it stands
+            else:  # the piece is tokenized differently in its place
                 at = _common(whole, marked.encoded(tokenizer, text[:begin]))
             before = begin
             turns.append(Turn(role, max(at - repeated, 0) + 1))

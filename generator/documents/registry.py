@@ -62,7 +62,7 @@ SOURCES: dict[str, DocumentSource] = {
     "jsonl": JsonlSource(),
 }
 _OPTIONAL_KEYS = ("path", "shots", "chat_template")
-_MOST_GENERATED = 1_000_000  # candidates of a task, in search of one that is held
+_MOST_GENERATED = 1_000_000  # candidates of a task that are generated to find the held documents
 
 
 def stratum_documents(
@@ -299,7 +299,7 @@ class _TaskCandidates:
         )
 
     def free(self) -> Iterator[Candidate]:
-        """Yield the candidates that may be taken and are not held, reading as many as are asked for."""
+        """Yield the candidates that may be taken and are not held, reading as many as are consumed."""
         yield from self._read
         while (candidate := next(self._candidates, None)) is not None:
             if self._is_free(candidate):
@@ -321,7 +321,7 @@ def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[
     """Return the split of each cluster: that of its hash, unless a side would have too few documents.
 
     The side that has too few takes clusters of the other, which keeps enough: development the smallest hashes of
-    evaluation, and evaluation the largest of development, as far as whole clusters give both what they need. If they
+    evaluation, and evaluation the largest of development, as far as whole clusters suffice for both. If they
     cannot, the hashes decide.
 
     Args:

@@ -1,6 +1,6 @@
 """The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some.
 
-Of a study that has documents already, strata take these first, whatever the order of their source.
+A study's strata take the documents of its stored study first, whatever the order of their source.
 """
 
 from __future__ import annotations

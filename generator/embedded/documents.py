@@ -6,10 +6,10 @@ A body of exactly ``length`` tokens opens with ``<bos>`` and holds five-token re
 - ``variable_tracking``: 15 records in 5 chains of three hops, ``REC k k' v ;``, ``REC k' k'' v' ;``,
   ``REC k'' v'' v''' ;``, in shuffled places, and a question about 3 of the first keys.
 
-The question is ``Q k ? k ? ... A``. A right answer states the asked items in any order, each after an ``A`` (the prompt
-ends with the first), as its records without ``REC`` and ``;``, and followed by a geometric number of filler symbols;
-``<eos>`` closes it. The order and the filler spread the answer's distribution out, so that two sampled continuations
-differ.
+The question is ``Q k ? k ? ... A``. A right answer states the requested items in any order, each after an ``A`` (the
+prompt ends with the first), as its records without ``REC`` and ``;``, and followed by a geometric number of filler
+symbols; ``<eos>`` closes it. The order and the filler spread the answer's distribution out, so that two sampled
+continuations differ.
 
 All randomness comes from ``Generator.random``, whose numbers are the same under every version of numpy.
 """
@@ -39,12 +39,12 @@ _DOCUMENT_STREAM = "kvdrift/embedded/document"
 _FILLER_STREAM = "kvdrift/embedded/filler"
 
 Item = tuple[int, ...]
-"""The tokens that state one asked item: three per record, with one record in a needle and three in a chain."""
+"""The tokens that state a requested item: three per record, with one record in a needle and three in a chain."""
 
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """The shape of a prompt: its task, tokens of the body, and needles or chains in it, of which some are asked for."""
+    """The shape of a prompt: its task, tokens of the body, and needles or chains in it, of which some are requested."""
 
     task: str
     length: int
@@ -81,7 +81,7 @@ def make_document(task: str, length: int, index: int, seed: int) -> Document:
     """Return one document; equal arguments always give the same document.
 
     The prompt has ``length`` body tokens and a question of 12 (needle) or 8 (variable tracking) tokens. ``answers``
-    holds one text for each asked item, in the order of the question.
+    holds one text for each requested item, in the order of the question.
     """
     layout = study_layout(task, length)
     episode = draw_episode(layout, named_stream(_DOCUMENT_STREAM, task, length, index, seed))

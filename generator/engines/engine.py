@@ -26,7 +26,7 @@ class Capabilities:
         row_invariant: Whether the logits of a stream are the same bits whatever streams are decoded beside it, and
             wherever its entries lie. The floor must then be exactly 0, or a run fails.
         most_streams: The most streams that a session can have open at once.
-        full_distributions: Whether logits cover all tokens; otherwise they only tell the most probable token.
+        full_distributions: Whether logits cover all tokens; otherwise only the most probable token is known.
     """
 
     row_invariant: bool
@@ -40,7 +40,7 @@ class SideFacts:
 
     vocabulary: int  # V, the number of tokens
     positions: int  # the largest number of tokens, prompt and generated tokens
-    eos_tokens: tuple[int, ...]  # tokens that end a text, as far as the engine says; () if it does not
+    eos_tokens: tuple[int, ...]  # tokens that end a text, as the engine reports; () if it does not
     tokenizer_sha256: str | None  # SHA-256 of the tokenizer in the weights; None without a tokenizer
 
 
@@ -64,7 +64,7 @@ class Session(Protocol):
         """Append one token to each of some streams, and return the next logits, [streams, V]."""
 
     def prompt_bytes(self) -> int | None:
-        """Return the bytes of the prompt's entries as the engine measures them; None if it does not say."""
+        """Return the bytes of the prompt's entries as the engine measures them; None if it does not measure them."""
         return None
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Side(Protocol):
 
     @property
     def weights_sha256(self) -> str | None:
-        """SHA-256 of the weights; None if the engine does not say."""
+        """SHA-256 of the weights; None if the engine does not report it."""
         return None
 
     def open(self, entries: int) -> Session:
@@ -122,7 +122,7 @@ class Engine(Described, Protocol):
     Face id, with their tokenizer.
 
     Attributes:
-        ends: Who says which tokens end a text, for the lines that name each token with its source.
+        ends: The sources of the tokens that end a text, for lines that name each token with its source.
         sample: The ``id`` of weights that ``kvdrift check`` takes if none are given; None if it needs some.
         fewer_bits: Settings with which a prompt takes fewer bytes than with the defaults; their names are those of the
             settings that make another cache.

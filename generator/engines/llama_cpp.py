@@ -3,9 +3,10 @@
 With flash attention, a stream's logits are the same bits whatever streams are decoded beside it. This rests on three
 properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py`` measures:
 
-- Calls of 2 to 63 rows compute every row alike. Calls of one row, and larger calls, use other kernels. So a call has at
-  most ``rows`` streams, and a lone stream gets a second row that is thrown away. Weights in K-quants, such as Q4_K, are
-  an exception: blocks of rows and the rows left over are computed by unlike kernels, which a study's floor shows.
+- Calls of 2 to 63 rows compute every row in the same way. Calls of one row, and larger calls, use other kernels. So a
+  call has at most ``rows`` streams, and a lone stream gets a second row that is thrown away. Weights in K-quants, such
+  as Q4_K, are an exception: blocks of rows and the rows left over are computed by unlike kernels, which a study's floor
+      shows.
 - Attention skips the entries of other streams, and sums a stream's own entries in their order in the cache. So entries
   must lie in the order of their positions.
 - New entries take the first free places. So the places of a closed stream stay taken while other streams are open.

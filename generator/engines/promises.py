@@ -19,7 +19,7 @@ from kvdrift.generator.engines.http.engine import ServerSide
 from kvdrift.schema.errors import OperationError
 
 _PROMPT, _STEPS, _SEED = 48, 6, 5
-_CLOSE = 0.05  # of the largest logit: what batches may do where an adapter does not promise that rows are invariant
+_CLOSE = 0.05  # of the largest logit: the effect of batches that is allowed unless the adapter promises row invariance
 _BESIDE = 0.2  # of the largest logit: what rows beside a stream may do there; .07 was measured with weights in Q4_K_M
 
 Values = NDArray[np.float32]
@@ -38,7 +38,7 @@ class Promise(Generic[Tried]):
     """A promise that an adapter, or a server, must hold: its name, and what is tried, in one line.
 
     ``function`` tries the promise on an engine and weights, or on a server's side; it returns a line about the result,
-    or raises an error that says what is wrong.
+    or raises an error that names the fault.
     """
 
     name: str
@@ -260,7 +260,11 @@ def _check_report(side: ServerSide) -> str:
 def _check_server_bytes(side: ServerSide) -> str | Unknown:
     with prompted(side) as (session, _):
         held = session.prompt_bytes()
-    return Unknown("the server does not say: nothing is ruled out by bytes") if held is None else f"{held:,} bytes"
+    return (
+        Unknown("the server does not report bytes, so that they rule nothing out")
+        if held is None
+        else f"{held:,} bytes"
+    )
 
 
 SERVER_PROMISES = (

@@ -101,8 +101,8 @@ def _of_servers(study: Study) -> EngineModel:
     ends = _ends(study, reference, sides, _named_by_server(section, reference))
     if not ends.tokens and (study.study.eos is None or not reference.capabilities.full_distributions):
         raise InputError(
-            f"model.url: {section.url} does not say which tokens end a text, and '{tokenizer_location(section)}' has "
-            "no tokenizer here that does; write their ids as eos under [study], as in eos = [2]"
+            f"model.url: {section.url} does not report which tokens end a text, and '{tokenizer_location(section)}' "
+            "has no tokenizer here that does; write their ids as eos under [study], as in eos = [2]"
         )
     ended: dict[str, Side] = {name: side.ending(ends.tokens) for name, side in (sides | {FLOOR_ACTION: floor}).items()}
     reference = reference.ending(ends.tokens)
@@ -126,7 +126,7 @@ def _ends(study: Study, reference: Side, sides: Mapping[str, Side], named: Seque
 
 
 def _named_by_server(section: ModelSection, reference: ServerSide) -> list[NamedToken]:
-    """Return the tokens that end a text by the reference's server, or by the tokenizer's files if it does not say."""
+    """Return the tokens that end a text by the reference's server, or by the tokenizer's files if it reports none."""
     if reference.facts.eos_tokens:
         return [(token, "the server") for token in reference.facts.eos_tokens]
     location = tokenizer_location(section)

@@ -68,7 +68,7 @@ class Model(Protocol):
         """Set up the process for this model's computations inside the block, and restore it afterwards."""
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledDocument:
-        """Process the document's prompt, recording what the selectors of ``actions`` need."""
+        """Process the document's prompt, recording the statistics that the selectors of ``actions`` need."""
 
 
 class PrefilledDocument(Protocol):

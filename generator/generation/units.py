@@ -403,7 +403,7 @@ def join_replicates(parts: Sequence[Decoded]) -> Decoded:
 
 
 def event_rows(record: Mapping[str, Any], decoded: CoupledSteps | ResidualBranches) -> pa.Table:
-    """Make the rows of ``events`` of one unit, from its row of ``units`` and what was decoded for its replicates.
+    """Make the rows of ``events`` of one unit, from its row of ``units`` and the decoded steps of its replicates.
 
     Rows are by replicate and position; of residual branching, a replicate's scan before its branch.
     """
@@ -439,7 +439,7 @@ def _rows(
             raise OperationError(
                 f"document '{record['doc']}', action '{record['action']}': {name} is no number at position "
                 f"{column[lost.argmax()] + 1}: the model's logits are not finite; its weights are damaged, or "
-                f"{record['dtype']} cannot hold what it computes"
+                f"{record['dtype']} cannot hold its results"
             )
     rows = len(replicate)
     columns: dict[str, Any] = {name: pa.repeat(record[name], rows) for name in ("study", "model", "doc", "action")}

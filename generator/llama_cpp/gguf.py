@@ -118,7 +118,7 @@ class Weights:
 
 
 @functools.lru_cache(maxsize=64)
-def _facts(file: Path, size: int, modified: int) -> GgufFacts:  # noqa: ARG001 - what tells two contents of a path apart
+def _facts(file: Path, size: int, modified: int) -> GgufFacts:  # noqa: ARG001 - distinguish two contents of a path
     return Weights(file, vocabulary_only=True).facts
 
 
@@ -150,7 +150,7 @@ def check_decoded(result: int, call: str, library: Library) -> None:
 
 
 _CONTROL, _USER_DEFINED = 1 << 3, 1 << 4  # of llama.cpp's kinds of tokens
-_TOKEN_BYTES = 16  # about what the text of a token takes; a call that needs more says how much
+_TOKEN_BYTES = 16  # of the text of most tokens; a call that needs more returns the size
 
 
 class GgufTokenizer:

@@ -78,7 +78,7 @@ class Batch(Structure):
     )  # fmt: skip
 
 
-_ROOM = 1024  # bytes for what a library returns: more than any build's structure takes
+_ROOM = 1024  # bytes for a returned structure: more than in any build
 _FILLS = (0xAA, 0x55)
 
 
@@ -87,7 +87,10 @@ def written_defaults(function: Any) -> dict[int, int]:
 
     The function has no arguments, such as ``llama_context_default_params``; its structure has at most 1024 bytes.
     """
-    function.restype, function.argtypes = c_void_p, [c_void_p]  # a large structure is returned where the caller says
+    function.restype, function.argtypes = (
+        c_void_p,
+        [c_void_p],
+    )  # a large structure is returned at an address from the caller
     written: list[bytes] = []
     for fill in _FILLS:
         room = (ctypes.c_ubyte * _ROOM)(*[fill] * _ROOM)
@@ -113,7 +116,7 @@ KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
 INSTALL: Final = installing("llama-cpp")
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is for its makers, and 5 goes on with a line
-_LINES = 200  # of the log that are kept: what a context says of itself, and the last errors
+_LINES = 200  # of the log that are kept: a context's report, and the last errors
 
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
 
@@ -185,7 +188,7 @@ class Library:
     def last_words(self) -> str:
         """Return the last errors and warnings of the log, for an error line."""
         serious = [text for level, text in self.log_lines if level >= _WARNING]
-        return "; ".join(serious[-3:]) or "the library does not say why"
+        return "; ".join(serious[-3:]) or "the library reports no reason"
 
     def log_text(self) -> str:
         """Return the lines of the log since it was last cleared."""

@@ -45,7 +45,7 @@ class QueryMoments:
         count = 0
         for query, cos, sin in zip(*parts, strict=True):
             query, cos, sin = query.double(), cos.double(), sin.double()  # noqa: PLW2901 - the same, wider
-            # Turned back; the squares sum to what the embedding scales lengths by, twice: mostly 1.
+            # Turned back; the squares sum to twice the factor by which the embedding scales lengths: mostly 1.
             plain = (query * cos - _quarter_turn(query) * sin) / (cos**2 + sin**2)
             count += plain.shape[1]
             total += plain.sum(1)

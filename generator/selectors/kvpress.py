@@ -232,7 +232,7 @@ class KVPress(Selector):
         return getattr(module, self.press)(press=inner, **options)
 
     def _chosen(self, layer: PromptLayer, kept: int, places: list[dict[bytes, list[int]]]) -> list[list[int]]:
-        """Positions that the press keeps of each KV head, ascending, when asked for ``kept``."""
+        """Positions that the press keeps of each KV head, ascending, for ``kept`` positions."""
         entries = layer.key.shape[1]
         press = self.build(1 - (kept + 0.5) / entries)
         if self.press == "PyramidKVPress":  # the layer's number is already its budget
@@ -369,10 +369,10 @@ def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> lis
 
 
 def load_kvpress(name: str = "kvpress") -> ModuleType:
-    """Import kvpress, or one of its modules, and undo what the import does to transformers.
+    """Import kvpress, or one of its modules, and undo its changes to transformers.
 
     The import wraps every attention function of transformers, for presses that mask single heads; these are refused
-    here, and the functions are put back. If something that kvpress needs is missing, that is said in one line.
+    here, and the functions are put back. If something that kvpress needs is missing, an error names it.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - with kvpress alone
 

@@ -2,7 +2,7 @@
 
 An endpoint may die, hang or fail for a while without loss of work. A thread requests one document at a time, and the
 thread that consumes the units watches it. The next document is requested before the consumer stores the last one. A
-lost endpoint is asked again after ever longer pauses.
+lost endpoint is tried again after ever longer pauses.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ServiceAddress:
         sent = [{name: unit.record.get(name) for name in expected[0]} for unit in units]
         if sorted(map(str, expected)) != sorted(map(str, sent)):
             raise EndpointLost(
-                f"endpoint {self.location}: sent {len(sent)} units that are not the {len(expected)} asked for"
+                f"endpoint {self.location}: sent {len(sent)} units that are not the {len(expected)} requested"
             )
         return units
 
@@ -223,7 +223,7 @@ class ServiceAddress:
         return EndpointLost(f"endpoint {self.location}: its answer is not one of this version of kvdrift")
 
     def _handshake_hint(self) -> str:
-        """Return a hint why a service may end a connection at once, since gRPC does not say."""
+        """Return a hint why a service may end a connection at once, since gRPC reports none."""
         if not self.location.startswith(TLS_SCHEME):
             return "a service with TLS is grpc+tls://HOST:PORT"
         return "a service with a token wants --token-file" if self.token is None else "is the token the same there?"
@@ -248,7 +248,7 @@ class RemoteGenerator:
     """Generates for the studies of one file, one model with one sampling or several, at an endpoint.
 
     ``say`` is called with a line when the endpoint is lost and when it is back. ``pause`` is the number of seconds
-    until a lost endpoint is asked again for the first time.
+    until a lost endpoint is tried again for the first time.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class RemoteGenerator:
         self._address, self._study, self._say, self._pause = address, studies[0], say, pause
         self._models = dict.fromkeys(study.model.id for study in studies)
         self._where = f"endpoint {address.location}"
-        self._identity: Identity | None = None  # None: the endpoint is to be asked
+        self._identity: Identity | None = None  # None until the endpoint was asked
         self._weights: str | None = None
         self._gpus: GpuKinds | None = None  # those of the study's units
         self._told_gpu = False
@@ -372,13 +372,13 @@ class RemoteGenerator:
         self._identity, self._losses = None, self._losses + 1
         if self._losses >= _LOSSES:
             raise NobodyLeftError(
-                f"the endpoint is gone ({reason}); what was generated is kept; run the command again to continue"
+                f"the endpoint is gone ({reason}); generated units are kept; run the command again to continue"
             )
         if self._losses == 1:
             self._say(f"{reason}; its work will be repeated")
 
     def _asked(self) -> Identity:
-        """Return the endpoint's identity, which must be the one that the studies ask for."""
+        """Return the endpoint's identity, which must be the model that the studies request."""
         if self._identity is None:
             self._identity = self._recognized(self._address.identity())
         return self._identity
@@ -411,7 +411,7 @@ class RemoteGenerator:
         self._gpus.check(self._where, gpu, self._study.model)
         if not self._told_gpu and (line := self._gpus.difference(self._where, gpu)) is not None:
             self._told_gpu = True
-            self._say(f"{line}, and each unit says which one made it")
+            self._say(f"{line}, and each unit records its GPU model")
 
     def _tokenizer_of(self, study: Study) -> str | None:
         """Return the SHA-256 of this machine's tokenizer, with which the prompts are made; None without one."""

@@ -256,7 +256,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
     @answered
     def list_actions(self, _context: flight.ServerCallContext) -> list[tuple[str, str]]:
         """Return the service's only action."""
-        return [(IDENTITY_ACTION, "what is served, as JSON: model, revision, dtype, device, weights, versions")]
+        return [(IDENTITY_ACTION, "the served model as JSON: model, revision, dtype, device, weights, versions")]
 
     @answered
     def list_flights(self, _context: flight.ServerCallContext, _criteria: bytes) -> list[Any]:

@@ -28,7 +28,7 @@ ONE_THREAD_PARAMETERS = 20_000_000
 # so that freed blocks up to 64 MiB are used again, which the system would otherwise fill with zeros each time.
 _KEPT_BYTES = 2**25 - 2**14
 
-# What CUDA says when all that follows in the process will fail: errors of kernels and of the hardware.
+# CUDA's messages after which every call in the process fails: errors of kernels and of the hardware.
 _DEVICE_LOST = re.compile(
     "CUDA error: .*(illegal memory access|illegal instruction|misaligned address|invalid program counter|"
     "operation not supported on global/shared address space|launch failure|launch timed out|device-side assert|"
@@ -112,7 +112,7 @@ def whole_sums(device: str) -> Iterator[None]:
 
 
 def is_device_lost(error: Exception) -> bool:
-    """Tell whether an error says that the GPU can compute nothing more in this process."""
+    """Return whether an error means that the GPU can compute nothing more in this process."""
     return _DEVICE_LOST.search(str(error)) is not None
 
 

@@ -25,7 +25,7 @@ from kvdrift.schema.errors import InputError
 
 _INDEX_BYTES = 4  # kept indices are int32
 _EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how a configuration says their number
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Footprint:
 
         A layer with a window holds at most the window's entries. A layer with a state holds the state.
 
-        ``indexed`` says whether entries are ever removed; otherwise there is no index.
+        ``indexed``: whether entries are ever removed; otherwise there is no index.
         """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
@@ -58,7 +58,7 @@ class MemoryPlan:
     replicates_at_once: int
     prompt_bytes: int  # the whole prompt and the caches of all actions
     prefill_bytes: int  # above the prompt, while a chunk is processed
-    replicate_bytes: int  # above the prompt, for each replicate at once, where all actions have as many
+    replicate_bytes: int  # above the prompt, for each replicate at once if all actions have as many
     decoding_bytes: int  # above the prompt, for the replicates at once, and while their steps are tried beforehand
     available_bytes: int
 
@@ -82,10 +82,10 @@ def plan_memory(
     """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
 
     n is ``entries``; ``kept`` has m of each action, and ``replicates`` how many it has. ``available_bytes`` are left
-    besides the weights. ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a
-    time. Of ``scored`` prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their
-    own, each with m and replicates of its actions: every model has the whole prompt.
-    ``packed`` says whether keys are packed besides, as on a CPU.
+    besides the weights. ``apart``: whether an action's prompt is prefilled separately; one such prompt is in memory at
+    a time. Of ``scored`` prompt entries a policy keeps scores. ``others`` are the models of actions with weights of
+    their own, each with m and replicates of its actions: every model has the whole prompt.
+    ``packed``: whether packed copies of keys are kept, as on a CPU.
     """
     sides = [(shape, kept, replicates), *others]
     whole = [side.fixed_bytes(entries) + side.evictable_bytes * entries for side, *_ in sides]

@@ -39,7 +39,7 @@ from kvdrift.schema.errors import InputError, first_line, reading
 from kvdrift.schema.progress import SILENT
 
 _UNKNOWN = ModelIdentity(None, None)
-_PAIRS_AT_ONCE = 96  # with more, what a position computes leaves a core's cache
+_PAIRS_AT_ONCE = 96  # more would exceed a core's cache
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LoadedModel(Decoder):
         """Documents are decoded side by side up to this number of pairs, to keep a CPU busy."""
         busy = (
             self.threads != 1 or not is_small(self.network) or self.device != "cpu"
-        )  # what a large model or a GPU computes takes the time
+        )  # computing takes the time of a large model or on a GPU
         alone = busy or self.batch_deviation or self.switch is not None  # all rows of a step have RoPE's frequencies
         return 0 if alone else _PAIRS_AT_ONCE
 
@@ -166,14 +166,14 @@ def load_model(
 
 
 def _reference(model_id: str, network: Any, probe: Probe, say: Callable[[str], None]) -> Reference:
-    """Compute the probe by transformers alone, and say before it that the model is being proven."""
+    """Compute the probe by transformers alone, and report before it that the model is being proven."""
     say(f"proving model '{model_id}', once for these weights: each layer is compared with transformers' own")
     with reading(f"model.id = '{model_id}': not supported: its own forward pass fails on a probe", Exception):
         return reference_forward(network, probe)
 
 
 def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable[[str], None]) -> Proof:
-    """Compare a model with the reference, and say how long both took."""
+    """Compare a model with the reference, and report how long both took."""
     began = time.perf_counter()
     proof = prove(model, probe, reference)
     seconds = reference.seconds + time.perf_counter() - began
@@ -185,7 +185,7 @@ def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any) -> Any:
     loader: Any = library().AutoModelForCausalLM
     keywords: dict[str, Any] = {}
-    if is_multimodal(model_id, revision):  # the rest of the checkpoint is left where it is
+    if is_multimodal(model_id, revision):  # the rest of the checkpoint is not loaded
         loader, keywords = getattr(library(), causal_class(config) or ""), {"config": config, "key_mapping": _OF_TOWERS}
     quantized = getattr(config, "quantization_config", None) or {}
     if quantized.get("quant_method") == "compressed-tensors":  # its layers would have no weights to multiply with
@@ -202,7 +202,7 @@ def _network(model_id: str, revision: str | None, dtype: str, device_map: str | 
             output_loading_info=True,
             **keywords,
         )
-    # Transformers fills what the files lack with random numbers and only warns.
+    # Transformers fills missing weights with random numbers and only warns.
     check_complete(model_id, [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     return network
 

@@ -26,7 +26,7 @@ DOUBLE_VOCABULARY = 4096
 
 _COLUMNS = 8  # of 16 bits take 16 bytes
 
-# What torch says where it raises no OutOfMemoryError: its allocator on a CPU, the driver of a GPU, and cuBLAS.
+# Torch's messages without an OutOfMemoryError: its allocator on a CPU, the driver of a GPU, and cuBLAS.
 _SHORTAGE = re.compile("DefaultCPUAllocator: |CUDA error: (out of memory|CUBLAS_STATUS_ALLOC_FAILED)")
 
 _TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
@@ -141,7 +141,7 @@ class ModelShape:
         distributions in place, a pair has copies of both and their difference. Where a policy keeps scores of
         ``scored`` prompt entries, every stream has room for them.
 
-        ``reference`` says whether this model decodes the reference's streams, too; an action's own weights do not.
+        ``reference``: whether this model decodes the reference's streams, too; an action's own weights do not.
         ``tried`` adds what trying whole steps takes beforehand: more streams, and entries of one layer.
         """
         total = sum(pairs)

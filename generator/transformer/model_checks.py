@@ -1,7 +1,7 @@
 """Check a model before it is loaded, and keep the proofs of models that were made on this machine.
 
 Headers of weight files show whether they hold every tensor that the configuration needs. A selector's window and
-statistics show what it needs of a model's layers; a selector that looks at queries computes attention by itself.
+statistics show its needs of a model's layers; a selector that reads queries computes attention by itself.
 
 A proof belongs to the weights' fingerprint, the versions of torch and transformers, the dtype and the kind of device.
 It is kept in the user's cache folder; if the file is missing or damaged, every model is proven again.
@@ -138,7 +138,7 @@ def _missing(selector: Selector, traits: LayerTraits) -> str | None:
     return None
 
 
-_PROOFS = 3  # version of what a proof tries
+_PROOFS = 3  # version of the proof
 
 
 @dataclass(frozen=True)
@@ -264,5 +264,5 @@ def checked_configuration(
         raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
     config = read_configuration(model_id, revision)
     check_supported(config, model_id)
-    configured_ends(model_id, revision)  # refuses what is no token
+    configured_ends(model_id, revision)  # refuses a name that is no token
     return config

@@ -291,13 +291,13 @@ def prove(model: Decoder, probe: Probe, reference: Reference) -> Proof:
 def refusal(model: Decoder, probe: Probe, reference: Reference) -> str | None:
     """Compare a loaded model with transformers' own forward pass on the probe.
 
-    Returns None if the results agree; else a line that says what differs, and by how much.
+    Returns None if the results agree; else a line that names the differences and their sizes.
     """
     compared = _Comparison(reference, model.dtype)
     try:
         with model.computing():
             _compute(model, probe, compared)
-    except Exception as error:  # noqa: BLE001 - whatever its code does with our attention
+    except Exception as error:  # noqa: BLE001 - its code may raise anything with our attention
         return f"its attention does not go through transformers' attention interface ({first_line(error)})"
     return compared.refusal()
 
@@ -336,7 +336,7 @@ class _Comparison:
         reference = self._reference.values.get(point)
         if reference is None or reference.shape[1:] != values.shape[1:]:
             return values  # the point lacks rows, which ``refusal`` finds
-        rows = self._rows[:1].repeat(len(values))  # of rows without a stream, which compute what the first one does
+        rows = self._rows[:1].repeat(len(values))  # of rows without a stream, which repeat the first row
         rows[self._places] = self._rows
         wanted = reference[rows].to(values.device)
         errors = difference(values[self._places], wanted[self._places], self._added(point, reference))
@@ -362,9 +362,9 @@ class _Comparison:
         return None if problem is None else f"its logits differ from transformers' own forward pass {problem}"
 
     def _added(self, point: Point, reference: Tensor) -> Tensor | None:
-        """Return the norms of what a layer adds to its input, by which errors of its output are divided.
+        """Return the norms of a layer's addition to its input, by which errors of its output are divided.
 
-        None if the point is no layer's output. Where hidden states are much larger than what a layer adds, rounding
+        None if the point is no layer's output. If hidden states are much larger than a layer's addition, rounding
         them is no error of the layer; it makes up ``_SUMS`` roundings.
         """
         before = self._reference.values.get(Point(point.layer - (point.kind == INPUT), INPUT))

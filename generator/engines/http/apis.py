@@ -29,8 +29,8 @@ class ServerFacts:
         reported: Facts that determine its distributions, as far as it reports them; another value is another identity.
         beside: Other facts, such as the number of slots.
         vocabulary: V.
-        positions: The largest number of tokens, prompt and generated tokens; 0 if it does not say.
-        eos_tokens: Tokens that end a text; () if it does not say.
+        positions: The largest number of tokens, prompt and generated tokens; 0 if unknown.
+        eos_tokens: Tokens that end a text; () if unknown.
         tokenizer_sha256: SHA-256 of its report about its tokenizer; None if it reports nothing.
         slots: The number of streams whose caches it keeps; 0 if it has no slots to choose.
     """
@@ -60,7 +60,7 @@ def whole_distribution(
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise InputError(
             f"{where}: the server has token {int(ids.max())}, and the vocabulary has {vocabulary:,}: a side's settings "
-            "say how many there are by vocabulary"
+            "state their number by vocabulary"
         )
     if unknown := int(np.isnan(values).sum()):
         raise OperationError(
@@ -84,7 +84,7 @@ def whole_distribution(
     return distribution.astype(np.float32)
 
 
-NAMED_BY_ID: Final = "token_id:"  # how a token is named that is asked for by its id
+NAMED_BY_ID: Final = "token_id:"  # the name of a token that is requested by its id
 
 
 class Vllm:
@@ -234,7 +234,7 @@ _LLAMA_MODEL: Final = ("n_vocab", "n_embd", "n_params", "n_ctx_train", "size", "
 _LLAMA_PROPERTIES: Final = ("build_info", "model_ftype", "bos_token", "eos_token")
 _LLAMA_PARAMETERS: Final = ("speculative.types", "lora")
 
-_vocabularies: dict[tuple[str, str], _Vocabulary] = {}  # by address and what the server says of itself
+_vocabularies: dict[tuple[str, str], _Vocabulary] = {}  # by address and the server's report
 
 
 class LlamaServer:
@@ -255,7 +255,7 @@ class LlamaServer:
         parameters = defaults.get("params") or {}
         vocabulary = settings.vocabulary or int(meta.get("n_vocab") or 0)
         if not vocabulary:
-            raise InputError(f"{where}: {connection.url} does not say how many tokens there are; write vocabulary")
+            raise InputError(f"{where}: {connection.url} does not report its number of tokens; write vocabulary")
         reported = {
             "server": "llama-server",
             "model": str(properties.get("model_path", "")).rpartition("/")[2],
@@ -272,7 +272,7 @@ class LlamaServer:
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
         """Let a slot hold some tokens, the whole history, and return how many of them the server computed anew.
 
-        ``cached`` says that the slot's present content may be used.
+        ``cached``: whether the slot's present content may be used.
 
         Raises:
             LostServerError: The server was gone, and is back.
@@ -314,7 +314,7 @@ class LlamaServer:
         }  # fmt: skip
         answer = connection.ask_once("/completion", body)
         if not isinstance(answer, dict) or answer.get("id_slot") != slot:
-            raise OperationError(f"{connection.url}/completion: slot {slot} was asked, and another one answered")
+            raise OperationError(f"{connection.url}/completion: slot {slot} was requested, and another slot answered")
         return answer
 
 
@@ -329,7 +329,7 @@ def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
     timings = answer.get("timings")
     if not isinstance(timings, dict) or not isinstance(timings.get("prompt_n"), int):
         raise OperationError(
-            f"{connection.url}/completion: slot {slot}: the answer does not say how many tokens were computed "
+            f"{connection.url}/completion: slot {slot}: the answer does not report how many tokens were computed "
             "(timings.prompt_n), so that decoding cannot be distinguished from reading a prompt"
         )
     return int(timings["prompt_n"])
@@ -358,7 +358,7 @@ def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any
 
 
 def all_tokens(connection: Connection, vocabulary: int) -> list[dict[str, Any]]:
-    """Return what a server reports of each of its ``vocabulary`` tokens, in the order of a distribution."""
+    """Return a server's report on each of its ``vocabulary`` tokens, in the order of a distribution."""
     body = {
         "prompt": [0], "n_predict": 1, "n_probs": vocabulary, "samplers": [], "cache_prompt": False, "stream": False,
     }  # fmt: skip

@@ -49,7 +49,7 @@ class ServerSettings:
             raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
         if not made.vocabulary and made.api != LLAMA_SERVER:
             raise InputError(
-                f"{where}: vocabulary: missing; {made.api} does not say how many tokens there are: write the "
+                f"{where}: vocabulary: missing; {made.api} does not report its number of tokens: write the "
                 "vocab_size of the model's config.json"
             )
         return made
@@ -84,7 +84,7 @@ KEY: Final = "KVDRIFT_SERVER_KEY"
 _BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of what stands before one
 _CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
-_WORDS = 300  # characters of what a server says of a request that it refuses
+_WORDS = 300  # characters quoted of a server's refusal
 _DEFAULT_AT_ONCE = 8
 _MOST_CUT_OFF = 200  # requests; more than are under way when a server restarts
 
@@ -122,7 +122,7 @@ class Connection:
             raise InputError(f"{self.url}: {KEY} would cross a network unencrypted; write an address with https://")
         weakref.finalize(self, self._client.close)
         self.on_return: Callable[[], None] = lambda: None
-        self._returning = threading.RLock()  # what looks at a server that is back makes requests, too
+        self._returning = threading.RLock()  # the check of a server that is back makes requests, too
         self.received = 0
         self._known = False  # whether the server has answered at all
         self._losses = 0
@@ -167,7 +167,7 @@ class Connection:
     def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
         """Apply a function that makes requests in turn to some items at once, and return the results in their order.
 
-        ``most`` is the number of items that the server can work on at once; 0 if it does not say.
+        ``most`` is the number of items that the server can work on at once; 0 if unknown.
         """
         threads = min(self._requests.at_once or most or _DEFAULT_AT_ONCE, len(items))
         if threads <= 1:
@@ -223,7 +223,7 @@ class Connection:
         if self._cut_off[path] > _MOST_CUT_OFF:
             raise OperationError(
                 f"{self.url}{path}: no answer to {_MOST_CUT_OFF} requests in a row ({why}), though the server is "
-                "ready; its log may say why"
+                "ready; its log may state the reason"
             )
 
     def _send(self, path: str, body: Any) -> httpx.Response:

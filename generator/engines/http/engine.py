@@ -212,7 +212,7 @@ class ServerTokenizer:
 
     @functools.cached_property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The control tokens by id, in transformers' form: tokens that the server leaves out of what it writes."""
+        """The control tokens by id, in transformers' form: tokens that the server omits from its output."""
         tokens = all_tokens(self._connection, self._vocabulary)
         silent = sorted(entry["id"] for entry in tokens if not entry["token"] and not entry.get("bytes"))
         line = self("\n", add_special_tokens=False)["input_ids"]

@@ -2,8 +2,8 @@
 
 A slot is a cache, and each stream is decoded token by token in a slot of its own. If a slot has lost its content, it is
 filled again in the same way as before: the prompt in one request, then every token in a request of its own. So a fork,
-a restarted server, and more streams than slots cost requests and change nothing else. Every answer says how many tokens
-the server computed; more than one means that the token was not decoded from the cache.
+a restarted server, and more streams than slots cost requests and change nothing else. Every answer reports how many
+tokens the server computed; more than one means that the token was not decoded from the cache.
 
 Servers without slots, and greedy servers, get a stream's whole history with every request.
 """
@@ -86,7 +86,7 @@ class GreedySession(DistributionSession):
 
     A request lets the server write several tokens, which ``written`` returns, and whether the text ended there. While a
     stream continues with the tokens that the server wrote, no further request is made. If it continues with another
-    token, the server is asked for the tokens after that one.
+    token, the server is asked for the tokens after it.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GreedySession(DistributionSession):
         return distribution
 
 
-_TRIES = 4  # of one step in a slot that does not keep what it was given
+_TRIES = 4  # of a step in a slot that loses its tokens
 
 
 @dataclass
@@ -208,8 +208,8 @@ class SlotSession(TokenStreams):
                 pass
             slot.held = ()
         raise OperationError(
-            f"{self._connection.url}: slot {slot.number} does not keep what it decoded: something else uses "
-            "the server, or it gives idle slots to others; start it for kvdrift alone, with --no-cache-idle-slots"
+            f"{self._connection.url}: slot {slot.number} does not keep its tokens: another client uses "
+            "the server, or it reassigns idle slots; start it for kvdrift alone, with --no-cache-idle-slots"
         )
 
     def _replayed(self, slot: _Slot, history: Tokens) -> bool:

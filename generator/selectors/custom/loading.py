@@ -1,4 +1,4 @@
-"""Load modules with custom classes: from a folder beside a study file, or from what is installed.
+"""Load modules with custom classes: from a folder beside a study file, or from installed packages.
 
 Modules of a folder have their own names, and always the text that their files have now. ``sys.path`` is not touched,
 and no bytecode is read or written. Modules that one of them imports from the folder are loaded in the same way. If any
@@ -63,7 +63,7 @@ class _Folder:
         return None if spec is None or spec.origin is None else Path(spec.origin)
 
     def load(self, name: str) -> ModuleType:
-        """Load a module; what it raises comes through, and leaves nothing behind."""
+        """Load a module; its exceptions pass through, and a failed module leaves no trace."""
         with _LOCK:
             _withdraw()
             if all(loader.is_current for loader in self._loaders.values()):
@@ -116,7 +116,7 @@ def _withdraw() -> None:
 
 
 def load_module(name: str, folder: Path | None, where: str) -> ModuleType:
-    """Load a module from a folder, if any has the name, or else from what is installed; error lines begin ``where``."""
+    """Load a module from a folder, if any has the name, else from installed packages; error lines begin ``where``."""
     with _LOCK:
         source = None if folder is None else _FOLDERS.setdefault(folder.absolute(), _Folder(folder.absolute()))
     beside = None if source is None else source.file_of(name)

@@ -29,7 +29,7 @@ class PartKind(Generic[Part]):
     base: type[Any]  # from which all of them are derived
     known: Mapping[str, type[Part]]  # the package's classes, by name
     derive: str  # the class to derive a part from, and its module, for error lines
-    says: str  # what a part's summary says, for error lines
+    says: str  # the content of a part's summary, for error lines
     keys: tuple[str, ...] = ("name",)  # of a study file, which stand beside parameters: none may have such a name
     counts: tuple[str, ...] = ()  # properties that must be numbers of positions or entries
     common: Mapping[str, object] = field(default_factory=dict)  # parameters of every part besides its fields

@@ -1,6 +1,6 @@
 """Rules around the rules of policies: one counts which prompt entries streams still have, one guards custom policies.
 
-An exception in a custom policy or its rule becomes one line, and what they return is checked.
+An exception in a custom policy or its rule becomes one line, and their results are checked.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RuleAround(CacheRule):
 class WatchedRule(RuleAround):
     """Another rule, whose streams' remaining entries are counted after some steps.
 
-    ``left_after`` has the counts by step, unless no stream was open, the rule had nothing to do, or does not say.
+    ``left_after`` has the counts by step, unless no stream was open, the rule had nothing to do, or reports none.
     """
 
     def __init__(self, rule: CacheRule, steps: Collection[int]) -> None:
@@ -207,7 +207,7 @@ class GuardedRule(RuleAround):
         return scores
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
-        """Return what the rule returned if the shape is right; None otherwise."""
+        """Return the rule's result if its shape is right; None otherwise."""
         found = super().left(entries, scores)
         expected = (*entries.query.shape[:2], entries.prompt_key.shape[1])
         return found if isinstance(found, Tensor) and found.shape == expected else None

@@ -19,7 +19,7 @@ from kvdrift.generator.transformer.files.local_folders import (
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.log_levels import raised_level
 
-_MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
+_MOST_LAYERS = 10_000  # each takes memory in the configuration before any weight is read
 _STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
 _LONG_ROPE = "longrope"
 _KERNELS = "transformers.integrations.hub_kernels"  # the logger of what chooses a kernel

@@ -188,7 +188,7 @@ def _digest(location: str, revision: str | None) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _of_tokenizer(location: str, revision: str | None, digest: str | None) -> tuple[int | None, int | None]:
-    """Return a tokenizer's EOS, and the token by which its chat template ends an answer; None for what is not there."""
+    """Return a tokenizer's EOS, and the token by which its chat template ends an answer; None for a missing token."""
     tokenizer = None if digest is None else known_tokenizer(location, revision)
     if tokenizer is None:
         return None, None

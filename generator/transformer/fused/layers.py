@@ -53,7 +53,7 @@ def _tried(device: torch.device | None = None) -> list[Tensor]:
 def plain_add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
     """Add to the residual stream, in place, and return the RMSNorm of the sum, with ``epsilon`` in the mean square.
 
-    The stream and what is added are [rows, width], contiguous; None adds nothing. The weight is [width].
+    The stream and the summand are [rows, width], contiguous; None adds nothing. The weight is [width].
     """
     if added is not None:
         residual.add_(added)
@@ -123,7 +123,7 @@ _JOINT = "joint_proj"  # what their product is called beside them
 class FusedLayers:
     """The layers of a transformers network without ``layout_fault``.
 
-    ``joined`` says that weights are joined in memory, and each operation is one of our own.
+    ``joined``: whether weights are joined in memory, and each operation is one of our own.
     """
 
     def __init__(self, network: Any, *, joined: bool = True) -> None:
@@ -238,7 +238,7 @@ def _joint(parts: list[Any]) -> nn.Linear:
 
 
 def slower(network: Any, device: str) -> str | None:
-    """Return a line that says why decoding on a device is slower than it could be; None if it is not."""
+    """Return a line with the reasons why decoding on a device is slower than it could be; None if there are none."""
     if torch.device(device).type != "cuda":
         return None
     reasons = {

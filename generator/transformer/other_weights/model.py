@@ -1,6 +1,6 @@
 """A reference and actions with weights of their own, as the model of a study.
 
-Each model prefills a document's prompt by itself, and its actions' caches are made of what it has computed. So
+Each model prefills a document's prompt by itself, and its actions' caches are made from its results. So
 distributions may differ from the first position on.
 """
 

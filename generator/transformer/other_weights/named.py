@@ -96,7 +96,7 @@ def check_shared(study: Study, *, fetch: bool) -> None:
 def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]]) -> None:
     """Raise an error if an action's side has other tokens than the reference, since there would be no pairs.
 
-    ``pairs`` are what is compared, the reference's value, and the action's.
+    ``pairs`` have the name of the compared quality, the reference's value, and the action's.
     """
     for quality, reference_value, action_value in pairs:
         if reference_value != action_value:

@@ -42,7 +42,7 @@ class PreparedCache:
         """Bytes of payload and index of ``entries`` entries."""
         compact = self.compact
         payload, index, kept = compact.payload_bytes, compact.index_bytes, compact.kept_entries
-        if self.entries != kept:  # a policy's, which holds all entries alike
+        if self.entries != kept:  # a policy's cache, which holds all entries
             payload, index = payload // kept * self.entries, index // kept * self.entries
         return payload, index
 
@@ -96,7 +96,7 @@ class PreparedPrompt:
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """Return the columns of ``units`` about cache ``number``, from 1; resident bytes are those before step 1."""
         compact, (payload, index) = self._caches[number - 1].compact, self._caches[number - 1].counted_bytes
-        # What a layer with a window holds does not grow beyond it, and is the same whatever an action keeps.
+        # A layer with a window never holds more than the window, whatever an action keeps.
         suffix = sum(
             2
             * layer.key[:, :1].nbytes

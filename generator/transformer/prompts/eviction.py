@@ -36,7 +36,7 @@ class CompactCache:
     payload_bytes: int  # of keys and values as stored
     scale_bytes: int  # of their scales and zero points
     indexed: bool  # whether positions are stored; a cache from which nothing is ever removed needs no index
-    read_checksums: tuple[str, ...] | None = None  # per layer, of what is read back; None if it is stored as computed
+    read_checksums: tuple[str, ...] | None = None  # per layer, of the entries read back; None if stored as computed
 
     @property
     def kept_entries(self) -> int:
@@ -126,7 +126,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     """Evict all entries but those that a selector chooses, and store these by ``holding``; by default as computed.
 
     m is ``kept``, per KV head and layer; a selector with budgets keeps this number on average over layers. If
-    everything is kept, the selector is not asked.
+    everything is kept, the selector is not called.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores

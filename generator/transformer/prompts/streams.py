@@ -88,7 +88,7 @@ class TransformerStreams(StreamDecoder):
         devices = self.attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_distributions.device})
         self._to_send = self.sent
-        self._own: dict[str, Tensor] = {}  # what the last ``advance`` sent to the distributions' device, by name
+        self._own: dict[str, Tensor] = {}  # sent to the distributions' device by the last ``advance``, by name
 
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start streams; eviction follows prefill, so all caches of a prompt have one distribution of position 1."""

@@ -356,7 +356,7 @@ def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
         (('url = "REFERENCE"', 'url = "127.0.0.1:1"'), "write an address"),
         (('id = "fake"', 'id = "fake"\nsettings = { apy = "vllm" }'), "unknown setting 'apy' of servers; did you mean 'api'"),
         (('id = "fake"', 'id = "fake"\nsettings = { api = "vlm" }'), "api = 'vlm'"),
-        (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm" }'), "vocabulary: missing; vllm does not say"),
+        (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm" }'), "vocabulary: missing; vllm does not report"),
         (('id = "fake"', 'id = "fake"\nrequests = { patience = -1 }'), "patience = -1: write 0 to"),
         (('id = "fake"', f'id = "fake"\n{API["vllm"]}'), "is no vLLM"),
         (('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'), "temperature = 0"),
