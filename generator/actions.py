@@ -125,7 +125,7 @@ class Action:
         return max(self.policy.least, self.chooser.window + self.chooser.sinks)
 
     def budget(self, entries: int, horizon: int) -> int | None:
-        """Return m of a policy if m can be too few for n prompt entries and those of H - 1 fed tokens; else None."""
+        """Return m of a policy if n prompt entries and H - 1 fed tokens can exceed m; else None."""
         budget = None if self.policy is None else self.retention.count(entries)
         return None if budget is None or budget >= entries + horizon - 1 else budget
 
@@ -137,7 +137,7 @@ class Action:
         return min(count, entries + horizon - 1)
 
     def removes(self, entries: int, horizon: int) -> bool:
-        """Tell whether prefill or a policy's step ever removes a prompt entry or a generated entry."""
+        """Return whether prefill or a policy's step ever removes a prompt entry or a generated entry."""
         return self.retention.kept(entries) < entries or self.budget(entries, horizon) is not None
 
     def scored_entries(self, entries: int, horizon: int) -> int:

@@ -46,7 +46,7 @@ class ActionIdentity:
             action's own weights; or of a finite-state action's distributions.
         numerics: The version of the generator's own arithmetic.
         eos_tokens: The ids of the tokens that end a text, separated by commas, the token that fills first; "" if none
-            does. None for finite-state systems, whose distributions say it.
+            does. None for finite-state systems, whose tables determine it.
     """
 
     weights_sha256: str | None
@@ -138,7 +138,7 @@ class GpuKinds:
 
 
 def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
-    """Return the SHA-256, in hexadecimal, of an action's parts; for a selector alone, that of the selector."""
+    """Return the SHA-256, in hexadecimal, of an action's parts; for a selector alone, the selector's."""
     selector, *others = parts
     of_selector = selector_sha256(selector)
     if not others:

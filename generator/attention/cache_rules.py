@@ -86,11 +86,11 @@ class CacheRule:
         """
 
     def passes(self, length: int) -> bool:  # noqa: ARG002 - others need it
-        """Tell whether ``attend`` has nothing to do at L = ``length``."""
+        """Return whether ``attend`` has nothing to do at L = ``length``."""
         return True
 
     def replaces(self, length: int) -> bool:  # noqa: ARG002 - others need it
-        """Tell whether ``attend`` returns attention of its own at L = ``length``."""
+        """Return whether ``attend`` returns attention of its own at L = ``length``."""
         return False
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
@@ -129,7 +129,7 @@ class RuledStreams:
         self._prompt = max((rule.scores for rule in self._rules.values()), default=0)
         self._parts: list[Tile] = []  # of the caches that have rules
         kinds = [(key.device, key.shape[0]) for key, _ in caches[0]] if self._prompt else []
-        # Scores of prompt entries end where those of the suffix begin, whatever the cache.
+        # The scores of prompt entries end in the same column for every cache; scores of the suffix follow.
         shapes = {kind: (kinds.count(kind), slots, kind[1], self._prompt + horizon) for kind in kinds}
         self.buffers = {kind: torch.zeros(shape, device=kind[0]) for kind, shape in shapes.items()}
         rooms = {kind: iter(buffer.unbind()) for kind, buffer in self.buffers.items()}
@@ -184,7 +184,7 @@ class RuledStreams:
                     buffer[:, step_slots[buffer.device], :, self._prompt + length - 1] = 0.0
 
     def replaced(self, cache: int, length: int) -> bool:
-        """Tell whether ``attend`` computes the attention of a cache's streams."""
+        """Return whether ``attend`` computes the attention of a cache's streams."""
         return cache in self._rules and self._rules[cache].replaces(length)
 
     def attend(

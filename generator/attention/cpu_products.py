@@ -39,12 +39,12 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def has_product() -> bool:
-    """Tell whether torch was built with oneDNN."""
+    """Return whether torch was built with oneDNN."""
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def fits_onednn(tensor: Tensor) -> bool:
-    """Tell whether oneDNN can multiply a tensor: float32 on a CPU, and torch has oneDNN."""
+    """Return whether oneDNN can multiply a tensor: float32 on a CPU, and torch has oneDNN."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and has_product()
 
 

@@ -163,7 +163,7 @@ def attention_fault(device: torch.device) -> str | None:
 
 
 def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # noqa: FBT001 - as ``SharingOptions.fused`` is
-    """Tell whether fused operations are used on some devices, if ``SharingOptions.fused`` is ``wanted``."""
+    """Return whether fused operations are used on some devices, if ``SharingOptions.fused`` is ``wanted``."""
     if wanted is False:
         return False
     return all(attention_fault(device) is None if device.type == "cuda" else wanted is True for device in devices)

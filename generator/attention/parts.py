@@ -26,7 +26,7 @@ from kvdrift.generator.attention.cpu_products import fits_onednn, packed, produc
 class LayerTraits:
     """Properties of a model's layers with full attention; None is unknown, or no soft cap.
 
-    ``kind`` is the model's type, as transformers names it. ``turned_by_halves`` tells whether every such layer rotates
+    ``kind`` is the model's type, as transformers names it. ``turned_by_halves``: whether every such layer rotates
     whole heads, channel i together with channel i + size / 2, by angles that the model's rotary embedding gives.
     """
 
@@ -271,7 +271,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
 
 
 def by_onednn(query: Tensor, key: Tensor) -> bool:
-    """Tell whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
+    """Return whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
     return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
 
 

@@ -102,7 +102,7 @@ def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
 
 
 def same_entries(first: Sequence[PrefixLayer], second: Sequence[PrefixLayer]) -> bool:
-    """Tell whether two caches have equal keys and values in all layers."""
+    """Return whether two caches have equal keys and values in all layers."""
     pairs = list(zip(first, second, strict=True))
     return all(torch.equal(layer.key, its.key) and torch.equal(layer.value, its.value) for layer, its in pairs)
 
@@ -129,7 +129,7 @@ class PromptReads:
         ]
         self._read = torch.tensor([kinds.index(kind) for kind in kinds])  # the first cache that has a cache's entries
         self._entries = [[layer.key.shape[1] for layer in cache] for cache in caches]
-        self._tiles: list[list[Tile]] = []  # those of equal sizes beside each other
+        self._tiles: list[list[Tile]] = []  # tiles of equal size beside each other
 
     def grouped(self, stream_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Put streams that read the same entries side by side; caches, ascending, and slots are int64 [streams].
@@ -160,7 +160,7 @@ class PromptReads:
         """Attend from one new token per row to the prompt entries of the row's cache.
 
         ``grouped`` are queries, [rows, KV heads, query heads per KV head, size]; ``indices`` are those of ``pack``, on
-        the layer's device; ``length`` is that of every suffix. ``replaced`` tells whether a cache's attention is
+        the layer's device; ``length`` is the length of every suffix. ``replaced``: whether a cache's attention is
         computed elsewhere; it is not used in layers with windows. Returns for each stream, by its slot, the output,
         [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials, float32; minus
         infinity if a window has left all prompt entries of the cache.

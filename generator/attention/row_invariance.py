@@ -77,7 +77,7 @@ def find_row_multiple(network: Any) -> RowInvariance:
 
 
 def threads_agree(network: Any, threads: int) -> bool:
-    """Tell whether every size of matrix product, activation and attention has the same bits with one thread and more.
+    """Return whether every size of matrix product, activation and attention has the same bits with one thread and more.
 
     Products of several numbers of rows are compared; whole steps are tried at their own numbers before they are used.
     """
@@ -116,7 +116,7 @@ def _random_attention(
 
 
 def _is_onednns(network: nn.Module) -> bool:
-    """Tell whether oneDNN multiplies all weights of a network."""
+    """Return whether oneDNN multiplies all weights of a network."""
     weights = ((module, weight) for module in network.modules() for weight in module.parameters(recurse=False))
     return all(weight.dim() < 2 or isinstance(module, (OneDNNLinear, nn.Embedding)) for module, weight in weights)
 
@@ -169,7 +169,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 
 def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Iterator[float]:
-    """Yield the deviations of so many streams' attention to a prompt from that of ``tile`` streams."""
+    """Yield the deviations of so many streams' attention to a prompt from the attention of ``tile`` streams."""
     query, key, value, scaling, group = _random_attention(network, tile, torch.Generator().manual_seed(1))
     whole = attend_prompt(query, key, value, scaling)
     for count in counts:

@@ -151,7 +151,7 @@ class SharedPrefix:
         streams: The most streams that can be open at once.
         parked: The most streams that can be parked.
         horizon: The most tokens of a stream.
-        row_multiple: The number of rows is padded to a multiple of this, and so is that of a tile's streams.
+        row_multiple: Rows and a tile's streams are padded to multiples of this number.
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``SharingOptions.fused``.
@@ -366,7 +366,7 @@ class SharedPrefix:
         return result
 
     def _replaced(self, cache: int) -> bool:
-        """Tell whether the cache's rule computes the cache's attention in this step."""
+        """Return whether the cache's rule computes the cache's attention in this step."""
         return self._ruled is not None and self._ruled.replaced(cache, self._slots.length)
 
     def _pack(self) -> None:

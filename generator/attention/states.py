@@ -64,11 +64,11 @@ class LayerStates:
         return self._keep((_RECURRENT, layer_idx, state_idx), recurrent_states)
 
     def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
-        """Tell whether a layer has a state, that is, has seen a token."""
+        """Return whether a layer has a state, that is, has seen a token."""
         return any((kind, layer_idx, state_idx) in self.found for kind in (_CONVOLUTION, _RECURRENT))
 
     def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - part of transformers' calling convention
-        """Tell whether states before the last one are kept; always False."""
+        """Return whether states before the last one are kept; always False."""
         return False
 
     def _keep(self, place: _Place, state: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def launch_prompt_attention(
     partials: int, scaling: float,
 ) -> PartialAttention:  # fmt: skip
     """Launch the kernel; arguments and results are those of ``prompt_attention``."""
-    del values  # whose addresses are in the table, as those of the keys are
+    del values  # the table has their addresses and those of the keys
     (_, heads, size), kv_heads = query.shape, keys[0].shape[0]
     output = torch.empty((partials, heads, size), dtype=query.dtype, device=query.device)
     mass = torch.empty((partials, heads), dtype=torch.float32, device=query.device)

@@ -71,7 +71,7 @@ def _places(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _is_seeded(name: str, call: ast.Call) -> bool:
-    """Tell whether a random draw follows from a seed or a generator that the call names."""
+    """Return whether a random draw follows from a seed or a generator that the call names."""
     named = {word.arg for word in call.keywords}
     return "generator" in named or (name in _SEEDED and bool(call.args or named))
 

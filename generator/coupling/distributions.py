@@ -207,7 +207,7 @@ _FUSED_BYTES = 2**28  # of distributions that the plain form takes at once
 
 
 def are_fused(sharing: SharingOptions, device: str) -> bool:
-    """Tell whether pairs are coupled by these operations on a device."""
+    """Return whether pairs are coupled by these operations on a device."""
     if sharing.fused is not None:
         return sharing.fused
     return torch.device(device).type == "cuda" and fused_fault(torch.device(device)) is None

@@ -183,7 +183,7 @@ class _Scan:
 def _overlaps(distributions: Tensor, rows: Tensor, u: Tensor) -> Tensor:
     """Return the result of ``_overlap`` for some pairs, [4, B], from distributions [streams, V].
 
-    ``rows`` are those of the reference's and of the action's distributions, and the number of each pair, int64 [3, B];
+    ``rows`` are rows of the reference's and of the action's distributions, and the number of each pair, int64 [3, B];
     uniforms of all pairs are [pairs, >= SCAN_UNIFORMS].
     """
     parts = torch.split(rows, pairs_at_once(distributions), 1)

@@ -139,7 +139,7 @@ class CoupledPairs:
         }
         self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)  # by owner; shared ones in parts
         self.evaluations = torch.zeros_like(pair_cache)
-        # Of each position those of X, of residual tokens, of acceptance, [H, references + 2 pairs].
+        # For each position uniforms for X, for residual tokens and for acceptance, [H, references + 2 pairs].
         uniforms = torch.cat([u_x, u_pair[:, :, 1], u_pair[:, :, 0]]).t().contiguous()
         self._uniforms = uniforms.to(kernels.device)
         self._fused: FusedSteps | None = None
@@ -207,7 +207,7 @@ class CoupledPairs:
         sharing = self._sharing
         reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
         if sharing.share_equal_histories:
-            # Without a common reference each pair has its own; those of one action may still be the same.
+            # Without a common reference each pair has its own; references of one action may still be equal.
             reference = torch.zeros_like(reference) if sharing.share_reference else pair_cache
             on_x = on_y = torch.zeros_like(on_x)
         return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if sharing.share_until_divergence else 1)])

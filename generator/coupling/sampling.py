@@ -54,7 +54,7 @@ def _scores(logits: Tensor, sampling: Sampling, dtype: torch.dtype) -> Tensor:
     scores -= scores.amax(-1, keepdim=True)
     scores /= max(sampling.temperature, torch.finfo(dtype).tiny)
     number = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
-    if sampling.top_k is not None:  # by the logits, whose order temperature keeps, but for what it rounds
+    if sampling.top_k is not None:  # by the logits; temperature keeps their order except for rounding
         largest = logits.topk(min(number + 1, logits.shape[-1])).values
         kept = torch.full((len(logits), 1), number, device=logits.device)
         scores.masked_fill_(~_first(logits, largest, kept), -torch.inf)
@@ -81,7 +81,7 @@ def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
 
 
 def _host_may_read(values: Tensor) -> bool:
-    """Tell whether the host may read results on the way: on a GPU it would have to wait for them."""
+    """Return whether the host may read results on the way: on a GPU it would have to wait for them."""
     return not values.is_cuda
 
 

@@ -135,7 +135,7 @@ class StepGraphs:
 
 
 def captures(device: torch.device) -> bool:
-    """Tell whether steps on a device are captured."""
+    """Return whether steps on a device are captured."""
     return device.type == "cuda"
 
 
@@ -155,7 +155,7 @@ class FusedSteps:
         self._column, self._streams, self._rows = -1, -1, torch.empty(0)
         self._same = False  # whether the streams and rows of this position equal those of the last position
         self._begun = False  # whether the draws of the next position are computed already
-        self._found = torch.empty(0)  # draws, on the device; those of equal shapes lie at the same place
+        self._found = torch.empty(0)  # draws, on the device; draws of equal shapes have the same address
         self._graphs = StepGraphs(kernels.device)
 
     def open(self, streams: DistinctStreams, places: Tensor, rows: Tensor) -> Tensor:
@@ -168,8 +168,8 @@ class FusedSteps:
         """Advance every stream by one position and return its draws, on the CPU; nothing if no stream is open.
 
         ``column`` is the position, from 0; ``places`` has the place of each stream's token among the draws of the last
-        position, int64 [streams]; ``rows`` are those of distributions that the draws are from, int64 of any shape, on
-        the CPU.
+        position, int64 [streams]; ``rows`` are the distributions' rows from which tokens are drawn, int64 of any shape,
+        on the CPU.
         """
         self._prepare(column, streams, places, rows)
         if not self._begun:

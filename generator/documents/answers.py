@@ -96,7 +96,7 @@ def _normalized(text: str) -> tuple[str, list[int]]:
     """Return a text as SQuAD's evaluation normalizes it, with the place of each character in the text's lower case.
 
     The steps follow each other: lower case, no ASCII punctuation, each article a space, white space one space. The
-    place of a space is that of the letter before it.
+    place of a space is the place of the letter before it.
     """
     lowered = text.lower()
     kept = [place for place, letter in enumerate(lowered) if letter not in _PUNCTUATION]

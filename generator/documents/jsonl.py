@@ -68,7 +68,7 @@ class JsonlSource(DocumentSource):
         return cluster_splits(map(_file, sections))
 
     def has_chats(self, section: DocumentsSection) -> bool:
-        """Tell whether any row of the file has ``messages``; False without the file, which a worker may lack."""
+        """Return whether any row of the file has ``messages``; False without the file, which a worker may lack."""
         try:
             file = _file(section)
         except InputError:

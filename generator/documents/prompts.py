@@ -181,7 +181,7 @@ class Conversation:
         return tuple(begun_once(tokenizer, marked.encoded(tokenizer, marked.written(tokenizer))))
 
     def accepted(self, tokenizer: Tokenizer) -> bool:
-        """Tell whether the chat template takes the messages."""
+        """Return whether the chat template takes the messages."""
         try:
             self._marked(tokenizer).written(tokenizer)
         except TemplateRefusalError:

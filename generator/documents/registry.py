@@ -109,7 +109,7 @@ def choose_candidates(
 def _chosen(
     section: DocumentsSection, seed: int, held: HeldDocuments, named: Mapping[str, str], fixed: dict[str, str]
 ) -> dict[str, list[Candidate]]:
-    """Choose a stratum's documents by split; ``fixed`` are the splits of clusters, and gets those of held documents."""
+    """Choose a stratum's documents by split; ``fixed`` are the splits of clusters; held documents' are added."""
     source = SOURCES[section.source]
     excluded = excluded_clusters(section)
     tasks = [_TaskCandidates(section, source, task, seed, excluded, held) for task in section.tasks or [""]]
@@ -217,7 +217,7 @@ def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
 
 
 def applies_template(section: DocumentsSection) -> bool:
-    """Tell whether prompts of a section go through the model's chat template."""
+    """Return whether prompts of a section go through the model's chat template."""
     if section.chat_template is not None:
         return section.chat_template
     return section.source in SOURCES and SOURCES[section.source].has_chats(section)
@@ -291,7 +291,7 @@ class _TaskCandidates:
         return present
 
     def of(self, split: str, splits: Mapping[str, str]) -> Iterator[Candidate]:
-        """Yield the free candidates of a split: that of their cluster in ``splits``, or by its hash."""
+        """Yield the free candidates of a split; a cluster's split is in ``splits``, or follows from its hash."""
         return (
             candidate
             for candidate in self.free()
@@ -307,7 +307,7 @@ class _TaskCandidates:
                 yield candidate
 
     def _is_free(self, candidate: Candidate) -> bool:
-        """Tell whether a candidate is of the section's part, and neither excluded nor held."""
+        """Return whether a candidate is of the section's part, and neither excluded nor held."""
         is_held = candidate.doc in self._held or candidate.doc in self._elsewhere
         return (
             not is_held
@@ -318,7 +318,7 @@ class _TaskCandidates:
 
 
 def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[str, str]) -> dict[str, str]:
-    """Return the split of each cluster: that of its hash, unless a side would have too few documents.
+    """Return each cluster's split, which follows from its hash unless a side would have too few documents.
 
     The side that has too few takes clusters of the other, which keeps enough: development the smallest hashes of
     evaluation, and evaluation the largest of development, as far as whole clusters suffice for both. If they

@@ -356,8 +356,8 @@ def _answers(row: SourceRow) -> tuple[str, ...]:
         if not answer or answer != answer.strip() or _CONTROL.search(answer):
             raise row.error(
                 f"field 'outputs': {json.dumps(answer)} is empty, begins or ends with white space, or has a control "
-                "character, which RULER takes out of a continuation before it searches for the answer; write the answer "
-                "without it"
+                "character, which RULER removes from a continuation before it searches for the answer; write the "
+                "answer without it"
             )
     return answers
 

@@ -70,7 +70,7 @@ class DocumentSource(ABC):
         return {}
 
     def has_chats(self, section: DocumentsSection) -> bool:  # noqa: ARG002 - most have texts alone
-        """Tell whether the source has conversations for a section, which go through the chat template in any case."""
+        """Return whether the source has conversations for a section, which go through the chat template in any case."""
         return False
 
     @abstractmethod

@@ -97,7 +97,7 @@ class Side(Protocol):
         return None
 
     def open(self, entries: int) -> Session:
-        """Open a cache with room for ``entries`` entries, those of the prompt and of all streams."""
+        """Open a cache with room for ``entries`` entries of the prompt and all streams."""
 
     def cache_bytes(self, entries: int) -> int:  # noqa: ARG002 - an engine outside this process takes none
         """Return roughly how many bytes of this machine a cache with room for ``entries`` entries takes."""
@@ -155,7 +155,7 @@ def settings_of(
 ) -> _Settings:
     """Return settings, a dataclass with defaults, with the values by name that a study file gives.
 
-    ``whose`` settings they are is for error lines, and so is ``where``; ``bounds`` are of whole numbers.
+    ``whose`` and ``where`` are for error lines; ``bounds`` are of whole numbers.
     """
     known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
     for name, value in settings.items():

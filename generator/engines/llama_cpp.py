@@ -129,7 +129,7 @@ _PADDING = 256  # of the number of entries, by the library
 class Context:
     """One side's cache, with its settings, over weights that several contexts may share.
 
-    It has room for ``entries`` entries, those of the prompt and of all streams.
+    It has room for ``entries`` entries of the prompt and all streams.
     """
 
     def __init__(self, weights: Weights, settings: ContextSettings, entries: int) -> None:

@@ -40,7 +40,7 @@ class RepeatedReference:
 
     A second cache alone would repeat the reference's calls row for row and show no difference. Each stream therefore
     has a double beside it, which is decoded and ignored. Calls then have twice as many rows, as calls of an action with
-    diverged pairs have, and entries lie in other places. The remaining difference is that of batches and of the
+    diverged pairs have, and entries lie in other places. The remaining difference comes from batches and from the
     placement of entries.
     """
 

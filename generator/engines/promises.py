@@ -272,5 +272,5 @@ SERVER_PROMISES = (
     Promise("repetition", "the same requests in two sessions", _check_server_repetition),
     Promise("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
     Promise("read back", "the server's reports before and after", _check_report),
-    Promise("bytes", "those of the prompt", _check_server_bytes),
+    Promise("bytes", "the bytes of the prompt", _check_server_bytes),
 )

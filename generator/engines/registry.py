@@ -139,7 +139,7 @@ def _actions(study: Study) -> list[ActionSection]:
 
 
 def _tokenizer(section: ModelSection, reference: Side, *, of_reference: bool) -> str | None:
-    """Return SHA-256 of the tokenizer of prompts: of that of the weights if it is their ``own``, else of its files."""
+    """Return SHA-256 of the prompts' tokenizer: the reference's report if ``of_reference``, else of its files."""
     if of_reference:
         return reference.facts.tokenizer_sha256
     return tokenizer_sha256(tokenizer_location(section), section.revision)

@@ -31,7 +31,7 @@ class Model(Protocol):
 
     @property
     def logits_dtype(self) -> str | None:
-        """The floating-point type of logits; None if it is that of the model."""
+        """The floating-point type of logits; None for the model's type."""
 
     @property
     def sampling(self) -> Sampling:

@@ -382,7 +382,7 @@ def library_versions() -> Mapping[str, str]:
 def versions_on(device: str) -> dict[str, str]:
     """Return the versions of the libraries that compute on a device, and for CUDA the GPU's name and torch's CUDA.
 
-    With a device map, the device is the first one, whose GPU alone is named.
+    With a device map, only the GPU of the first device is named.
     """
     versions = dict(library_versions())
     if torch.device(device).type == "cuda":

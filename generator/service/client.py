@@ -69,7 +69,7 @@ _ERRORS: dict[ErrorKind, type[KvdriftError]] = {
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches ``host``."""
+    """Return whether only this machine reaches ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -174,7 +174,7 @@ class ServiceAddress:
         units: list[Unit] = []
         batches: list[pa.RecordBatch] = []
         if not reader.schema.equals(EVENTS.schema):
-            raise EndpointLost(f"endpoint {self.location}: the columns that it sends are not those of an event")
+            raise EndpointLost(f"endpoint {self.location}: its columns are not the columns of an event")
         for batch, metadata in reader:
             call.sign_of_life()
             try:
@@ -259,7 +259,7 @@ class RemoteGenerator:
         self._where = f"endpoint {address.location}"
         self._identity: Identity | None = None  # None until the endpoint was asked
         self._weights: str | None = None
-        self._gpus: GpuKinds | None = None  # those of the study's units
+        self._gpus: GpuKinds | None = None  # of the study's units
         self._told_gpu = False
         self._tokenizer: tuple[str | None] | None = None
         self._losses = 0  # in a row

@@ -81,7 +81,7 @@ class Decoder:
 
 
 def is_small(network: nn.Module) -> bool:
-    """Tell whether one thread computes a network's products as fast as several."""
+    """Return whether one thread computes a network's products as fast as several."""
     return sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
 
 

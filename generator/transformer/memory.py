@@ -112,7 +112,7 @@ class ModelShape:
     def distribution_bytes(self) -> int:
         """Bytes of one stream's logits and distribution, and of the logits in the distribution's dtype if it differs.
 
-        Logits are counted in the larger dtype: that of the weights, or float32 if a study asks for it.
+        Logits are counted in the larger dtype: the dtype of the weights, or float32 if a study requests it.
         """
         probabilities, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
         logits = [columns * item for item in (self.item_bytes, 4)]
@@ -203,7 +203,7 @@ def available_bytes(device: str) -> int:
 
 
 def is_memory_shortage(error: Exception) -> bool:
-    """Tell whether an error says that there was not enough memory: a GPU's, this machine's, or that of a library."""
+    """Return whether an error is for lack of memory: of a GPU, of this machine, or of a library."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or _SHORTAGE.search(str(error)) is not None
 
 

@@ -134,7 +134,7 @@ def _missing(selector: Selector, traits: LayerTraits) -> str | None:
     if (selector.window or statistics) and traits.softcap is not None and not selector.applies_softcap:
         return f"computes attention itself, without the soft cap of {traits.softcap:g} that this model has"
     if any(isinstance(statistic, QueryMoments) for statistic in statistics) and traits.turned_by_halves is False:
-        return "needs layers that rotate whole heads by halves, and those of this model do not"
+        return "needs layers that rotate whole heads by halves, and this model's layers do not"
     return None
 
 

@@ -447,7 +447,7 @@ class _PlainQueries:
 
 
 def _are_turned_by_halves(model: Decoder, tokens: list[int]) -> bool:
-    """Tell whether the queries of a prompt, rotated back by halves, are equal for two positions of its first token.
+    """Return whether the queries of a prompt, rotated back by halves, are equal for two positions of its first token.
 
     Attention with RoPE depends only on distances, so queries before rotation are equal. Rotating the rotated queries
     back by halves gives these queries only if they were rotated by halves.

@@ -32,7 +32,7 @@ class ServerFacts:
         positions: The largest number of tokens, prompt and generated tokens; 0 if unknown.
         eos_tokens: Tokens that end a text; () if unknown.
         tokenizer_sha256: SHA-256 of its report about its tokenizer; None if it reports nothing.
-        slots: The number of streams whose caches it keeps; 0 if it has no slots to choose.
+        slots: The number of slots, which keep the caches of streams; 0 if slots cannot be chosen.
     """
 
     reported: Mapping[str, Any]
@@ -47,9 +47,9 @@ class ServerFacts:
 def whole_distribution(
     tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str
 ) -> NDArray[np.float32]:
-    """Return logarithms of probabilities, float32 [V], from those of token ids in any order; errors say ``where``.
+    """Return log-probabilities, float32 [V], from those of token ids in any order; errors name ``where``.
 
-    A logarithm that is None is that of probability 0, since JSON has no infinity and servers write null.
+    None is the logarithm of probability 0, since JSON has no infinity and servers write null.
     """
     nulls = sum(value is None for value in logarithms)
     try:
@@ -79,7 +79,7 @@ def whole_distribution(
     if not abs(total - 1) < 1e-2:
         of_nulls = f", with 0 for {nulls:,} that are null" if nulls else ""
         raise OperationError(
-            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}: they are not those of a distribution"
+            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}: this is no distribution"
         )
     return distribution.astype(np.float32)
 

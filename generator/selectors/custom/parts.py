@@ -162,7 +162,7 @@ def default_parameters(kind: type[Any]) -> dict[str, Any]:
 
 
 def is_custom(part: object) -> bool:
-    """Tell whether a part's class is not one of the package's."""
+    """Return whether a part's class is not one of the package's."""
     return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 

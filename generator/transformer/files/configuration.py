@@ -148,7 +148,7 @@ def position_switch(model_id: str, *, revision: str | None = None) -> int | None
 
 
 def has_states(config: Any) -> bool:
-    """Tell whether some layers have a convolution's or a recurrent state."""
+    """Return whether some layers have a convolution's or a recurrent state."""
     return not _STATES.isdisjoint(_layer_types(config))
 
 

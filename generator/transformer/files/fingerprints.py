@@ -45,7 +45,7 @@ def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
 
 
 def file_sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal, kept like those of a model's files."""
+    """Return the SHA-256 of a file, in hexadecimal, remembered like the hashes of a model's files."""
     (digest,) = _file_digests([file])
     return digest
 

@@ -132,7 +132,7 @@ def local_configuration(model_id: str, revision: str | None = None) -> dict[str,
 
 
 def is_multimodal(model_id: str, revision: str | None = None) -> bool:
-    """Tell whether a checkpoint on this machine has more than a language model."""
+    """Return whether a checkpoint on this machine has more than a language model."""
     return isinstance((_json(model_id, "config.json", revision) or {}).get("text_config"), dict)
 
 
@@ -149,7 +149,7 @@ def local_generation_configuration(model_id: str, revision: str | None = None) -
 
 
 def has_local_weights(model_id: str, revision: str | None = None) -> bool:
-    """Tell whether all of the model's weights are on this machine."""
+    """Return whether all of the model's weights are on this machine."""
     folder = local_folder(model_id)
     if folder is not None:
         return any(any(folder.glob(pattern)) for pattern in _WHOLE_WEIGHTS.values())

@@ -123,7 +123,7 @@ def model_ends(location: str, revision: str | None = None) -> list[NamedToken]:
         return [(token, ENDS_OF_LLAMA_CPP) for token in gguf_facts(Path(location)).eos_tokens]
     named = configured_ends(location, revision)
     digest = _digest(location, revision)
-    if digest is not None and location not in EMBEDDED_FOLDERS:  # whose EOS is that of its configuration
+    if digest is not None and location not in EMBEDDED_FOLDERS:  # the embedded model's EOS is in its configuration
         eos = _of_tokenizer(location, revision, digest)[0]
         named += [] if eos is None else [(eos, _TOKENIZER)]
     return named
@@ -165,7 +165,7 @@ def absent_ends(location: str, revision: str | None = None) -> tuple[int, ...]:
 
 def end_texts(ends: TextEnds, location: str, revision: str | None) -> Iterator[str]:
     """Yield a description of each token: its id, its text if the tokenizer is here, and the places that name it."""
-    embedded = location in EMBEDDED_FOLDERS  # whose tokenizer takes seconds to load
+    embedded = location in EMBEDDED_FOLDERS  # its tokenizer takes seconds to load
     read = SYMBOLS.__getitem__ if embedded else token_reader(location, revision=revision)
     for token, places in ends.places.items():
         text = "" if read is None else f" '{read(token)}'"

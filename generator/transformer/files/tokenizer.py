@@ -113,7 +113,7 @@ def known_tokenizer(model_id: str, revision: str | None) -> Any:
 
 @functools.cache
 def is_on_hub(model_id: str, revision: str | None) -> bool | None:
-    """Tell whether a hub has the model; None if no hub answers, or it gives this user no answer.
+    """Return whether a hub has the model; None if no hub answers, or it gives this user no answer.
 
     The hub is asked once in a process, since loading a missing tokenizer asks many times.
     """

@@ -297,7 +297,8 @@ class PreparedSides:
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """Return how many replicates of each action fit into the memory that is left now; at least 1.
 
-        ``actions`` counts those of several documents; each side gets the same share of them as of this document's.
+        ``actions`` is the number of actions of several documents; each side gets the same share of them as of this
+        document's actions.
         """
         needed = 0
         for side, prompt in self.prompts.items():

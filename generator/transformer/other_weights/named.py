@@ -30,7 +30,7 @@ def with_own_weights(study: Study) -> list[ActionSection]:
 
 
 def weights_location(study: Study, action: ActionSection) -> str:
-    """Return the place of an action's weights, as ``model_location`` returns that of the reference's."""
+    """Return the place of an action's weights, as ``model_location`` does for the reference."""
     key = f"action '{action.name}': weights = "
     return transformer_location(action.weights or "", study.model.folder, key)
 

@@ -34,8 +34,8 @@ class PreparedCache:
     """
 
     compact: CompactCache  # the kept entries of the prompt
-    entries: int  # whose bytes count, per KV head and layer: the kept ones, or the most that a policy's step reads
-    start: StreamCache  # the kept entries, and those of windows
+    entries: int  # counted in bytes, per KV head and layer: the kept entries, or the most that a policy's step reads
+    start: StreamCache  # the kept entries, and the entries of windows
 
     @property
     def counted_bytes(self) -> tuple[int, int]:

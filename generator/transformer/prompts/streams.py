@@ -46,7 +46,7 @@ class StreamCache:
 class PromptCaches:
     """The starting point of a prompt's streams: its n entries, the distribution of position 1, [V], and its caches.
 
-    The first cache is the whole prompt; the others are those of actions.
+    The first cache is the whole prompt; the others are the actions' caches.
     """
 
     entries: int
@@ -174,7 +174,7 @@ class TransformerStreams(StreamDecoder):
     def distributions(self) -> Tensor:
         """Return the distributions after the last tokens, [rows, V], those of streams first; valid until the next call.
 
-        Every shape is that of the last call as long as the numbers of rows, tiles and partial results are.
+        Shapes equal those of the last call as long as the numbers of rows, tiles and partial results do.
         """
         with torch.inference_mode():
             hidden = self._hidden_states(self._own["tokens"], self._own["positions"])[self._own["head_rows"]]
