@@ -48,7 +48,7 @@ class Variance:
 
 @dataclass(frozen=True)
 class Linearized:
-    """An endpoint's value on the development documents and its variance components; NaN value where undefined."""
+    """An endpoint's value on the development documents and its variance components; the value is NaN if undefined."""
 
     endpoint: Endpoint
     value: float

@@ -33,8 +33,8 @@ MEASURED: dict[str, str] = {
     "occurrence": "O: mean of 1{tau <= H} / H, or of Z^O",
     "occupation": "Pi: mean of sum_{t > tau} I_t / H, or of Z^Pi",
     "divergence_probability": "P(tau <= H): mean of 1{tau <= H}, or of M",
-    "evaluations": "kernel pairs evaluated per replicate; NaN where unknown",
-    "seconds": "decoding seconds per replicate; NaN where unknown",
+    "evaluations": "kernel pairs evaluated per replicate; NaN if unknown",
+    "seconds": "decoding seconds per replicate; NaN if unknown",
 }
 _ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known whenever the risk is known
 

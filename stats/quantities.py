@@ -175,7 +175,7 @@ _ALL = (
     # The probability P(tau >= t)
     action_quantity("survival", _survival, "P(τ ≥ s)", "not yet diverged before s", "entry", axis="t",
                     profile=("first_mismatch",)),
-    # lambda_t = p_t / S_t; undefined where S_t = 0
+    # lambda_t = p_t / S_t; undefined if S_t = 0
     action_quantity("hazard", lambda m: ratio(m.profile("first_mismatch"), _survival(m)), "λ",
                     "first mismatch at s, given none before", "entry", axis="t", profile=("first_mismatch",),
                     per=_survival),

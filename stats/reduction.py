@@ -42,7 +42,7 @@ REDUCED: Final = (
     "mismatch", "diverged", "entry", "exposure", "occupation", "cohort", "long_agreement", "mismatch_after_agreement",
     "block_1_mismatch", "block_2_mismatch", "block_3_mismatch", "prefix_mismatch", "prefix_diverged",
 )  # fmt: skip
-"""The moments that are reduced: functionals of where the tokens differ."""
+"""The moments that are reduced: functionals of the positions at which tokens differ."""
 
 NO_COEFFICIENTS: Final[Mapping[str, Float]] = MappingProxyType({})
 """The coefficients of no action."""

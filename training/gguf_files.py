@@ -82,7 +82,7 @@ def _gguf_name(name: str) -> str:
 
 
 def main() -> None:
-    """Write the embedded model in every quantization, and print where."""
+    """Write the embedded model in every quantization, and print the files."""
     parser = argparse.ArgumentParser(description="Write the embedded model as GGUF files.")
     parser.add_argument("--output", type=Path, required=True, help="folder for the files")
     output = parser.parse_args().output

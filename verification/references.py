@@ -223,7 +223,7 @@ def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
             yield f"{name} is {row[name]}, must be within 0..1"
     first, last = row["span_first"], row["span_last"]
     if (row["score_x"] > 0) != (first is not None) or (first is None) != (last is None):
-        yield f"the answer span is {first}..{last}, must be there where score_x is above 0, and nowhere else"
+        yield f"the answer span is {first}..{last}, must be there if score_x is above 0, and else missing"
     elif first is not None and not 1 <= first <= last <= (horizon or last):
         yield f"the answer span is {first}..{last}, must be within 1..{horizon}"
 

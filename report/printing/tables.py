@@ -1,7 +1,7 @@
 """A table of plain cells without markup, for the page, a CSV file and a LaTeX file.
 
 In LaTeX it is a ``table`` float that needs the package ``booktabs`` and nothing else. Under each row of numbers stands
-a row with their intervals, and one with the paper's numbers where there are any. Text is escaped; Greek and the other
+a row with their intervals, and a row with the paper's numbers if there are any. Text is escaped; Greek and the other
 signs of this page become math, so pdflatex takes them.
 """
 

@@ -4,7 +4,7 @@ An action is ruled out if another action holds no more bytes and has surely less
 below 0. Of more than two actions these intervals hold for all pairs together. A remaining action is recommended if
 its R differs surely from the R of every other remaining action. Of two recommended actions the larger diverges less,
 so that bytes decide between them. An action that surely loses more than half of the right answers is not
-recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; where weights differ,
+recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; if weights differ,
 an action with no more bytes has no more bytes of weights either. An action whose weights have an unknown number of
 bytes is not recommended.
 """

@@ -140,7 +140,7 @@ def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedT
     both = [system.variances for system in systems.measured if len(system.variances) == len(ESTIMATORS)]
     smaller = sum(variances[SWRB] < variances[PLAIN] for variances in both)
     ratios, exact, theirs = systems.ratios, systems.exact_ratios, systems.published_ratios
-    zero = f"of the {len(ratios)} systems where SWRB’s is not 0" if len(ratios) < len(both) else ""
+    zero = f"of the {len(ratios)} systems whose SWRB variance is not 0" if len(ratios) < len(both) else ""
     rows: list[tuple[Cell | str, ...]] = [
         ("systems with a smaller variance by SWRB", f"{smaller} of {len(both)}", _share(exact), _share(theirs))
     ]

@@ -262,7 +262,7 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     settles = []
     if choice.unsettled:
         settles.append(
-            "A fold below says how many documents would distinguish them. Where a small difference does "
+            "A fold below says how many documents would distinguish them. If a small difference does "
             "not matter, kvdrift gate says whether one action is at most a margin worse than another."
         )
     if choice.recommended and any(row.standing != PRESPECIFIED for row in rows):
