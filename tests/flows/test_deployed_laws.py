@@ -11,7 +11,7 @@ import pytest
 from fixtures.finite_study import write_finite_study
 from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
-from oracles.plain_laws import plain_law
+from oracles.plain_distributions import plain_distribution
 
 from kvdrift.flows.plan.frozen_plan import grown_plan, require_plan
 from kvdrift.flows.plan.making import NOTHING, size_bounds
@@ -32,7 +32,7 @@ def test_tables_of_systems_have_the_study_s_law(tmp_path: Path) -> None:
     for before, after in zip(*systems, strict=True):
         for action in (None, "mixture"):
             for table, made in zip(before.distributions(action), after.distributions(action), strict=True):
-                wanted = [plain_law(np.log(row).tolist(), Sampling(0.5)) for row in table]
+                wanted = [plain_distribution(np.log(row).tolist(), Sampling(0.5)) for row in table]
                 np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-14)
 
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
 from fixtures.devices import DEVICES, Device, one_of
+from fixtures.distributions import large_distributions
 from fixtures.house import ROOT
-from fixtures.laws import large_laws
 from fixtures.processes import run_command
 from fixtures.small_study import write_study
 from fixtures.stored_rows import assert_same
@@ -69,7 +69,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with heads of 128 and laws of 10,007 tokens, whose rows begin at no round address."""
+    """A model with heads of 128 and distributions of 10,007 tokens, whose rows begin at no round address."""
     changes = {"vocab_size": 10_007, "head_dim": 128, "max_position_embeddings": 8192}
     return save_random_model(tmp_path_factory.mktemp("models") / "llama", "llama", **changes)
 
@@ -197,16 +197,16 @@ def test_selectors_keep_what_they_keep_on_the_cpu(device: Device, name: str, fol
 
 
 def test_couplings_in_one_pass(device: Device) -> None:
-    """Triton's sums on CUDA equal sums of copies within float32's rounding; equal laws have distance exactly 0."""
-    laws = large_laws(10_007, 6, torch.float32)
+    """Triton's sums on CUDA equal sums of copies within float32's rounding; equal distributions have distance exactly 0."""
+    distributions = large_distributions(10_007, 6, torch.float32)
     random = np.random.default_rng(4)
     left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
     right[0] = left[0]
     u = torch.from_numpy(random.random(120))
     rows = torch.stack([torch.cat([torch.full_like(left, NOTHING), left, left]), torch.cat([left, right, right])])
-    there = [device.holding(tensor) for tensor in (laws, rows, u, torch.arange(40))]
+    there = [device.holding(tensor) for tensor in (distributions, rows, u, torch.arange(40))]
     found = fused_draws(*there, 17).cpu().view(4, 40)
-    plain = DistributionTable(laws, 17)
+    plain = DistributionTable(distributions, 17)
     x = plain.draw(left, u[:40])
     y, distance = plain.couple(left, right, x, u[80:], u[40:80])
     assert torch.equal(found[:2].long(), torch.stack([x, y]))

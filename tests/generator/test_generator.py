@@ -115,7 +115,7 @@ def test_fast_equals_plain(kind: str, length: int, layers: int) -> None:
 
 
 def test_a_large_vocabulary_equals_plain(tmp_path: Path) -> None:
-    """Laws are float32 there, and are drawn from in blocks: within 1e-5 as above, of 5,000 tokens."""
+    """Distributions are float32 there, and are drawn from in blocks: within 1e-5 as above, of 5,000 tokens."""
     folder = save_random_model(tmp_path / "model", "llama", vocab_size=5000)
     document, count = random_document("d150", 150), 4
     plain = plain_twin(load_eager(folder), document, "snapkv-half", keep_snapkv(75), count, 10)
@@ -168,7 +168,7 @@ def test_trajectories_obey_the_definitions(kind: str, length: int, dtype: str) -
         assert delta[0] == f[0] == 0.0, "eviction follows prefill"
         assert not mismatch[0], "tau >= 2"
         assert ((delta >= 0) & (delta <= 1) & (f >= 0) & (f <= 1)).all()
-        assert not mismatch[delta == 0].any(), "equal laws never part"
+        assert not mismatch[delta == 0].any(), "equal distributions never part"
         tau = int(mismatch.argmax()) if mismatch.any() else HORIZON - 1
         assert np.array_equal(delta[: tau + 1], f[: tau + 1]), "one stream until the pair parts"
         ends = {}
@@ -183,7 +183,7 @@ def test_trajectories_obey_the_definitions(kind: str, length: int, dtype: str) -
         assert not delta[max(ends.values()) + 1 :].any(), "delta = 0 once both have ended"
         assert not mismatch[max(ends.values()) + 1 :].any()
         if action != "full" and not mismatch.any() and min(ends.values()) > 2:
-            assert delta.any(), "an evicted cache has other laws even where no token shows it"
+            assert delta.any(), "an evicted cache has other distributions even where no token shows it"
 
 
 def test_all_that_can_happen_does_happen_here() -> None:
@@ -200,7 +200,7 @@ def test_all_that_can_happen_does_happen_here() -> None:
 
 
 def test_units_are_complete_and_counted() -> None:
-    """The store accepts them; ``coupling/test_rollout.py`` counts the laws."""
+    """The store accepts them; ``coupling/test_rollout.py`` counts the distributions."""
     units = generate("llama", 197, pending())
     for unit in units:
         record, table = conform_unit(unit)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import comb
 
 import numpy as np
-from fixtures.random_systems import History, deficit, side_law
+from fixtures.random_systems import History, deficit, side_distribution
 from oracles.exact_comparison import Array, Law, law, law_of_values
 
 from kvdrift.generator.finite.enumeration import PairPaths
@@ -45,7 +45,7 @@ def _scans(system: FiniteSystem, action: str, scan: Scan, survival: float) -> It
     if left == 0 or survival == 0.0:
         yield Scan(scan.tokens, scan.probability, scan.weights + [0.0] * left, scan.evaluations)
         return
-    p, q = side_law(system, None, scan.tokens), side_law(system, action, scan.tokens)
+    p, q = side_distribution(system, None, scan.tokens), side_distribution(system, action, scan.tokens)
     overlap = list(map(min, p, q))
     common = sum(overlap)
     weights = [*scan.weights, survival * (deficit(p, q) if common > 0.0 else 1.0)]
@@ -73,7 +73,7 @@ def plain_laws(paths: PairPaths) -> dict[str, Law]:
     return {name: law_of_values(value, paths.probability) for name, value in values.items()}
 
 
-def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[str, Law]:
+def branching_distributions(system: FiniteSystem, action: str, paths: PairPaths) -> dict[str, Law]:
     """Return the laws of one replicate's columns of ``swrb`` and ``swrb_windows``; depths L = 1..H follow an "@"."""
     horizon = system.horizon
     found = scans(system, action)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from oracles.plain_generator import Chooser, _advance, _expanded, _prefill, coupled_pair, inverse_cdf, law_of
+from oracles.plain_generator import Chooser, _advance, _expanded, _prefill, coupled_pair, distribution_of, inverse_cdf
 
 from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
@@ -41,7 +41,7 @@ class Stream:
         eos: Sequence[int],
         made_by: Sampling,
     ) -> None:
-        self.law, self._made_by = law_of(logits, made_by), made_by
+        self.law, self._made_by = distribution_of(logits, made_by), made_by
         self._network, self._cache, self._position, self._eos = network, _expanded(prompt, kept, 1), entries, eos
 
     def feed(self, token: int) -> None:

@@ -103,7 +103,7 @@ class CodedStream:
         return twin
 
     def advance(self, token: int) -> NDArray[np.float64]:
-        """Feed a token and return the next law."""
+        """Feed a token and return the next distribution."""
         self._leave()
         ids = torch.tensor([[token]])
         with torch.no_grad():

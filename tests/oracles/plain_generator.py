@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from oracles.plain_laws import plain_law
+from oracles.plain_distributions import plain_distribution
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvdrift.generator.coupling.rollout import uniform_table
@@ -27,7 +27,7 @@ from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 
 # One layer's attention over the prompt [heads, n, n] and the number of KV heads -> kept positions [KV heads, m].
 Chooser = Callable[[NDArray[np.float64], int], NDArray[np.int64]]
-Advance = Callable[[NDArray[np.int32]], NDArray[np.float64]]  # the tokens of replicates -> their next laws
+Advance = Callable[[NDArray[np.int32]], NDArray[np.float64]]  # the tokens of replicates -> their next distributions
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def plain_rollout(
         return lambda fed: _advance(network, cache, fed, next(positions), sampling)
 
     return coupled_steps(
-        law_of(logits, sampling),
-        None if other is None else law_of(logits_y, sampling),
+        distribution_of(logits, sampling),
+        None if other is None else distribution_of(logits_y, sampling),
         side(network, _expanded(prompt, everything, count)),
         side(network_y, _expanded(prompt_y, kept, count, hold)),
         side(network_y, _expanded(prompt_y, kept, count, hold)),
@@ -139,7 +139,7 @@ def plain_rollout(
 
 def coupled_steps(
     first_distribution: NDArray[np.float64],
-    first_law_y: NDArray[np.float64] | None,
+    first_distribution_y: NDArray[np.float64] | None,
     reference: Advance,
     compressed_on_y: Advance,
     compressed_on_x: Advance,
@@ -150,7 +150,7 @@ def coupled_steps(
 ) -> PlainSteps:
     """Couple three streams of each replicate, which are fed even after their EOS.
 
-    Without ``first_law_y`` both sides have one law at position 1. ``uniforms`` are those of X, [replicates, H, 1], and
+    Without ``first_distribution_y`` both sides have one distribution at position 1. ``uniforms`` are those of X, [replicates, H, 1], and
     of Y, [replicates, H, 2].
     """
     u_x, u_y = uniforms
@@ -159,23 +159,23 @@ def coupled_steps(
     delta, f = np.zeros((2, count, horizon))
     x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
     for k in range(count):
-        if first_law_y is None:
+        if first_distribution_y is None:
             x[k, 0] = y[k, 0] = inverse_cdf(first_distribution, u_x[k, 0, 0])
         else:
-            delta[k, 0] = f[k, 0] = 1.0 - np.minimum(first_distribution, first_law_y).sum()
-            x[k, 0], y[k, 0] = coupled_pair(first_distribution, first_law_y, u_x[k, 0, 0], *u_y[k, 0])
+            delta[k, 0] = f[k, 0] = 1.0 - np.minimum(first_distribution, first_distribution_y).sum()
+            x[k, 0], y[k, 0] = coupled_pair(first_distribution, first_distribution_y, u_x[k, 0, 0], *u_y[k, 0])
         x_eos[k, 0], y_eos[k, 0] = x[k, 0] in eos_tokens, y[k, 0] in eos_tokens
 
     end = np.zeros(len(first_distribution))
     end[eos_tokens[0]] = 1.0
     for column in range(1, horizon):
-        p_laws, forced_laws = reference(x[:, column - 1]), compressed_on_x(x[:, column - 1])
-        q_laws = compressed_on_y(y[:, column - 1])
+        p_distributions, forced_distributions = reference(x[:, column - 1]), compressed_on_x(x[:, column - 1])
+        q_distributions = compressed_on_y(y[:, column - 1])
         for k in range(count):
             x_over, y_over = x_eos[k, column - 1], y_eos[k, column - 1]
-            p = end if x_over else p_laws[k]
-            q = end if y_over else q_laws[k]
-            forced = end if x_over else forced_laws[k]
+            p = end if x_over else p_distributions[k]
+            q = end if y_over else q_distributions[k]
+            forced = end if x_over else forced_distributions[k]
             delta[k, column] = 1.0 - np.minimum(p, q).sum()
             f[k, column] = 1.0 - np.minimum(p, forced).sum()
             x[k, column], y[k, column] = coupled_pair(p, q, u_x[k, column, 0], *u_y[k, column])
@@ -190,7 +190,7 @@ class Stream(Protocol):
     first_distribution: NDArray[np.float64]
 
     def advance(self, token: int) -> NDArray[np.float64]:
-        """Feed a token and return the next law."""
+        """Feed a token and return the next distribution."""
 
 
 def plain_streams_rollout(
@@ -296,16 +296,16 @@ def _advance(
     ids = torch.tensor(tokens[:, None].astype(np.int64))
     with torch.no_grad():
         output = network(ids, past_key_values=cache, position_ids=torch.full_like(ids, position))
-    return np.stack([law_of(row, sampling) for row in output.logits[:, -1]])
+    return np.stack([distribution_of(row, sampling) for row in output.logits[:, -1]])
 
 
-def law_of(logits: torch.Tensor, sampling: Sampling) -> NDArray[np.float64]:
-    """Return the law that tokens are drawn by, in float64."""
-    return softmax(logits) if sampling == FULL_SOFTMAX else plain_law(logits.tolist(), sampling)
+def distribution_of(logits: torch.Tensor, sampling: Sampling) -> NDArray[np.float64]:
+    """Return the distribution that tokens are drawn by, in float64."""
+    return softmax(logits) if sampling == FULL_SOFTMAX else plain_distribution(logits.tolist(), sampling)
 
 
 def softmax(logits: torch.Tensor) -> NDArray[np.float64]:
-    """Return the law at temperature 1, in float64."""
+    """Return the distribution at temperature 1, in float64."""
     values = logits.double().numpy()
     weights = np.exp(values - values.max())
     return np.asarray(weights / weights.sum())

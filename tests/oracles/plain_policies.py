@@ -62,7 +62,7 @@ class PlainStream:
                 self._drop(self._next - 1)  # the recent half ends with the prompt
 
     def advance(self, token: int) -> NDArray[np.float64]:
-        """Feed a token and return the next law."""
+        """Feed a token and return the next distribution."""
         policy = self._policy
         if policy is not None and len(self.heads[0][0].positions) + 1 > policy.budget:
             self._drop(self._next)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from oracles.exact_branching import branching_laws, plain_laws, scans
+from oracles.exact_branching import branching_distributions, plain_laws, scans
 from oracles.exact_comparison import SWRB_FAMILY, Comparison, Joint, Law, compare
 from oracles.exact_systems import (
     EOS_INSIDE,
@@ -49,7 +49,7 @@ def laws(study: ExactStudy) -> dict[tuple[str, str, str], Laws]:
         for action in study.actions:
             paths = pair_paths(system, action)
             found[system.name, action, PLAIN] = plain_laws(paths)
-            found[system.name, action, SWRB] = branching_laws(system, action, paths)
+            found[system.name, action, SWRB] = branching_distributions(system, action, paths)
     return found
 
 

@@ -149,7 +149,7 @@ class SeenQueries:
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("chunk", [1, 64, 100, 299])
 def test_a_prompt_in_chunks_is_the_prompt(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, values, the window (which chunks cut) and the first law differ by rounding; statistics see all queries."""
+    """Keys, values, the window (which chunks cut) and the first distribution differ by rounding; statistics see all queries."""
     model, tokens = random_model(kind), random_document("d300", 300).tokens
     tokens = tokens[:40] if chunk == 1 else tokens
     whole = Prompt(model, tokens, window=32, statistics=[SeenQueries()])

@@ -1,4 +1,4 @@
-"""Whole steps of decoding: a stream's law does not depend on the streams beside it, and a dependence is found."""
+"""Whole steps of decoding: a stream's distribution does not depend on the streams beside it, and a dependence is found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def deviation(model: LoadedModel, entries: int, streams: int, sharing: SharingOp
 
 @pytest.mark.parametrize("sharing", [SHARE_ALL, FUSED], ids=["today", "fused"])
 @pytest.mark.parametrize(("entries", "streams"), [(1000, 448), (4096, 64)])
-def test_laws_do_not_depend_on_the_streams_beside(entries: int, streams: int, sharing: SharingOptions) -> None:
+def test_distributions_do_not_depend_on_the_streams_beside(entries: int, streams: int, sharing: SharingOptions) -> None:
     assert deviation(random_model("llama"), entries, streams, sharing) == 0.0
 
 
@@ -42,7 +42,7 @@ def test_laws_do_not_depend_on_the_streams_beside(entries: int, streams: int, sh
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("entries", [1000, 2048, 4096, 9000])
-def test_laws_do_not_depend_on_thousands_beside(
+def test_distributions_do_not_depend_on_thousands_beside(
     entries: int, dtype: str, kind: str, sharing: SharingOptions, streams: int
 ) -> None:
     assert deviation(random_model(kind, dtype), entries, streams, sharing) == 0.0

@@ -1,11 +1,11 @@
-"""The overlap-residual coupling: its joint law, its marginals, its edges, and total variation."""
+"""The overlap-residual coupling: its joint distribution, its marginals, its edges, and total variation."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from fixtures.laws import large_laws
+from fixtures.distributions import large_distributions
 from fixtures.pretend_device import SECOND, TwoDevices
 from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair
@@ -20,13 +20,13 @@ from kvdrift.generator.coupling.distributions import (
     total_variation,
 )
 
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 
 LAST_UNIFORM = 1.0 - 2.0**-53
 
 
-def law_pairs() -> list[tuple[str, Law, Law]]:
-    """Laws over 2 to 12 tokens: generic, peaked, with ties, zeros, disjoint or half disjoint supports, nearly equal."""
+def distribution_pairs() -> list[tuple[str, Distribution, Distribution]]:
+    """Distributions over 2 to 12 tokens: generic, peaked, with ties, zeros, disjoint or half disjoint supports, nearly equal."""
     random = np.random.default_rng(20240607)
     pairs = []
     for size in (2, 3, 4, 5, 8, 12):
@@ -48,12 +48,12 @@ def law_pairs() -> list[tuple[str, Law, Law]]:
     return [(name, p / p.sum(), q / q.sum()) for name, p, q in pairs]
 
 
-PAIRS = law_pairs()
+PAIRS = distribution_pairs()
 NAMES = [name for name, _, _ in PAIRS]
-LAWS = [(p, q) for _, p, q in PAIRS]
+DISTRIBUTIONS = [(p, q) for _, p, q in PAIRS]
 
 
-def joint_law(p: Law, q: Law) -> NDArray[np.float64]:
+def joint_distribution(p: Distribution, q: Distribution) -> NDArray[np.float64]:
     """The coupling as defined: (u, u) with probability min(p, q)(u), otherwise both residuals independently."""
     common = np.minimum(p, q)
     excess = 1.0 - common.sum()
@@ -62,12 +62,14 @@ def joint_law(p: Law, q: Law) -> NDArray[np.float64]:
     return np.asarray(np.diag(common) + np.outer(p - common, q - common) / excess)
 
 
-def coupled(p: Law | torch.Tensor, q: Law | torch.Tensor, u: Law) -> tuple[torch.Tensor, torch.Tensor]:
+def coupled(
+    p: Distribution | torch.Tensor, q: Distribution | torch.Tensor, u: Distribution
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of both sides by uniforms [B, 3]."""
     uniforms = torch.as_tensor(u)
-    laws = [torch.as_tensor(law).expand(len(u), -1) for law in (p, q)]
-    x = draw(laws[0], uniforms[:, 0])
-    return x, couple(*laws, x, uniforms[:, 1], uniforms[:, 2])
+    distributions = [torch.as_tensor(distribution).expand(len(u), -1) for distribution in (p, q)]
+    x = draw(distributions[0], uniforms[:, 0])
+    return x, couple(*distributions, x, uniforms[:, 1], uniforms[:, 2])
 
 
 def agrees(counts: NDArray[np.int64], probability: NDArray[np.float64], level: float) -> bool:
@@ -90,28 +92,28 @@ def agrees(counts: NDArray[np.int64], probability: NDArray[np.float64], level: f
     return bool(stats.chi2.sf(statistic, len(observed) - 1) >= level)
 
 
-@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
-def test_the_pair_has_the_law_of_the_definition(p: Law, q: Law) -> None:
-    """60 pairs of laws, three tests each at level 5e-7: all pass with probability above 1 - 1e-4."""
+@pytest.mark.parametrize(("p", "q"), DISTRIBUTIONS, ids=NAMES)
+def test_the_pair_has_the_distribution_of_the_definition(p: Distribution, q: Distribution) -> None:
+    """60 pairs of distributions, three tests each at level 5e-7: all pass with probability above 1 - 1e-4."""
     level, size, draws = 5e-7, len(p), 20_000
     x, y = coupled(p, q, np.random.default_rng(size).random((draws, 3)))
     joint = np.zeros((size, size), dtype=np.int64)
     np.add.at(joint, (x, y), 1)
-    assert agrees(joint, joint_law(p, q), level)
+    assert agrees(joint, joint_distribution(p, q), level)
     assert agrees(joint.sum(1), p, level)
     assert agrees(joint.sum(0), q, level)
 
 
-@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
-def test_tokens_are_those_of_the_plain_coupling(p: Law, q: Law) -> None:
+@pytest.mark.parametrize(("p", "q"), DISTRIBUTIONS, ids=NAMES)
+def test_tokens_are_those_of_the_plain_coupling(p: Distribution, q: Distribution) -> None:
     """Same uniforms, same tokens. Only a uniform within 1e-15 of a boundary could tell the two roundings apart."""
     u = np.random.default_rng(3).random((300, 3))
     x, y = coupled(p, q, u)
     assert list(zip(x.tolist(), y.tolist(), strict=True)) == [coupled_pair(p, q, *row) for row in u]
 
 
-@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
-def test_no_impossible_token_at_the_ends_of_the_uniforms(p: Law, q: Law) -> None:
+@pytest.mark.parametrize(("p", "q"), DISTRIBUTIONS, ids=NAMES)
+def test_no_impossible_token_at_the_ends_of_the_uniforms(p: Distribution, q: Distribution) -> None:
     ends = torch.tensor([0.0, 2.0**-53, 0.5, 1.0 - 2.0**-52, LAST_UNIFORM], dtype=torch.float64)
     x, y = coupled(p, q, torch.cartesian_prod(ends, ends, ends).numpy())
     assert bool((torch.from_numpy(p)[x] > 0).all())
@@ -139,8 +141,8 @@ def test_a_token_without_weight_is_never_drawn(weights: list[float]) -> None:
     assert bool((drawn[4:].diff() >= 0).all()), "an inverse distribution function does not decrease"
 
 
-def test_equal_laws_never_part() -> None:
-    """Bitwise equal laws, denormal probabilities among them, every accepting uniform up to the last."""
+def test_equal_distributions_never_part() -> None:
+    """Bitwise equal distributions, denormal probabilities among them, every accepting uniform up to the last."""
     random = np.random.default_rng(11)
     p = torch.from_numpy(random.dirichlet(np.full(50, 0.01), 4000))  # many entries down to denormals and 0
     u = torch.from_numpy(random.random((4000, 3)))
@@ -152,7 +154,7 @@ def test_equal_laws_never_part() -> None:
     assert couple(row, row.clone(), rarest, last, last).tolist() == [0]
 
 
-def test_laws_that_differ_only_by_rounding_give_possible_tokens() -> None:
+def test_distributions_that_differ_only_by_rounding_give_possible_tokens() -> None:
     """Excess mass of an ulp, or none if q lies below p everywhere: the token still has positive probability."""
     random = np.random.default_rng(13)
     p = torch.from_numpy(random.dirichlet(np.ones(6), 2000))
@@ -180,7 +182,7 @@ def test_total_variation() -> None:
     assert bool((total_variation(p, nearby) > 0).all())
 
 
-def test_total_variation_of_disjoint_laws_is_one() -> None:
+def test_total_variation_of_disjoint_distributions_is_one() -> None:
     random = np.random.default_rng(19)
     p, q = torch.zeros(2, 64, 300, dtype=torch.float64)
     p[:, ::3] = torch.from_numpy(random.dirichlet(np.ones(100), 64))
@@ -193,7 +195,7 @@ def test_total_variation_of_disjoint_laws_is_one() -> None:
     assert float(total_variation(points[2], points[2])) == 0.0
 
 
-# --- Large vocabularies, and laws by row ------------------------------------------------------------------------------
+# --- Large vocabularies, and distributions by row ------------------------------------------------------------------------------
 
 
 SIZES = pytest.mark.parametrize("size", [BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 7 * BLOCK_TOKENS, 10_007])
@@ -203,7 +205,7 @@ SIZES = pytest.mark.parametrize("size", [BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_T
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_vocabularies_are_drawn_block_by_block(size: int, dtype: torch.dtype) -> None:
     """The tokens equal the plain coupling's; none of 150 uniforms is within 1e-7 of a boundary."""
-    p, q = large_laws(size, 2, dtype)
+    p, q = large_distributions(size, 2, dtype)
     u = np.random.default_rng(size).random((50, 3))
     x, y = coupled(p, q, u)
     plain = [coupled_pair(p.double().numpy(), q.double().numpy(), *row) for row in u]
@@ -213,17 +215,17 @@ def test_large_vocabularies_are_drawn_block_by_block(size: int, dtype: torch.dty
 @SIZES
 def test_no_impossible_token_of_a_large_vocabulary(size: int) -> None:
     """Uniforms lie at every cumulative probability, including the ends of blocks, and next to it."""
-    law = large_laws(size, 1, torch.float32)
-    at = law.double().cumsum(-1)[0]
+    distribution = large_distributions(size, 1, torch.float32)
+    at = distribution.double().cumsum(-1)[0]
     u = torch.cat([torch.tensor([0.0, LAST_UNIFORM]), at, torch.nextafter(at, torch.ones(()))]).clamp(max=LAST_UNIFORM)
-    drawn = draw(law.expand(len(u), -1), u)
-    assert bool((law[0, drawn] > 0).all())
+    drawn = draw(distribution.expand(len(u), -1), u)
+    assert bool((distribution[0, drawn] > 0).all())
 
 
 @SIZES
-def test_total_variation_of_float32_laws(size: int) -> None:
+def test_total_variation_of_float32_distributions(size: int) -> None:
     """Differences round by 6e-8 of their sum, as blocks of them do; exactly 0 on equal ones; the same for a row beside any others."""
-    p, q = large_laws(size, 40, torch.float32).view(2, 20, size)
+    p, q = large_distributions(size, 40, torch.float32).view(2, 20, size)
     distance = total_variation(p, q)
     assert distance.dtype == torch.float64
     assert (distance - (p.double() - q.double()).abs().sum(-1) / 2).abs().max() < 2e-7
@@ -234,18 +236,18 @@ def test_total_variation_of_float32_laws(size: int) -> None:
 
 @pytest.mark.parametrize("long", [0, 2**15])
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
-def test_a_table_of_laws(at_once: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs by row number, few or many at a time, laws copied or not; row -1 is the point mass on the absorbing token."""
-    laws, absorbed = large_laws(900, 6, torch.float32), 17
-    monkeypatch.setattr("kvdrift.generator.coupling.distributions._CPU_BYTES", at_once * laws[0].nbytes)
+def test_a_table_of_distributions(at_once: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs by row number, few or many at a time, distributions copied or not; row -1 is the point mass on the absorbing token."""
+    distributions, absorbed = large_distributions(900, 6, torch.float32), 17
+    monkeypatch.setattr("kvdrift.generator.coupling.distributions._CPU_BYTES", at_once * distributions[0].nbytes)
     monkeypatch.setattr("kvdrift.generator.coupling.distributions._LONG_BYTES", long)
-    table = DistributionTable(laws, absorbed)
+    table = DistributionTable(distributions, absorbed)
     random = np.random.default_rng(1)
     left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
     u = torch.from_numpy(random.random((40, 3)))
     point = torch.zeros(1, 900)
     point[0, absorbed] = 1.0
-    p, q = (torch.cat([laws, point])[rows] for rows in (left, right))
+    p, q = (torch.cat([distributions, point])[rows] for rows in (left, right))
     x = draw(p, u[:, 0])
     assert torch.equal(table.draw(left, u[:, 0]), x)
     assert torch.equal(table.distance(left, right), total_variation(p, q))
@@ -262,11 +264,11 @@ def test_a_table_of_laws(at_once: int, long: int, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("size", [5, BLOCK_TOKENS, 10_007])
 def test_on_a_gpu_a_row_is_added_up_in_one_order(size: int) -> None:
     """The first half of a block is added to the second, since torch's order depends on the rows."""
-    laws = large_laws(size, 3, torch.float32)
+    distributions = large_distributions(size, 3, torch.float32)
     with TwoDevices():
-        found = block_sums(laws.to(SECOND)).cpu().numpy()
+        found = block_sums(distributions.to(SECOND)).cpu().numpy()
     expected = np.zeros((3, -(-size // BLOCK_TOKENS) * BLOCK_TOKENS), dtype=np.float32)
-    expected[:, :size] = laws
+    expected[:, :size] = distributions
     blocks = expected.reshape(3, -1, BLOCK_TOKENS)
     while blocks.shape[-1] > 1:
         first, second = np.split(blocks, 2, axis=-1)

@@ -1,4 +1,4 @@
-"""Couplings that do not wait for the device, compared with those from copies of the laws; and the transfer of rows."""
+"""Couplings that do not wait for the device, compared with those from copies of the distributions; and the transfer of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fixtures.laws import large_laws
+from fixtures.distributions import large_distributions
 from fixtures.pretend_device import SECOND, TwoDevices
 
 from kvdrift.generator.coupling.distributions import (
@@ -27,9 +27,9 @@ ABSENT = 17
 
 @pytest.mark.parametrize(("size", "dtype"), [(900, torch.float32), (40, torch.float64), (512, torch.float32)])
 def test_tokens_and_distances_are_those_of_copies(size: int, dtype: torch.dtype) -> None:
-    """Bit for bit on a CPU: equal laws, ended sides and pairs of which nothing is wanted among them."""
-    laws = large_laws(size, 6, dtype)
-    laws[3] = laws[2]
+    """Bit for bit on a CPU: equal distributions, ended sides and pairs of which nothing is wanted among them."""
+    distributions = large_distributions(size, 6, dtype)
+    distributions[3] = distributions[2]
     random = np.random.default_rng(size)
     reference = torch.from_numpy(random.integers(0, 8, 60))
     own = torch.from_numpy(random.integers(ABSORBED, 6, 8))
@@ -37,10 +37,10 @@ def test_tokens_and_distances_are_those_of_copies(size: int, dtype: torch.dtype)
     other = torch.from_numpy(random.integers(ABSORBED, 6, 60))
     u = torch.from_numpy(random.random(8 + 120))
     rows = torch.stack([torch.cat([torch.full_like(own, NOTHING), p, p]), torch.cat([own, q, other])])
-    found = fused_draws(laws, rows, u, reference, ABSENT)
+    found = fused_draws(distributions, rows, u, reference, ABSENT)
     assert found.dtype == torch.float64
     x, y, distance, forced = torch.split(found, [8, 60, 60, 60])
-    table = DistributionTable(laws, ABSENT)
+    table = DistributionTable(distributions, ABSENT)
     wanted = table.draw(own, u[:8])
     wanted_y, wanted_distance = table.couple(p, q, wanted[reference], u[68:], u[8:68])
     assert torch.equal(x.long(), wanted)
@@ -52,15 +52,17 @@ def test_tokens_and_distances_are_those_of_copies(size: int, dtype: torch.dtype)
 
 
 def test_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    laws = large_laws(900, 6, torch.float32)
+    distributions = large_distributions(900, 6, torch.float32)
     rows = torch.tensor([[NOTHING, 0, ABSORBED, 4], [5, 0, 1, ABSORBED]])
-    whole = pair_sums(laws, rows, ABSENT)
-    monkeypatch.setattr("kvdrift.generator.coupling.distributions._FUSED_BYTES", 2 * laws[0].nbytes)
-    assert torch.equal(pair_sums(laws, rows, ABSENT), whole)
-    assert torch.equal(whole[1, 0], block_sums(laws[5]))
+    whole = pair_sums(distributions, rows, ABSENT)
+    monkeypatch.setattr("kvdrift.generator.coupling.distributions._FUSED_BYTES", 2 * distributions[0].nbytes)
+    assert torch.equal(pair_sums(distributions, rows, ABSENT), whole)
+    assert torch.equal(whole[1, 0], block_sums(distributions[5]))
     assert not whole[:, 1].any()
     u = torch.tensor([0.3])
-    assert torch.equal(draw(laws[5:], u), fused_draws(laws, rows[:, :1], u, rows[0, :0], ABSENT).long())
+    assert torch.equal(
+        draw(distributions[5:], u), fused_draws(distributions, rows[:, :1], u, rows[0, :0], ABSENT).long()
+    )
 
 
 def test_vectors_of_a_step_go_to_each_device_at_once() -> None:

@@ -58,7 +58,7 @@ def plain(kind: str, action: str) -> list[PlainBranch]:
     )  # fmt: skip
 
 
-# Both sides compute in float32 along different paths; laws then differ by some 1e-6 (see test_generator).
+# Both sides compute in float32 along different paths; distributions then differ by some 1e-6 (see test_generator).
 TOLERANCE = 1e-5
 
 

@@ -1,4 +1,4 @@
-"""The coupled rollout against a plain loop, on systems whose laws are tables over histories."""
+"""The coupled rollout against a plain loop, on systems whose distributions are tables over histories."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def run(case: Case) -> tuple[TableKernels, list[CoupledSteps]]:
     return kernels, rollout(kernels, actions_for(replicates, case.horizon), replicates, reference, case.horizon)
 
 
-def side_law(kernels: TableKernels, cache_number: int, history: History) -> NDArray[np.float64]:
-    """The law with EOS absorbing."""
+def side_distribution(kernels: TableKernels, cache_number: int, history: History) -> NDArray[np.float64]:
+    """The distribution with EOS absorbing."""
     if any(token in kernels.eos_tokens for token in history):
-        law = np.zeros(kernels.vocabulary_size)
-        law[kernels.eos_tokens[0]] = 1.0
-        return law
-    return kernels.law(cache_number, history)
+        distribution = np.zeros(kernels.vocabulary_size)
+        distribution[kernels.eos_tokens[0]] = 1.0
+        return distribution
+    return kernels.distribution(cache_number, history)
 
 
 EVERY = pytest.mark.parametrize(
@@ -40,7 +40,7 @@ EVERY = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_actions_share_the_reference_and_nothing_else(case: Case) -> None:
-    """X is one path for all actions, and the last action has the reference's laws; other uniforms have other keys."""
+    """X is one path for all actions, and the last action has the reference's distributions; other uniforms have other keys."""
     one, other, same = run(case)[1]
     assert np.array_equal(one.x_token, other.x_token)
     assert np.array_equal(one.x_token, same.x_token)
@@ -60,7 +60,7 @@ def test_steps_are_those_of_a_plain_loop(case: Case, action: int) -> None:
         x, y = (), ()
         delta, f = np.empty(case.horizon), np.empty(case.horizon)
         for t in range(case.horizon):
-            p, q, forced = (side_law(kernels, *side) for side in ((0, x), (action, y), (action, x)))
+            p, q, forced = (side_distribution(kernels, *side) for side in ((0, x), (action, y), (action, x)))
             delta[t], f[t] = (np.maximum(p - other, 0).sum() for other in (q, forced))
             u, v = coupled_pair(p, q, u_x[k, t, 0], *u_y[k, t])
             x, y = (*x, u), (*y, v)
@@ -147,7 +147,7 @@ def test_actions_may_have_different_replicates() -> None:
 
 
 def test_one_position() -> None:
-    """H = 1: the first law alone, no kernel evaluated after it."""
+    """H = 1: the first distribution alone, no kernel evaluated after it."""
     case = Case("short", 3, 1, (2,), 50)
     kernels = TableKernels(case)
     parts = rollout(kernels, actions_for(range(50), 1), range(50), uniform_table(5, "doc", None, range(50), 1, 1), 1)

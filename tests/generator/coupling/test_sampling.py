@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracles.plain_laws import plain_law
+from oracles.plain_distributions import plain_distribution
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -107,9 +107,9 @@ def test_ties_leave_the_tokens_of_the_definition(
     law = Sampling(temperature, top_p, top_k)
     if top_p is not None:  # rounding decides only where a sum is top_p but for the last digits
         for row in logits:
-            sums = np.cumsum(np.sort(plain_law(row, Sampling(temperature, None, top_k)))[::-1])
+            sums = np.cumsum(np.sort(plain_distribution(row, Sampling(temperature, None, top_k)))[::-1])
             assume(np.abs(sums - top_p).min() > 1e-9)
-    wanted = np.stack([plain_law(row, law) for row in logits])
+    wanted = np.stack([plain_distribution(row, law) for row in logits])
     with mock.patch.multiple(sampling, _FIRST_COUNTS=few, _host_may_read=mock.Mock(return_value=can_look)):
         found = made(torch.tensor(logits, dtype=torch.float64), law).numpy()
     assert np.array_equal(found > 0, wanted > 0)
@@ -138,7 +138,7 @@ def test_laws_are_those_of_the_definition() -> None:
     random = np.random.default_rng(2)
     for law in [*LAWS, GREEDY, FULL_SOFTMAX]:
         logits = np.where(random.random((6, 12)) < 0.5, random.integers(0, 4, (6, 12)), random.normal(0, 3, (6, 12)))
-        wanted = np.stack([plain_law(row.tolist(), law) for row in logits])
+        wanted = np.stack([plain_distribution(row.tolist(), law) for row in logits])
         np.testing.assert_allclose(made(torch.from_numpy(logits), law).numpy(), wanted, rtol=0, atol=1e-14)
         table = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         np.testing.assert_allclose(deployed_table(table, law), wanted, rtol=0, atol=1e-12)

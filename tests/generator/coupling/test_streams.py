@@ -66,18 +66,18 @@ def test_savings_leave_events_as_they_are(kind: str, dtype: str, sharing: Sharin
 
 
 @pytest.mark.parametrize("name", ["share_equal_histories", "share_until_divergence", "share_reference", "drop_ended"])
-def test_each_of_them_saves_laws(name: str) -> None:
+def test_each_of_them_saves_distributions(name: str) -> None:
     """The sharing of equal histories is off, since it includes options that two others share."""
     others = replace(SHARE_ALL, share_equal_histories=False)
     with_it = SHARE_ALL if name == "share_equal_histories" else others
     without = replace(with_it, **{name: False})
-    assert plain_laws(with_it) < plain_laws(without)
+    assert plain_distributions(with_it) < plain_distributions(without)
     pairs = sum(unit.record["replicates"] for unit in units("llama", "float32") if unit.record["estimator"] != SWRB)
-    assert plain_laws(SHARE_NOTHING) == 3 * pairs * (HORIZON - 1), "three streams per pair, each to the end"
+    assert plain_distributions(SHARE_NOTHING) == 3 * pairs * (HORIZON - 1), "three streams per pair, each to the end"
 
 
-def plain_laws(sharing: SharingOptions) -> int:
-    """Laws computed for coupled rollouts."""
+def plain_distributions(sharing: SharingOptions) -> int:
+    """Distributions computed for coupled rollouts."""
     records = [unit.record for unit in units("llama", "float32", sharing)]
     return sum(record["kernel_evaluations"] for record in records if record["estimator"] != SWRB)
 
@@ -96,7 +96,7 @@ def test_splitting_replicates_changes_nothing(
     )
 
 
-# --- On systems whose laws are tables ---------------------------------------------------------------------------------
+# --- On systems whose distributions are tables ---------------------------------------------------------------------------------
 
 
 def run(case: Case, sharing: SharingOptions) -> tuple[TableKernels, list[CoupledSteps]]:

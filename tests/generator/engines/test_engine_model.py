@@ -154,7 +154,7 @@ def test_streams_fork_park_and_close(tmp_path: Path) -> None:
     session = side.open(1000)
     kernels = EngineStreams([PromptSide(side, session, session.prefill([1, 3]), None, 0.0)], (2,), FULL_SOFTMAX)
     kernels.open([0])
-    laws = kernels.advance(torch.tensor([7]))
+    distributions = kernels.advance(torch.tensor([7]))
     kernels.park(torch.tensor([0]), torch.tensor([0]))
     kernels.select(torch.tensor([0, 0]))
     both = kernels.advance(torch.tensor([8, 9]))
@@ -167,7 +167,7 @@ def test_streams_fork_park_and_close(tmp_path: Path) -> None:
     torch.testing.assert_close(again[0], both[0], rtol=0, atol=0)
     kernels.close()
     assert session.streams == {}
-    np.testing.assert_allclose(laws.sum(-1), 1)
+    np.testing.assert_allclose(distributions.sum(-1), 1)
 
 
 @pytest.mark.parametrize(

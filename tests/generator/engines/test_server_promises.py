@@ -27,7 +27,7 @@ def test_servers_that_hold_what_a_side_needs(tmp_path: Path, capsys: pytest.Capt
         path = write_server_study(tmp_path, addressed(pair), *changes)
         code, out, err = call(capsys, "check", path)
     assert (code, err) == (0, "")
-    # Fake servers save no slots, so bytes are unknown on both; without laws, laws are too.
+    # Fake servers save no slots, so bytes are unknown on both; without distributions, distributions are too.
     unknown = 4 if kind == "openai" else 2
     assert out.endswith(f"{path}: all {10 - unknown} checks hold; {unknown} could not be tried\n")
     assert out.count("?      bytes ") == 2
@@ -37,19 +37,19 @@ def test_servers_that_hold_what_a_side_needs(tmp_path: Path, capsys: pytest.Capt
 
 
 def _unrepeatable(server: FakeServer) -> None:
-    law, asked = server.law, [0]
+    distribution, asked = server.distribution, [0]
 
     def drifting(tokens: list[int]) -> object:
         asked[0] += 1
-        return law([*tokens, asked[0] % 200])
+        return distribution([*tokens, asked[0] % 200])
 
-    server.law = drifting  # type: ignore[method-assign,assignment]
+    server.distribution = drifting  # type: ignore[method-assign,assignment]
 
 
 def _deaf(server: FakeServer) -> None:
-    """The laws depend on the prompt alone, so that streams with unlike tokens have one law."""
-    law = server.law
-    server.law = lambda tokens: law(tokens[:48])  # type: ignore[method-assign]
+    """The distributions depend on the prompt alone, so that streams with unlike tokens have one distribution."""
+    distribution = server.distribution
+    server.distribution = lambda tokens: distribution(tokens[:48])  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_server_that_does_not_hold_it_fails(
     assert said in line
 
 
-def test_a_law_that_lacks_tokens_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_distribution_that_lacks_tokens_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_servers(tmp_path, "vllm") as pair:
         settings = f'id = "fake"\nsettings = {{ api = "vllm", {NEEDS} }}'
         path = write_server_study(tmp_path, addressed(pair), ('id = "fake"', settings))

@@ -1,4 +1,4 @@
-"""Sides that are servers, with fake servers: laws, slots, lost servers, other servers, refusals, greedy tokens."""
+"""Sides that are servers, with fake servers: distributions, slots, lost servers, other servers, refusals, greedy tokens."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_step_computes_one_token_in_a_slot_of_its_own(tmp_path: Path, servers:
     units_of(model_of(tmp_path, servers), tmp_path)
     prompt = make_document("needle", 384, 0, 3).prompt_tokens
     for server in servers:
-        server.computed.remove(1)  # the law by which its tokens are named
+        server.computed.remove(1)  # the distribution by which its tokens are named
         assert set(server.computed) <= {1, prompt}
         assert 2 <= server.computed.count(prompt) <= server.slots
 
@@ -128,10 +128,10 @@ def test_more_streams_than_slots_are_replayed(tmp_path: Path, servers: Pair) -> 
         session.prefill(tokens)
         streams = [session.fork(), session.fork()]
         for step in range(4):
-            laws = session.step(streams, [10 + step, 20 + step])
+            distributions = session.step(streams, [10 + step, 20 + step])
         streams.append(session.fork(streams[0]))
         session.drop(streams[1])
-        rows.append((laws, session.step([streams[0], streams[2]], [30, 31])))
+        rows.append((distributions, session.step([streams[0], streams[2]], [30, 31])))
     for one, other in zip(*rows, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -299,7 +299,7 @@ def test_answers_of_another_form_are_one_line(tmp_path: Path, servers: Pair) -> 
         model_of(tmp_path, servers)
 
 
-def test_laws_with_missing_tokens_stop_a_run(tmp_path: Path, servers: Pair) -> None:
+def test_distributions_with_missing_tokens_stop_a_run(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers)
     servers[0].leaves_out = 1
     with pytest.raises(InputError, match="returned 255 of 256"):
@@ -323,9 +323,9 @@ ZEROS = {
 
 @pytest.mark.parametrize("zero", ZEROS.values(), ids=ZEROS)
 def test_a_probability_of_0_is_read_however_a_server_writes_it(zero: str) -> None:
-    law = whole_distribution([3, 1, 0, 2], json.loads(f"[-0.693147, {zero}, -0.693147, {zero}]"), 4, "here")
-    assert law.dtype == np.float32
-    np.testing.assert_allclose(np.exp(law), [0.5, 0, 0, 0.5], rtol=0, atol=1e-6)
+    distribution = whole_distribution([3, 1, 0, 2], json.loads(f"[-0.693147, {zero}, -0.693147, {zero}]"), 4, "here")
+    assert distribution.dtype == np.float32
+    np.testing.assert_allclose(np.exp(distribution), [0.5, 0, 0, 0.5], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_probability_of_0_is_read_however_a_server_writes_it(zero: str) -> Non
         ("[0.0, null, Infinity, 800]", "sum to inf"),
     ],
 )
-def test_numbers_that_are_no_law_are_named(written: str, words: str) -> None:
+def test_numbers_that_are_no_distribution_are_named(written: str, words: str) -> None:
     with pytest.raises(OperationError, match=f"here: .*{words}"):
         whole_distribution([0, 1, 2, 3], json.loads(written), 4, "here")
 
@@ -378,11 +378,11 @@ def test_what_cannot_be_asked_of_servers_is_refused(
     assert said in str(refused.value)
 
 
-def test_greedy_tokens_without_laws(tmp_path: Path) -> None:
-    """The tokens that a server writes at temperature 0, also after the other side's text, are those of its laws."""
+def test_greedy_tokens_without_distributions(tmp_path: Path) -> None:
+    """The tokens that a server writes at temperature 0, also after the other side's text, are those of its distributions."""
     greedy = ("horizon = 12", "horizon = 12\ntemperature = 0")
     with fake_servers(tmp_path) as pair:
-        laws = units_of(model_of(tmp_path, pair, greedy), tmp_path, 1)
+        distributions = units_of(model_of(tmp_path, pair, greedy), tmp_path, 1)
     settings = f'settings = {{ api = "openai", ahead = 5, {NEEDS} }}'
     with fake_servers(tmp_path, "openai") as pair:
         model = model_of(tmp_path, pair, greedy, ('id = "fake"', f'id = "fake"\n{settings}'))
@@ -392,7 +392,7 @@ def test_greedy_tokens_without_laws(tmp_path: Path) -> None:
             server.leaves_out = 1
         with pytest.raises(InputError, match=r"/v1/completions: .* token ids"):
             units_of(model, tmp_path, 1)
-    assert_same(laws, tokens)
+    assert_same(distributions, tokens)
     assert set(events(tokens)["bits-4 delta"]) <= {0.0, 1.0}
     assert events(tokens)["bits-4 delta"].any()
     assert requests < 40

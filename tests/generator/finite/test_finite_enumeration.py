@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from fixtures.random_systems import ACTION, KINDS, History, all_paths, evaluations, random_system
-from oracles.exact_branching import branching_laws
+from oracles.exact_branching import branching_distributions
 
 from kvdrift.generator.finite.enumeration import ExactQuantities, exact_quantities, exact_rows, pair_paths
 from kvdrift.generator.finite.system import FiniteSystem
@@ -102,10 +102,10 @@ def test_depth_profile(system: FiniteSystem) -> None:
 def test_residual_branching(system: FiniteSystem) -> None:
     """Every scan and all of its branches in turn."""
     found = exact(system).branching
-    laws = branching_laws(system, ACTION, pair_paths(system, ACTION))
-    assert found.risk == pytest.approx(laws["risk"].mean, abs=ROUNDING)
-    assert found.variance == pytest.approx(laws["risk"].variance, abs=ROUNDING)
-    assert found.evaluations == pytest.approx(laws["evaluations"].mean, abs=ROUNDING)
+    distributions = branching_distributions(system, ACTION, pair_paths(system, ACTION))
+    assert found.risk == pytest.approx(distributions["risk"].mean, abs=ROUNDING)
+    assert found.variance == pytest.approx(distributions["risk"].variance, abs=ROUNDING)
+    assert found.evaluations == pytest.approx(distributions["evaluations"].mean, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,7 +159,7 @@ def test_persistent_intervention(e: float, horizon: int) -> None:
 
 
 @pytest.mark.parametrize("eos", [(), (1,)])
-def test_equal_laws(eos: History) -> None:
+def test_equal_distributions(eos: History) -> None:
     """M = 0: nothing diverges, and nothing is undefined but the mean entry."""
     near = random_system(3, 3, eos)
     found = exact(FiniteSystem("equal", 3, 3, near.reference, {ACTION: near.reference}, eos))

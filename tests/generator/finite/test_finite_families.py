@@ -1,4 +1,4 @@
-"""The published random family: the distribution of its laws, their dependences, and the published table."""
+"""The published random family: the distribution of its distributions, their dependences, and the published table."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ def published_system(seed: int, number: int) -> FiniteSystem:
     return mixture_system(seed, f"system-{number}", number, 24, 2, 3, ["mixture"])
 
 
-def test_reference_laws_normalize_gamma_weights() -> None:
+def test_reference_distributions_normalize_gamma_weights() -> None:
     """Kolmogorov-Smirnov against numpy's own gamma sampler at level 1e-6."""
-    laws = mixture_system(1, "many", 1, 1, 3, 9, ["mixture"]).reference[8]
+    distributions = mixture_system(1, "many", 1, 1, 3, 9, ["mixture"]).reference[8]
     weights = np.random.default_rng(2).gamma(1.5, size=(200_000, 3)) + 0.05
     expected = (weights / weights.sum(axis=1, keepdims=True))[:, 0]
-    assert stats.ks_2samp(laws[:, 0], expected).pvalue > 1e-6
-    assert stats.ks_2samp(laws[:, 2], expected).pvalue > 1e-6
+    assert stats.ks_2samp(distributions[:, 0], expected).pvalue > 1e-6
+    assert stats.ks_2samp(distributions[:, 2], expected).pvalue > 1e-6
 
 
-def test_actions_mix_an_independent_law_of_the_stated_strength() -> None:
+def test_actions_mix_an_independent_distribution_of_the_stated_strength() -> None:
     """Q - P = lambda (A - P) against numpy's own samplers, by Kolmogorov-Smirnov at level 1e-6; P and A apart."""
     number, total, size = 18, 24, 200_000
     system = mixture_system(1, "many", number, total, 3, 9, ["one", "other"])
-    p, one, other = (laws[8][:, 0] for laws in (system.reference, system.actions["one"], system.actions["other"]))
+    p, one, other = (
+        distributions[8][:, 0] for distributions in (system.reference, system.actions["one"], system.actions["other"])
+    )
     random = np.random.default_rng(3)
     weights = random.gamma(1.5, size=(2, size, 3)) + 0.05
     drawn_p, drawn_a = (weights / weights.sum(axis=2, keepdims=True))[..., 0]
@@ -47,7 +49,7 @@ def test_actions_mix_an_independent_law_of_the_stated_strength() -> None:
     assert stats.spearmanr(one[band], other[band]).pvalue > 1e-6
 
 
-def test_laws_depend_on_seed_system_and_action_alone() -> None:
+def test_distributions_depend_on_seed_system_and_action_alone() -> None:
     whole = mixture_system(7, "a", 3, 24, 2, 4, ["x", "y"])
     part = mixture_system(7, "a", 3, 24, 2, 3, ["y"])
     for t in range(3):
@@ -71,7 +73,7 @@ def test_first_numbers_of_a_system() -> None:
 
 @pytest.mark.slow
 def test_the_published_systems_may_be_of_this_family() -> None:
-    """The published risks, over their system's strength, have the law of 60 seeds' (Kolmogorov-Smirnov, level 1%).
+    """The published risks, over their system's strength, have the distribution of 60 seeds' (Kolmogorov-Smirnov, level 1%).
 
     What is published of the variances lies within what the 60 families have. Nothing is random here: seeds are fixed.
     """

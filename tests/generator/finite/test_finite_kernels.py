@@ -1,11 +1,11 @@
-"""Streams of a finite-state system: the laws that stand in its tables, whatever is selected, parked and rewound."""
+"""Streams of a finite-state system: the distributions that stand in its tables, whatever is selected, parked and rewound."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from fixtures.random_systems import History, table_law
+from fixtures.random_systems import History, table_distribution
 
 from kvdrift.generator.coupling.streams import StreamDecoder
 from kvdrift.generator.finite.model import FiniteStreams
@@ -21,10 +21,10 @@ def system_of(eos: History = ()) -> FiniteSystem:
     return FiniteSystem("s", 3, 5, drawn.reference, drawn.actions, eos)
 
 
-def matches(system: FiniteSystem, laws: torch.Tensor, streams: Streams) -> bool:
-    """Bitwise: laws are looked up, not computed."""
-    expected = [table_law(system, action, history) for action, history in streams]
-    return laws.dtype == torch.float64 and laws.tolist() == expected
+def matches(system: FiniteSystem, distributions: torch.Tensor, streams: Streams) -> bool:
+    """Bitwise: distributions are looked up, not computed."""
+    expected = [table_distribution(system, action, history) for action, history in streams]
+    return distributions.dtype == torch.float64 and distributions.tolist() == expected
 
 
 def tensor(rows: list[int]) -> torch.Tensor:
@@ -42,10 +42,10 @@ def test_a_random_walk(seed: int, eos: History) -> None:
     assert kernels.eos_tokens == eos
     assert kernels.device == "cpu"
     caches = sorted(random.integers(0, 4, size=6).tolist())
-    laws = kernels.open(caches)
+    distributions = kernels.open(caches)
     streams: Streams = [(CACHES[cache], ()) for cache in caches]
     parked: Streams = []
-    assert matches(system, laws, streams)
+    assert matches(system, distributions, streams)
     for _ in range(2):
         for t in range(1, 5):
             if random.random() < 0.7:
@@ -58,10 +58,10 @@ def test_a_random_walk(seed: int, eos: History) -> None:
                 kernels.select(tensor(rows))
                 streams = [known[row] for row in rows]
             tokens = random.integers(0, 3, size=len(streams)).tolist()
-            laws = kernels.advance(tensor(tokens))
+            distributions = kernels.advance(tensor(tokens))
             streams = [(action, (*history, token)) for (action, history), token in zip(streams, tokens, strict=True)]
-            assert laws.shape == (len(streams), 3)
-            assert matches(system, laws, streams)
+            assert distributions.shape == (len(streams), 3)
+            assert matches(system, distributions, streams)
             if streams and random.random() < 0.5:
                 rows = random.choice(len(streams), size=2).tolist()
                 places = random.choice(len(parked) + 2, size=2, replace=False)

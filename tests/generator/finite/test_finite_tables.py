@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.random_systems import ACTION, KINDS, random_system, side_law
+from fixtures.random_systems import ACTION, KINDS, random_system, side_distribution
 from fixtures.refusals import refused
 
 from kvdrift.generator.finite.enumeration import exact_rows
@@ -41,9 +41,9 @@ def write_systems(file: Path, systems: list[FiniteSystem]) -> None:
 
     def kernel(system: FiniteSystem, action: str | None) -> dict[str, Any]:
         return {
-            " ".join(map(str, history_of(code, t, system.alphabet))): law
+            " ".join(map(str, history_of(code, t, system.alphabet))): distribution
             for t, table in enumerate(system.distributions(action))
-            for code, law in enumerate(table.tolist())
+            for code, distribution in enumerate(table.tolist())
         }
 
     content = {
@@ -56,13 +56,13 @@ def write_systems(file: Path, systems: list[FiniteSystem]) -> None:
     file.write_text(json.dumps({"systems": content}), encoding="utf-8")
 
 
-def test_absorbing_laws() -> None:
+def test_absorbing_distributions() -> None:
     system = random_system(3, 3, (2, 0), "far")
     for action in (None, ACTION):
         for t, table in enumerate(system.absorbing_distributions(action)):
-            for code, law in enumerate(table.tolist()):
+            for code, distribution in enumerate(table.tolist()):
                 history = tuple(int(digit) for digit in np.base_repr(code, 3).zfill(t)[-t:]) if t else ()
-                assert law == side_law(system, action, history)
+                assert distribution == side_distribution(system, action, history)
     plain = random_system(3, 3)
     assert plain.absorbing_distributions(None) is plain.reference
 
@@ -92,7 +92,7 @@ def test_what_is_no_system(fields: dict[str, Any], where: str, value: str) -> No
 
 
 def test_a_file_holds_every_bit(tmp_path: Path) -> None:
-    """Laws of all kinds, some with 17 digits, two actions, two EOS tokens, an odd name."""
+    """Distributions of all kinds, some with 17 digits, two actions, two EOS tokens, an odd name."""
     systems = [random_system(3, 3, (2, 0), kind) for kind in KINDS]
     systems += [mixture_system(1, 'an "odd" name', 1, 2, 4, 3, ["one", "other"]), random_system(12, 2)]
     file = tmp_path / "systems.json"
@@ -105,13 +105,13 @@ def test_a_file_holds_every_bit(tmp_path: Path) -> None:
         assert found.eos_tokens == system.eos_tokens
         assert list(found.actions) == list(system.actions)
         for action in (None, *system.actions):
-            assert [laws.tobytes() for laws in found.distributions(action)] == [
-                laws.tobytes() for laws in system.distributions(action)
+            assert [distributions.tobytes() for distributions in found.distributions(action)] == [
+                distributions.tobytes() for distributions in system.distributions(action)
             ]
 
 
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
-    """Integers count as numbers, and laws after EOS may be left out."""
+    """Integers count as numbers, and distributions after EOS may be left out."""
     (system,) = read_system_file(written(tmp_path, coins())).values()
     assert system.eos_tokens == (1,)
     assert system.distributions("tilted")[1].tolist() == [[1.0, 0.0], [0.0, 1.0]]

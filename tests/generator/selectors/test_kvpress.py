@@ -390,8 +390,8 @@ def state():
         logits = other(torch.tensor([tokens])).logits
     modules = [[name for name, _ in network.named_modules()] for network in (ours.network, other)]
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for n in (ours.network, other) for m in n.modules()]
-    law = Prompt(ours, tokens, 1).first_distribution
-    return dict(ALL_ATTENTION_FUNCTIONS), modules, hooks, logits, law, torch.get_rng_state()
+    distribution = Prompt(ours, tokens, 1).first_distribution
+    return dict(ALL_ATTENTION_FUNCTIONS), modules, hooks, logits, distribution, torch.get_rng_state()
 
 
 before = state()

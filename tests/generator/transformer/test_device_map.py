@@ -49,7 +49,7 @@ def two_device_model(head: torch.device) -> LoadedModel:
 def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every selector is tried. Residual branching sets streams aside, which plain coupling does not.
 
-    The prompt's attention is another kernel on the second device, so laws move by some 1e-7; tokens are equal unless a
+    The prompt's attention is another kernel on the second device, so distributions move by some 1e-7; tokens are equal unless a
     uniform falls as near to a boundary.
     """
     actions = [
@@ -73,7 +73,7 @@ def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytes
 def test_a_device_of_its_own_gives_the_same_events(
     sharing: SharingOptions, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Laws, too, lie on the second device, all decisions on the CPU; the control is exactly zero there.
+    """Distributions, too, lie on the second device, all decisions on the CPU; the control is exactly zero there.
 
     Fused operations join chunks of 64 entries there.
     """

@@ -75,10 +75,10 @@ def test_replicates_take_their_streams() -> None:
         ("float32", 96, None, 20),
     ],
 )  # fmt: skip
-def test_bytes_of_a_law_are_those_that_are_allocated(
+def test_bytes_of_a_distribution_are_those_that_are_allocated(
     dtype: str, vocabulary: int, logits: str | None, item: int
 ) -> None:
-    """The largest allocation by torch, law included; the plan assumes the larger dtype of logits."""
+    """The largest allocation by torch, distribution included; the plan assumes the larger dtype of logits."""
     layer = torch.nn.Linear(64, vocabulary, bias=False).to(DTYPES[dtype])
     network = SimpleNamespace(lm_head=layer, config=SimpleNamespace())
     hidden, head = torch.ones(64, 64, dtype=DTYPES[dtype]), Head(network, "cpu", logits)
@@ -107,11 +107,13 @@ def test_a_plan_that_fits() -> None:
 
 def test_few_controls_take_few_streams() -> None:
     """By hand: 64 streams of the reference, two for each of 66 pairs; without a trial, and with one of a few more."""
-    entry, laws, chunk = 8 * 1024, 3 * 96 * 8, 4 * 65 * 4
+    entry, distributions, chunk = 8 * 1024, 3 * 96 * 8, 4 * 65 * 4
     shape = ModelShape(8, 64, 96, 4, 2, 64, 96, "float32")
     own = 32 * entry + shape.distribution_bytes + shape.activation_bytes + chunk
-    assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN) == 196 * own + 66 * laws
-    assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True) == 256 * own + 66 * laws + 2560 * entry // 8
+    assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN) == 196 * own + 66 * distributions
+    assert (
+        shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True) == 256 * own + 66 * distributions + 2560 * entry // 8
+    )
 
 
 def test_less_memory_means_fewer_replicates_at_once() -> None:

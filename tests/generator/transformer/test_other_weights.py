@@ -129,14 +129,14 @@ def test_each_side_is_transformers_own_forward_pass_of_its_weights(
 
 
 def test_a_pair_may_part_at_the_first_token(folder: Path) -> None:
-    """A model of other sizes: delta and f of position 1 are the distance of the two prompts' laws."""
+    """A model of other sizes: delta and f of position 1 are the distance of the two prompts' distributions."""
     study = study_of(folder, '[[actions]]\nname = "pruned"\nweights = "./pruned"\n')
     units = generated(study)
-    laws = [
+    distributions = [
         load_eager(folder / name)(torch.tensor([DOCUMENTS[0].tokens])).logits[0, -1].double().softmax(-1)
         for name in ("reference", "pruned")
     ]
-    distance = float(1 - torch.minimum(*laws).sum().detach())
+    distance = float(1 - torch.minimum(*distributions).sum().detach())
     steps = steps_of(units["pruned"])
     assert distance > 0.1
     np.testing.assert_allclose(steps["delta"][:, 0], distance, atol=1e-5)

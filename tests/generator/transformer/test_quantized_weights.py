@@ -32,7 +32,7 @@ def dense(tmp_path: Path, own_cache: None) -> Path:  # noqa: ARG001 - no proof o
 
 
 def check(folder: Path, whole: Any) -> None:
-    """The model is proven, its control is 0, and the law of the first token is that of transformers' own pass."""
+    """The model is proven, its control is 0, and the distribution of the first token is that of transformers' own pass."""
     model = load_model(str(folder))
     assert proofs.results() == {str(folder): None}
     half, control = generate_units(
@@ -40,10 +40,10 @@ def check(folder: Path, whole: Any) -> None:
     )
     assert not steps_of(control)["delta"].any()
     assert steps_of(half)["delta"].any()
-    law = model.prefill(DOCUMENT, [CONTROL], 6).evict().caches.first_distribution
+    distribution = model.prefill(DOCUMENT, [CONTROL], 6).evict().caches.first_distribution
     with torch.inference_mode():
         own = whole(torch.tensor([DOCUMENT.tokens])).logits[0, -1].double().softmax(-1)
-    assert (law - own).abs().max() < 1e-5  # float32 products, in another order
+    assert (distribution - own).abs().max() < 1e-5  # float32 products, in another order
 
 
 def test_torchao(dense: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Laws from hidden states: rows that begin alike on a GPU, logits that are not rounded to 16 bits, and whole sums."""
+"""Distributions from hidden states: rows that begin alike on a GPU, logits that are not rounded to 16 bits, and whole sums."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hidden_states(dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(24, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def laws(head: Head, hidden: torch.Tensor) -> torch.Tensor:
+def distributions(head: Head, hidden: torch.Tensor) -> torch.Tensor:
     return head.distributions(hidden, head.room(len(hidden)))
 
 
@@ -52,7 +52,7 @@ def test_wide_logits_are_sums_in_float32(dtype: torch.dtype) -> None:
     """Against float64 products; logits of 16 bits are far from them. A vocabulary of several blocks of weights."""
     model, hidden = network(8193 + 8192, dtype), hidden_states(dtype)
     exact = (hidden.double() @ model.lm_head.weight.double().t()).softmax(-1)
-    wide, narrow = (laws(Head(model, "cpu", logits), hidden) for logits in ("float32", None))
+    wide, narrow = (distributions(Head(model, "cpu", logits), hidden) for logits in ("float32", None))
     assert wide.dtype == narrow.dtype == torch.float32
     assert total_variation(wide, exact).max() < 1e-5
     assert total_variation(narrow, exact).max() > 1e-4
@@ -64,21 +64,21 @@ def test_a_cap_keeps_small_logits_of_16_bits(dtype: torch.dtype, bound: float) -
     model, hidden = network(96, dtype), hidden_states(dtype) / 100
     model.config.final_logit_softcapping = 30.0
     logits = (hidden.double() @ model.lm_head.weight.double().t()).log_softmax(-1)
-    off = laws(Head(model, "cpu"), hidden).double().log() - logits
+    off = distributions(Head(model, "cpu"), hidden).double().log() - logits
     assert off.abs().max() < bound * logits.std(-1).max() * 4
 
 
 def test_wide_logits_of_wide_weights_are_the_same() -> None:
     model, hidden = network(97, torch.float32), hidden_states(torch.float32)
-    assert torch.equal(*(laws(Head(model, "cpu", logits), hidden) for logits in ("float32", None)))
+    assert torch.equal(*(distributions(Head(model, "cpu", logits), hidden) for logits in ("float32", None)))
 
 
 @pytest.mark.parametrize("logits", ["float32", None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_begin_at_multiples_of_16_bytes_on_a_gpu(dtype: torch.dtype, logits: str | None) -> None:
-    """Columns beyond the vocabulary get no probability, and the laws equal those of a CPU."""
+    """Columns beyond the vocabulary get no probability, and the distributions equal those of a CPU."""
     model, hidden = network(97, dtype), hidden_states(dtype)
-    wanted = laws(Head(model, "cpu", logits), hidden)
+    wanted = distributions(Head(model, "cpu", logits), hidden)
     other = copy.deepcopy(model)
     to_second_device(other.lm_head)
     with TwoDevices():
@@ -94,7 +94,7 @@ def test_rows_begin_at_multiples_of_16_bytes_on_a_gpu(dtype: torch.dtype, logits
 
 
 def test_units_say_what_their_logits_were() -> None:
-    """The law of position 1 has them too; delta and f move, and a control's stay exactly zero."""
+    """The distribution of position 1 has them too; delta and f move, and a control's stay exactly zero."""
     model = random_model("qwen2", "bfloat16")
     wide = replace(model, logits_dtype="float32")
     pending = [PendingUnit(HALF_SNAPKV, 0, 3), PendingUnit(CONTROL, 0, 2)]
@@ -187,13 +187,13 @@ def test_sums_are_whole_on_cuda_while_computing_and_as_before_after_it() -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocabulary", [97, 128_256, 32_003])
 def test_wide_logits_on_cuda(vocabulary: int) -> None:
-    """A row's law depends neither on the rows beside it nor on its place."""
+    """A row's distribution depends neither on the rows beside it nor on its place."""
     model, hidden = network(vocabulary, torch.bfloat16), hidden_states(torch.bfloat16)
-    wanted = laws(Head(model, "cpu", "float32"), hidden)
+    wanted = distributions(Head(model, "cpu", "float32"), hidden)
     model.lm_head.cuda()
     with whole_sums("cuda"):
-        found = laws(Head(model, "cuda", "float32"), hidden.cuda())
-        twice = laws(Head(model, "cuda", "float32"), torch.cat([hidden[:7], hidden[:17]]).cuda())
+        found = distributions(Head(model, "cuda", "float32"), hidden.cuda())
+        twice = distributions(Head(model, "cuda", "float32"), torch.cat([hidden[:7], hidden[:17]]).cuda())
     assert total_variation(found.cpu(), wanted).max() < 1e-5
     assert torch.equal(twice[:7], found[:7])
     assert torch.equal(twice[7:], found[:17])

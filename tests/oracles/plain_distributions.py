@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvdrift.schema.sampling import Sampling
 
 
-def plain_law(logits: Sequence[float], sampling: Sampling) -> NDArray[np.float64]:
+def plain_distribution(logits: Sequence[float], sampling: Sampling) -> NDArray[np.float64]:
     """Return the law that tokens are drawn by, float64 [V]; logarithms of probabilities are logits too."""
     best = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if sampling.temperature == 0:
