@@ -39,7 +39,7 @@ class _Check(NamedTuple):
 
 
 class CheckedFiles:
-    """The memory of which files of a local store were found whole, and when."""
+    """Remembers which files of a local store were found whole, and when."""
 
     def __init__(self, store: Path) -> None:
         self._file = store / MEMORY

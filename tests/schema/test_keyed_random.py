@@ -11,7 +11,7 @@ from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.generator.documents.source import DocumentDraws
 from kvdrift.generator.embedded import documents as embedded
-from kvdrift.generator.finite import system as families
+from kvdrift.generator.finite.system import mixture_system
 from kvdrift.generator.selectors.random_entries import RandomEntries
 from kvdrift.schema.keyed_random import keyed_generator
 from kvdrift.stats.clusters import ClusterDraws
@@ -40,9 +40,10 @@ def test_draws_of_generated_documents() -> None:
     assert embedded.named_stream("kvdrift", "needle", 5).random(2).tolist() == [0.641544713429013, 0.45603278899899247]
 
 
-def test_laws_of_finite_systems() -> None:
-    assert families._stream(3, "s", "a").random(2).tolist() == [0.4186739419782607, 0.6640501833099746]
-    assert families._stream(3, "s", None).random(2).tolist() == [0.14842705737589923, 0.6129467842008911]
+def test_distributions_of_finite_systems() -> None:
+    system = mixture_system(3, "s", 1, 2, 2, 1, ["a"])
+    np.testing.assert_allclose(system.reference[0], [[0.5622650311695765, 0.43773496883042357]], rtol=1e-14)
+    np.testing.assert_allclose(system.actions["a"][0], [[0.47623083321038673, 0.5237691667896133]], rtol=1e-14)
 
 
 def test_events_of_the_synthetic_study() -> None:
