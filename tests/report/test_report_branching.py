@@ -289,7 +289,7 @@ def test_ratios_over_a_variance_of_zero_are_left_out_and_said(undrawn_page: Page
             row["variance_ratio"] = None
     rows = check(undrawn_page(views, SYSTEMS)).tables["table-swrb_validation"]
     assert rows[1][:2] == ["systems with a smaller variance by SWRB", "5 of 5"]
-    assert rows[3][:2] == ["variance ratio, median of the 4 systems where SWRB’s is not 0", "70.0"]
+    assert rows[3][:2] == ["variance ratio, median of the 4 systems whose SWRB variance is not 0", "70.0"]
 
 
 def test_systems_without_branches_have_their_estimates_alone(tmp_path: Path) -> None:
