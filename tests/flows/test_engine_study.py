@@ -79,7 +79,7 @@ def test_the_explorer_says_nothing_that_is_not_true_of_engines(measured: Path, t
     titles = tab.locator("#score th").evaluate_all("heads => heads.map((head) => head.title)")
     assert {"reference X", "the action Y, bits-4"} <= set(titles)
     text = " ".join([tab.locator("main").inner_text(), tab.locator("#help").text_content() or "", *titles])
-    for word in ("evict", "full cache", "compressed", "codec", "KV head", "what is left", "layers", "torch"):
+    for word in ("evict", "full cache", "compressed", "codec", "KV head", "entries that are kept", "layers", "torch"):
         assert word not in text, word
     assert "the reference X and the action’s Y, is an engine" in text
 

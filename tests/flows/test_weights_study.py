@@ -122,7 +122,7 @@ def test_the_page_says_whose_weights_and_nothing_untrue(measured: Path) -> None:
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page.read_text("utf-8")))
     for word in ("compressed model", "prompt is prefilled once", "The line joins"):
         assert word not in text, word
-    for words in ("weights int4, then snapkv, half of the entries", "The first token is drawn from two laws",
+    for words in ("weights int4, then snapkv, half of the entries", "The first token is drawn from two distributions",
                   "100% of the reference", "the full cache, as a control"):  # fmt: skip
         assert words in text, words
 
