@@ -71,13 +71,13 @@ def _is_finished(snapshots: list[StudySnapshot]) -> bool:
 
 def progress_text(snapshot: StudySnapshot) -> str:
     """Return the progress of a study as text: units done of those planned, and trajectories derived."""
-    from kvdrift.flows.plan.frozen_plan import look_line
+    from kvdrift.flows.plan.frozen_plan import interim_look_line
 
     if not snapshot.work:
         return f"{snapshot.stored:,} units, {snapshot.derived:,} trajectories derived"
     planned = "" if snapshot.planned else ", evaluation not planned yet"
     finished = "; finished" if snapshot.finished else ""
-    taken = "" if snapshot.taken is None else f"; {look_line(snapshot.taken)}"
+    taken = "" if snapshot.taken is None else f"; {interim_look_line(snapshot.taken)}"
     units = f"{snapshot.done:,} of {snapshot.wanted:,} units{planned}"
     return f"{units}, {snapshot.derived:,} trajectories derived{taken}{finished}"
 

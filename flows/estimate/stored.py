@@ -36,7 +36,7 @@ from kvdrift.flows.estimate.scores import (
     record_tokens,
     score_stored,
 )
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, LooksTaken, Row, find_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, InterimLooksTaken, Row, find_plan
 from kvdrift.flows.plan.making import number
 from kvdrift.flows.plan.stored_documents import changed_answers, seen_actions
 from kvdrift.log.checked_files import WEEK
@@ -59,18 +59,18 @@ from kvdrift.stats.sequential import EQUIVALENCE
 REPEATED = "repeated"
 
 
-def take_due_looks(store: Store, views: Views, plan: FrozenPlan) -> None:
+def take_due_interim_looks(store: Store, views: Views, plan: FrozenPlan) -> None:
     """Take the interim looks whose documents and replicates are complete, as a run does.
 
     Estimates are made once for a version of the events. So an interim look at these events comes first; otherwise the
     estimates would keep the intervals of the previous interim look.
     """
     while _is_due(store, views, plan):
-        take_look(store, views, plan)
+        take_interim_look(store, views, plan)
 
 
 def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
-    taken = LooksTaken.in_store(store, plan)
+    taken = InterimLooksTaken.in_store(store, plan)
     if taken is None or taken.stopped:
         return False
     columns = ["doc", "action", "replicates"]
@@ -82,7 +82,7 @@ def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
     return not of_answers or not Scoring.stored(store, plan.study, plan.model).unscored_pairs["evaluation"]
 
 
-def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
+def take_interim_look(store: Store, views: Views, plan: FrozenPlan) -> InterimLooksTaken:
     """Take and store the interim look whose documents are complete; return all interim looks taken."""
     taken = _require(store, plan)
     interim_look = taken.wanted
@@ -147,13 +147,13 @@ def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMome
     return moments.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
 
 
-def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
+def with_interim_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
     """Return rows of ``results``; rows of primary endpoints get the values of the last interim look.
 
     Before the first interim look primary endpoints have no interval. Reduced estimates never have an interval here,
     since their intervals do not account for interim looks.
     """
-    taken = LooksTaken.in_store(store, plan)
+    taken = InterimLooksTaken.in_store(store, plan)
     if taken is None:
         return results
     interim_rows = {_place(row): row for row in taken.rows}
@@ -178,8 +178,8 @@ def _place(row: Row) -> Endpoint:
     return Endpoint(row["quantity"], row["action"], row["baseline"], row["stratum"])
 
 
-def _require(store: Store, plan: FrozenPlan) -> LooksTaken:
-    taken = LooksTaken.in_store(store, plan)
+def _require(store: Store, plan: FrozenPlan) -> InterimLooksTaken:
+    taken = InterimLooksTaken.in_store(store, plan)
     if taken is None:
         raise OperationError(f"study '{plan.study}' has no interim looks")
     return taken
@@ -276,7 +276,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         seen = () if frozen is None else seen_actions(store, frozen)
         splits = analyzed_splits(views, study, model)
         if frozen is not None:
-            take_due_looks(store, views, frozen)
+            take_due_interim_looks(store, views, frozen)
             analyses = [Analysis.planned(frozen, seen, answers_changed=changed_answers(store, frozen))]
         else:
             analyses = [Analysis.exploratory(views, study, model, split) for split in splits]
@@ -312,7 +312,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
                     f"estimates of {what} are made on {analysis.split} documents; the other estimates are unchanged"
                 )
             count += estimates.new
-            rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
+            rows.append(estimates.rows if frozen is None else with_interim_looks(estimates.rows, store, frozen))
         record_estimates(store.location, study, model, version)
         # A single commit, since any row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))

@@ -22,7 +22,15 @@ from kvdrift.flows.estimate.estimation import EXPLORATORY_LEVEL
 from kvdrift.flows.estimate.moments import analyzed_splits, document_moments, study_windows
 from kvdrift.flows.estimate.scores import estimates_are_current
 from kvdrift.flows.pages.reports import waiting_words, writing
-from kvdrift.flows.plan.frozen_plan import Cell, LooksTaken, Row, UnitsDone, find_plan, units_done, wanted_by_stratum
+from kvdrift.flows.plan.frozen_plan import (
+    Cell,
+    InterimLooksTaken,
+    Row,
+    UnitsDone,
+    find_plan,
+    units_done,
+    wanted_by_stratum,
+)
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, current_documents
 from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
@@ -68,7 +76,7 @@ class StudySnapshot:
     split: str | None  # The split of ``divergence``; None if nothing is derived
     divergence: tuple[Divergence, ...]  # The divergence of each action
     finished: bool  # Whether everything is generated and estimated as planned
-    taken: LooksTaken | None = None  # The interim looks that a sequential study has taken; None for other studies
+    taken: InterimLooksTaken | None = None  # the interim looks taken; None if the study is not sequential
 
     @property
     def done(self) -> int:
@@ -125,7 +133,7 @@ class LiveStore:
         groups = dict(_present(self._sums, current, documents))
         places = Counter((row["split"], row["stratum"]) for row in documents.values())
         plan = find_plan(self._store, study, model)
-        taken = None if plan is None else LooksTaken.in_store(self._store, plan)
+        taken = None if plan is None else InterimLooksTaken.in_store(self._store, plan)
         by_now = {} if plan is None else wanted_by_stratum(plan, taken)
         work = units_done(actions, places, covered, plan, by_now) if ours else []
         splits = {documents[doc]["split"] for doc, _ in groups}

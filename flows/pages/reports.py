@@ -172,7 +172,7 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
     return base / folder_name(study) if model is None else base / folder_name(study) / folder_name(model)
 
 
-def own_model(study: str, model: str, pages: Collection[tuple[str, str]]) -> str | None:
+def model_in_path(study: str, model: str, pages: Collection[tuple[str, str]]) -> str | None:
     """Return the model if other models of its study are among the studies and models that have pages."""
     return model if sum(name == study for name, _ in pages) > 1 else None
 
@@ -181,7 +181,7 @@ def page_folder(
     store: Store, study: str, model: str, pages: Collection[tuple[str, str]], output: Path | None = None
 ) -> Path:
     """Return the folder of one of ``pages``: the report's by default; else ``output``, or a folder below."""
-    page_model = own_model(study, model, pages)
+    page_model = model_in_path(study, model, pages)
     if output is None:
         return report_folder(store, study, page_model)
     folder = output / folder_name(study)

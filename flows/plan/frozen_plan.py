@@ -84,10 +84,10 @@ class FrozenPlan:
         return {row["doc"]: row for rows in strata for row in rows[: self.documents_per_stratum]}
 
     @property
-    def looks(self) -> Looks | None:
+    def looks(self) -> InterimLooks | None:
         """The interim looks of a sequential study; None for a study of fixed size N."""
         sequential = self.content.get("sequential")
-        return None if sequential is None else Looks.of(sequential)
+        return None if sequential is None else InterimLooks.of(sequential)
 
     @property
     def evaluated(self) -> int:
@@ -127,7 +127,7 @@ class FrozenPlan:
 
 
 @dataclass(frozen=True)
-class Looks:
+class InterimLooks:
     """The interim looks of a sequential plan (definitions, "Sequential studies")."""
 
     order: dict[str, list[str]]  # the evaluation documents of each stratum, in the order in which they are taken
@@ -136,7 +136,7 @@ class Looks:
     resolution: Resolution  # the rule that resolves an endpoint
 
     @classmethod
-    def of(cls, content: dict[str, Any]) -> Looks:
+    def of(cls, content: dict[str, Any]) -> InterimLooks:
         """Return the interim looks from a plan's ``sequential`` entry."""
         stored_looks = content["looks"]
         documents, constants = (
@@ -348,18 +348,18 @@ def units_done(
 
 
 @dataclass(frozen=True)
-class LooksTaken:
+class InterimLooksTaken:
     """The interim looks that a sequential study and model has taken, under its newest plan."""
 
     plan: FrozenPlan  # the plan
-    looks: Looks  # the plan's interim looks
+    looks: InterimLooks  # the plan's interim looks
     # the number of the last interim look taken, 0 before the first. Its results for actions that were redone since, or
     # for revised documents, do not count and must be computed again.
     reached: int
     rows: tuple[Row, ...]  # results of interim look ``reached``, for current revisions of actions and documents
 
     @classmethod
-    def in_store(cls, store: Store, plan: FrozenPlan) -> LooksTaken | None:
+    def in_store(cls, store: Store, plan: FrozenPlan) -> InterimLooksTaken | None:
         """Read the interim looks from a store; None if the study is not sequential."""
         interim_looks = plan.looks
         if interim_looks is None:
@@ -405,7 +405,7 @@ class LooksTaken:
         return {stratum: min(count, len(order[stratum])) for stratum, count in counts.items()}
 
 
-def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bool = False) -> Mapping[str, int]:
+def wanted_by_stratum(plan: FrozenPlan, taken: InterimLooksTaken | None, *, at_most: bool = False) -> Mapping[str, int]:
     """Return how many documents of each stratum a plan needs by now: N, unless the plan is sequential.
 
     With ``at_most``, a sequential study that has not stopped needs N too.
@@ -415,7 +415,7 @@ def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bo
     return taken.documents
 
 
-def look_line(taken: LooksTaken) -> str:
+def interim_look_line(taken: InterimLooksTaken) -> str:
     """Return a line on the progress of a sequential study, and on which endpoints are resolved."""
     count = sum(taken.looks.documents[taken.reached - 1].values()) if taken.reached else 0
     total = sum(taken.looks.documents[-1].values())

@@ -91,7 +91,7 @@ def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]
     return (max(low, k), max(high, k)), (max(min(fewest, many), n), max(many, n))
 
 
-def plan_looks(
+def plan_interim_looks(
     material: Material, per_stratum: int, level: float, evaluated: Collection[str] = ()
 ) -> dict[str, Any] | None:
     """Plan the interim looks at a study's evaluation documents; None if the study is not sequential.
@@ -228,7 +228,7 @@ def make_plan(
         for variance, reduced in ((PLAIN_VARIANCE, None), (REDUCED_VARIANCE, reduced_replicates(development)))
     }
     allocation = allocations[planned.variance]
-    interim_looks = plan_looks(material, allocation.documents_per_stratum, level)
+    interim_looks = plan_interim_looks(material, allocation.documents_per_stratum, level)
     return {
         "study": study.name,
         "model": material.model_id,
@@ -430,7 +430,7 @@ def freeze_plan(
     content = content | {"seen": bool(seen or evaluated)}
     if revision:
         content |= {"revision": revision, "evaluated_documents": len(evaluated)}
-        interim_looks = plan_looks(material, content["documents_per_stratum"], content["level"], evaluated)
+        interim_looks = plan_interim_looks(material, content["documents_per_stratum"], content["level"], evaluated)
         content |= {} if interim_looks is None else {"sequential": interim_looks}
     text = frozen_text(content)
     row = {

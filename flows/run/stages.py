@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 from kvdrift.flows.estimate.estimation import Runner, one_by_one
 from kvdrift.flows.estimate.moments import replicate_answers, replicate_moments
 from kvdrift.flows.estimate.scores import record_tokens, score_stored
-from kvdrift.flows.estimate.stored import analyze_stored, take_look
+from kvdrift.flows.estimate.stored import analyze_stored, take_interim_look
 from kvdrift.flows.generate.storing import generate, record_identities, record_material, record_prompts
 from kvdrift.flows.pages.reports import report_is_current, write_report
 from kvdrift.flows.plan.frozen_plan import (
     FrozenPlan,
-    LooksTaken,
+    InterimLooksTaken,
     find_plan,
     grown_plan,
-    look_line,
+    interim_look_line,
     plan_differences,
     require_plan,
 )
@@ -150,12 +150,12 @@ def check(run: StudyRun) -> None:
 def look(run: StudyRun) -> bool:
     """Take the interim look whose documents are complete; return whether another interim look is to follow."""
     plan = require_plan(run.store, run.study)
-    taken = LooksTaken.in_store(run.store, plan)
+    taken = InterimLooksTaken.in_store(run.store, plan)
     if taken is None or taken.stopped:
         return False
     with open_views(run.store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
-        taken = take_look(run.store, views, plan)
-    run.say(look_line(taken))
+        taken = take_interim_look(run.store, views, plan)
+    run.say(interim_look_line(taken))
     return not taken.stopped
 
 

@@ -20,7 +20,7 @@ from kvdrift.flows.material import Material, gather_material
 from kvdrift.flows.pages.reports import report_folder, report_is_current
 from kvdrift.flows.plan.frozen_plan import (
     FrozenPlan,
-    LooksTaken,
+    InterimLooksTaken,
     find_plan,
     grown_plan,
     lacking,
@@ -197,7 +197,7 @@ def pending_of_plan(
 
 def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_most: bool = False) -> list[Document]:
     """Return the evaluation documents that a plan needs by now, in the plan's order."""
-    taken = LooksTaken.in_store(store, plan)
+    taken = InterimLooksTaken.in_store(store, plan)
     if taken is None or (at_most and not taken.stopped):
         return material.of_split("evaluation", plan.documents_per_stratum)
     named = {document.doc: document for document in material.of_split("evaluation")}
@@ -287,7 +287,7 @@ class Forecast:
     unscored: int = 0  # how many stored pairs are still to be scored, if the model's tokenizer is here
     estimated: bool = False  # whether the estimates are current with events and scores
     reported: bool = False  # whether the page is current with the tables
-    looked: bool = True  # whether a sequential study has stopped; true for other studies
+    stopped: bool = True  # whether a sequential study has stopped; true for other studies
 
     @property
     def finished(self) -> bool:
@@ -300,7 +300,7 @@ class Forecast:
             and not self.unscored
             and self.estimated
             and self.reported
-            and self.looked
+            and self.stopped
         )
 
 
@@ -331,7 +331,7 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         unscored=unscored,
         estimated=estimates_are_current(store, *named) and answers_are_current(store, *named, scoring),
         reported=report_is_current(store, run.page.parent),
-        looked=grown is None or (taken := LooksTaken.in_store(store, grown)) is None or taken.stopped,
+        stopped=grown is None or (taken := InterimLooksTaken.in_store(store, grown)) is None or taken.stopped,
     )
 
 
@@ -367,7 +367,7 @@ def _evaluation(
     planned, strata = material.study.plan, material.documents["evaluation"]
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:
-        taken = None if store is None else LooksTaken.in_store(store, plan)
+        taken = None if store is None else InterimLooksTaken.in_store(store, plan)
         by_now, at_most = (wanted_by_stratum(plan, taken, at_most=most) for most in (False, True))
         documents = {
             stratum: (min(by_now[stratum], most), min(at_most[stratum], most)) for stratum, most in available.items()

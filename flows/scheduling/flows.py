@@ -20,7 +20,7 @@ from pydantic import Field
 from kvdrift.flows.cluster.address import named_service, named_workers
 from kvdrift.flows.estimate.stored import estimate_stored
 from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_task, retried
-from kvdrift.flows.pages.reports import own_model, page_beside, page_folder, report_is_current, write_report
+from kvdrift.flows.pages.reports import model_in_path, page_beside, page_folder, report_is_current, write_report
 from kvdrift.flows.run.study import ABREAST, FLOW, run_file, run_name
 from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.log.store import Store
@@ -128,7 +128,7 @@ def study_page(location: str, study: str, model: str, page: FlowRunPage) -> Path
     report = folder / "index.html"
     if not report_is_current(store, folder):
         text = token_reader(model, revision=model_revisions(store).get((study, model)))
-        beside = page_beside(store, study, own_model(study, model, studies))
+        beside = page_beside(store, study, model_in_path(study, model, studies))
         report = write_report(store, study, model, folder, token_text=text, progress=page, beside=beside)
     page.publish(store, study, model, report)
     return report

@@ -125,7 +125,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
 
     ``output`` is the folder of the page, or of the pages' folders if there are several; in the store by default.
     """
-    from kvdrift.flows.pages.reports import own_model, page_beside, page_folder, write_report
+    from kvdrift.flows.pages.reports import model_in_path, page_beside, page_folder, write_report
     from kvdrift.generator.transformer.files.tokenizer import token_reader
     from kvdrift.log.store import Store
     from kvdrift.log.studies import model_revisions, stored_studies
@@ -134,7 +134,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     chosen, revisions, pages = stored_studies(store, study), model_revisions(store), []
     for pair in chosen:
         name, model = pair
-        text, beside = token_reader(model, revision=revisions.get(pair)), own_model(name, model, chosen)
+        text, beside = token_reader(model, revision=revisions.get(pair)), model_in_path(name, model, chosen)
         pages.append(
             write_report(
                 store, name, model, page_folder(store, name, model, chosen, output), token_text=text, latex=latex,

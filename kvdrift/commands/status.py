@@ -166,12 +166,12 @@ def _study_status(
 ) -> Row:
     from kvdrift.flows.estimate.scores import answers_are_current, estimated_version
     from kvdrift.flows.pages.reports import report_folder, report_is_current
-    from kvdrift.flows.plan.frozen_plan import LooksTaken, find_plan, look_line, wanted_by_stratum
+    from kvdrift.flows.plan.frozen_plan import InterimLooksTaken, find_plan, interim_look_line, wanted_by_stratum
     from kvdrift.log.units.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())
-    taken = None if plan is None else LooksTaken.in_store(store, plan)
+    taken = None if plan is None else InterimLooksTaken.in_store(store, plan)
     by_now = None if plan is None else wanted_by_stratum(plan, taken)
     actions = current_actions(stored, study)
     pending = _pending(actions, counts, plan, by_now or {}) if ours else None
@@ -194,7 +194,7 @@ def _study_status(
             "sha256": plan.sha256, "revision": plan.revision, "frozen_at": f"{plan.frozen_at:%Y-%m-%dT%H:%MZ}",
             "replicates": plan.replicates, "documents_per_stratum": plan.documents_per_stratum, "seen": plan.seen,
         },
-        "sequential": None if taken is None else look_line(taken),
+        "sequential": None if taken is None else interim_look_line(taken),
         "pending": pending,
         "units": units,
         "derived_units": units - left,

@@ -182,11 +182,11 @@ def test_a_look_is_taken_again_by_present_answers(study: tuple[Path, Rows]) -> N
     edited = corrected(run, rows)
     again = own_run(folder / "looks", edited, looks)
     stages.prepare(again)
-    assert not forecast(again).looked
+    assert not forecast(again).stopped
     finish(again)
     after = {
         row["look"]: row["estimate"] for row in rows_of(again, "sequence", quantity="accuracy", action="recent-30")
     }
     assert set(after) == {max(before)}
     assert after[max(before)] != before[max(before)]
-    assert forecast(again).looked
+    assert forecast(again).stopped

@@ -19,7 +19,7 @@ from fixtures.small_study import finish, run_of
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, LooksTaken, find_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, InterimLooksTaken, find_plan
 from kvdrift.flows.run.forgetting import find_removal, without_document
 from kvdrift.log.forgotten import FORGOTTEN
 from kvdrift.log.store import Store
@@ -130,13 +130,13 @@ def test_a_removed_document_is_refused_and_names_nobody(tmp_path: Path, capsys: 
 def test_a_sequential_study_stays_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sequential_study.write_laws(tmp_path)
 
-    def go_on() -> tuple[FrozenPlan, LooksTaken]:
+    def go_on() -> tuple[FrozenPlan, InterimLooksTaken]:
         run = sequential_study.study_run(tmp_path, "store")
         sequential_study.begin(run)
         sequential_study.go_on(run)
         plan = find_plan(run.store, run.study.name, run.study.model.id)
         assert plan is not None
-        taken = LooksTaken.in_store(run.store, plan)
+        taken = InterimLooksTaken.in_store(run.store, plan)
         assert taken is not None
         return plan, taken
 

@@ -16,7 +16,7 @@ from kvdrift.dry_run.description import describe_studies
 from kvdrift.flows.estimate.gate import GateQuestion, gate_stored
 from kvdrift.flows.material import Material
 from kvdrift.flows.plan.frozen_plan import find_plan
-from kvdrift.flows.plan.making import plan_looks
+from kvdrift.flows.plan.making import plan_interim_looks
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import redo_actions
 from kvdrift.flows.run.study_run import StudyRun, forecast
@@ -59,7 +59,7 @@ def test_what_stopped_is_reported_with_the_interval_of_its_look(stopped_laws: Pa
 def test_a_study_that_stopped_has_nothing_to_do(stopped_laws: Path) -> None:
     run = study_run(stopped_laws, "store")
     found = forecast(run)
-    assert found.looked
+    assert found.stopped
     assert found.estimated
     assert not any(split.work for split in found.splits)
     assert (stages.evaluate(run), stages.look(run), stages.analyze(run)) == (0, False, 0)
@@ -175,7 +175,7 @@ def material(study: Study, **clusters: list[str]) -> Material:
 def test_clusters_come_whole_and_strata_evenly(stopped_laws: Path) -> None:
     """A cluster that is met comes with all of its documents, in other strata too."""
     study = study_run(stopped_laws, "store").study
-    made = plan_looks(material(study, a=list("ppqqrrss"), b=list("ptuvwxyp")), 8, 0.95)
+    made = plan_interim_looks(material(study, a=list("ppqqrrss"), b=list("ptuvwxyp")), 8, 0.95)
     assert made is not None
     assert [look["documents"] for look in made["looks"]] == [
         {"a": 4, "b": 5}, {"a": 6, "b": 7}, {"a": 8, "b": 8},
@@ -186,7 +186,7 @@ def test_clusters_come_whole_and_strata_evenly(stopped_laws: Path) -> None:
 
 def test_looks_without_an_interval_are_left_out(stopped_laws: Path) -> None:
     study = study_run(stopped_laws, "store").study
-    made = plan_looks(material(study, a=list("ppppqqqq"), b=list("rstuvwxy")), 8, 0.95)
+    made = plan_interim_looks(material(study, a=list("ppppqqqq"), b=list("rstuvwxy")), 8, 0.95)
     assert made is not None
     assert [look["documents"] for look in made["looks"]] == [{"a": 8, "b": 6}, {"a": 8, "b": 8}]
 
