@@ -20,7 +20,7 @@ from kvdrift.schema.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The promises of an adapter about a side.
+    """The capabilities of a side, as its adapter promises them.
 
     Attributes:
         row_invariant: Whether the logits of a stream are the same bits whatever streams are decoded beside it, and
@@ -89,7 +89,7 @@ class Side(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The adapter's promises."""
+        """The side's capabilities."""
 
     @property
     def weights_sha256(self) -> str | None:

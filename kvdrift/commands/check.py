@@ -14,11 +14,11 @@ from kvdrift import completion
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 
 if TYPE_CHECKING:
-    from kvdrift.generator.engines.promises import Promise, Unknown
+    from kvdrift.generator.engines.side_checks import SideCheck, Unknown
     from kvdrift.generator.selectors.parameters import Value
 
 
-_WIDTH = 10  # columns for the name of an engine's check
+_WIDTH = 12  # columns for the name of an engine's check
 
 
 def check(
@@ -83,22 +83,22 @@ def check(
 
 def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoReturn:
     """Check an engine's adapter on weights that are named as in a study file of a folder; end with the exit code."""
-    from kvdrift.generator.engines.promises import PROMISES
     from kvdrift.generator.engines.registry import engine_of
+    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS
 
     engine = engine_of(name)
     written = weights or engine.sample
     if written is None:
         raise InputError(f"engine {name}: needs weights to be checked on: --weights")
     location = engine.location(written, folder, "weights = ")
-    _end(name, [_holds(promise, partial(promise.function, engine, location)) for promise in PROMISES])
+    _end(name, [_holds(side_check, partial(side_check.function, engine, location)) for side_check in ADAPTER_CHECKS])
 
 
 def _check_study(path: Path) -> NoReturn:
     """Check the servers of a study file, or the engine's adapter with the file's weights; end with the exit code."""
     from kvdrift.generator.engines.http.engine import ServerSide
-    from kvdrift.generator.engines.promises import SERVER_PROMISES
     from kvdrift.generator.engines.registry import engine_model
+    from kvdrift.generator.engines.side_checks import SERVER_CHECKS
     from kvdrift.schema.study import FLOOR_ACTION, HTTP, load_studies
 
     study = load_studies(path)[0]
@@ -110,15 +110,17 @@ def _check_study(path: Path) -> NoReturn:
     for name, side in {"reference": model.reference, **model.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
             typer.echo(f"{name} at {side.connection.url}")
-            holds += [_holds(promise, partial(promise.function, side), KvdriftError) for promise in SERVER_PROMISES]
+            holds += [
+                _holds(side_check, partial(side_check.function, side), KvdriftError) for side_check in SERVER_CHECKS
+            ]
     _end(str(path), holds)
 
 
 def _holds(
-    promise: Promise[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
+    side_check: SideCheck[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
 ) -> bool | None:
-    """Print and return whether a promise holds, None if unknown; an error of class ``faults`` means no."""
-    from kvdrift.generator.engines.promises import Unknown
+    """Print and return whether a check holds, None if unknown; an error of class ``faults`` means no."""
+    from kvdrift.generator.engines.side_checks import Unknown
 
     holds: bool | None
     try:
@@ -127,7 +129,7 @@ def _holds(
         holds, outcome = False, str(error)
     if isinstance(outcome, Unknown):
         holds, outcome = None, outcome.why
-    return _printed(promise.name, promise.tried, outcome, holds=holds, width=_WIDTH)
+    return _printed(side_check.name, side_check.tried, outcome, holds=holds, width=_WIDTH)
 
 
 def _printed(name: str, tried: str, result: str, *, holds: bool | None, width: int) -> bool | None:

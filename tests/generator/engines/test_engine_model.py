@@ -21,8 +21,8 @@ from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines import registry
 from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide, RepeatedReference
-from kvdrift.generator.engines.promises import PROMISES, Promise, Unknown
 from kvdrift.generator.engines.registry import engine_model
+from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Unknown
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError, OperationError
@@ -198,10 +198,10 @@ def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> Non
         generate_units(model, "engine", document, pending, 4000, 3)
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
-def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, promise: Promise) -> None:
+@pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda one: one.name)
+def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, check: SideCheck) -> None:
     write_engine_study(tmp_path)
-    assert promise.function(FakeEngine(), str(tmp_path / "weights.fake"))
+    assert check.function(FakeEngine(), str(tmp_path / "weights.fake"))
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_broken_adapters_are_found(
     write_engine_study(tmp_path)
     monkeypatch.setattr(FakeSession, name, broken)
     failed = []
-    for promise in PROMISES:
+    for check in ADAPTER_CHECKS:
         try:
-            promise.function(FakeEngine(), str(tmp_path / "weights.fake"))
+            check.function(FakeEngine(), str(tmp_path / "weights.fake"))
         except OperationError as error:
             failed.append(str(error))
     assert any(said in text for text in failed), failed
@@ -235,9 +235,9 @@ def test_bytes_that_an_engine_does_not_say_are_unknown(
     """No check holds that could not be tried."""
     write_engine_study(tmp_path)
     monkeypatch.setattr(FakeSession, "prompt_bytes", lambda _: None)
-    (promise,) = (one for one in PROMISES if one.name == "bytes")
-    assert isinstance(promise.function(FakeEngine(), str(tmp_path / "weights.fake")), Unknown)
+    (check,) = (one for one in ADAPTER_CHECKS if one.name == "bytes")
+    assert isinstance(check.function(FakeEngine(), str(tmp_path / "weights.fake")), Unknown)
     code, out, _ = call(capsys, "check", "fake", "--weights", tmp_path / "weights.fake")
     assert code == 0
     assert "?      bytes" in out
-    assert out.endswith(f"fake: all {len(PROMISES) - 1} checks hold; 1 could not be tried\n")
+    assert out.endswith(f"fake: all {len(ADAPTER_CHECKS) - 1} checks hold; 1 could not be tried\n")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.llama_cpp import Context, ContextSettings, LlamaCpp
-from kvdrift.generator.engines.promises import PROMISES, Promise
+from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck
 from kvdrift.generator.llama_cpp import library as libraries
 from kvdrift.generator.llama_cpp.gguf import Weights, gguf_facts, load_gguf_tokenizer
 from kvdrift.generator.llama_cpp.library import (
@@ -206,12 +206,12 @@ def test_what_a_file_says_of_its_model(tmp_path: Path) -> None:
         gguf_facts(tmp_path / "torn.gguf")
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
-def test_the_adapter_holds_what_adapters_promise(promise: Promise) -> None:
-    assert promise.function(LlamaCpp(), str(TINY))
+@pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda one: one.name)
+def test_the_adapter_holds_what_adapters_promise(check: SideCheck) -> None:
+    assert check.function(LlamaCpp(), str(TINY))
 
 
 def test_the_command_checks_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "check", "llama.cpp", "--weights", TINY)
     assert (code, err) == (0, "")
-    assert out.endswith(f"llama.cpp: all {len(PROMISES)} checks hold\n")
+    assert out.endswith(f"llama.cpp: all {len(ADAPTER_CHECKS)} checks hold\n")

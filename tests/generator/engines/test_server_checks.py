@@ -1,4 +1,4 @@
-"""``kvdrift check`` of a study whose sides are servers: promises that hold, and each way in which a server fails."""
+"""``kvdrift check`` of a study whose sides are servers: checks that hold, and each way in which a server fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises that an adapter of an engine in this process, and a server, must hold; ``kvdrift check`` tries them.
+"""Checks that an adapter of an engine in this process, and a server, must pass; ``kvdrift check`` runs them.
 
 An adapter's are forks, drops, repetition, bytes, and settings read back. A server's are whole distributions,
 repetition, separate streams, and its report of itself.
@@ -28,16 +28,16 @@ Tried = ParamSpec("Tried")
 
 @dataclass(frozen=True)
 class Unknown:
-    """The outcome of a promise that could not be tried: the missing report of the engine, and its consequence."""
+    """The outcome of a check that is impossible: the missing report of the engine, and its consequence."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Promise(Generic[Tried]):
-    """A promise that an adapter, or a server, must hold: its name, and what is tried, in one line.
+class SideCheck(Generic[Tried]):
+    """A check that an adapter, or a server, must pass: its name, and its subject in one line.
 
-    ``function`` tries the promise on an engine and weights, or on a server's side; it returns a line about the result,
+    ``function`` runs the check on an engine and weights, or on a server's side; it returns a line about the result,
     or raises an error that names the fault.
     """
 
@@ -166,14 +166,14 @@ def _check_read_back(engine: Engine, weights: str) -> str:
     return ", ".join(f"{name} {value}" for name, value in read_back.items())
 
 
-PROMISES = (
-    Promise("logits", "a prompt and two streams", _check_logits),
-    Promise("fork", "a stream and its copy, given the same tokens and then unlike ones", _check_fork),
-    Promise("drop", "many more streams than there is room for, one lot after the other", _check_drop),
-    Promise("repetition", "the same calls in two sessions", _check_repetition),
-    Promise("rows", "a stream alone, with one beside it, and with six", _check_rows),
-    Promise("bytes", "the prompt's bytes at the defaults and at fewer bits", _check_bytes),
-    Promise("read back", "settings as the engine reports them", _check_read_back),
+ADAPTER_CHECKS = (
+    SideCheck("logits", "a prompt and two streams", _check_logits),
+    SideCheck("fork", "a stream and its copy, given the same tokens and then unlike ones", _check_fork),
+    SideCheck("drop", "many more streams than there is room for, one lot after the other", _check_drop),
+    SideCheck("repetition", "the same calls in two sessions", _check_repetition),
+    SideCheck("rows", "a stream alone, with one beside it, and with six", _check_rows),
+    SideCheck("bytes", "the prompt's bytes at the defaults and at fewer bits", _check_bytes),
+    SideCheck("read back", "settings as the engine reports them", _check_read_back),
 )
 
 
@@ -267,10 +267,10 @@ def _check_server_bytes(side: ServerSide) -> str | Unknown:
     )
 
 
-SERVER_PROMISES = (
-    Promise("distribution", "a prompt and one step", _check_distribution),
-    Promise("repetition", "the same requests in two sessions", _check_server_repetition),
-    Promise("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
-    Promise("read back", "the server's reports before and after", _check_report),
-    Promise("bytes", "the bytes of the prompt", _check_server_bytes),
+SERVER_CHECKS = (
+    SideCheck("distribution", "a prompt and one step", _check_distribution),
+    SideCheck("repetition", "the same requests in two sessions", _check_server_repetition),
+    SideCheck("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
+    SideCheck("read back", "the server's reports before and after", _check_report),
+    SideCheck("bytes", "the bytes of the prompt", _check_server_bytes),
 )
