@@ -101,11 +101,11 @@ _COMMANDS = (
     confirm, check, list_,
 )  # fmt: skip
 for function in _COMMANDS:
-    said, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
+    help_text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
     app.command(
         function.__name__.removesuffix("_"),
         cls=_Command,
-        help=said,
+        help=help_text,
         epilog=f"\b\nExamples:\n{textwrap.indent(textwrap.dedent(examples), '  ')}",  # typer keeps lines after \b
         context_settings={"allow_extra_args": True} if function is sql else None,  # words of a query
     )(_returning(function))

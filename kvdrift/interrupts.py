@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def noting_interrupts() -> Iterator[list[int]]:
-    """Note each Ctrl-C within the block, and turn any error after one into KeyboardInterrupt.
+    """Note each Ctrl-C within the block, and turn any later error into KeyboardInterrupt.
 
     Nothing is changed outside the main thread, or if the process ignores or handles the signal by itself.
 

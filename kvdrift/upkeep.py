@@ -36,7 +36,7 @@ class Upkeep:
         self._behind = True
 
     def begin_if_due(self) -> None:
-        """Begin an upkeep if there are new rows, unless one is under way or was done just now.
+        """Begin an upkeep if there are new rows, unless an upkeep is under way or has just ended.
 
         Raises:
             OperationError: something could not be kept up the last time.

@@ -114,7 +114,7 @@ EVALUATORS = {
 
 
 def parser_of(language: str) -> Callable[[Document], Iterator[Region]]:
-    """Return the parser of a language's blocks; one below the name of a file is written to that file."""
+    """Return the parser of a language's blocks; a block below the name of a file is written to that file."""
     blocks = CodeBlockParser(language=language, evaluator=EVALUATORS[language])
 
     def parse(document: Document) -> Iterator[Region]:

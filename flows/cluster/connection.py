@@ -351,10 +351,10 @@ class Cluster:
         """Return the addresses of the workers that declare some resources; none is the user's mistake."""
         if addresses := self.workers(resources):
             return addresses
-        remedy = "start those that have one with dask worker … --resources GPU=1"
+        remedy = "start workers that have a GPU with dask worker … --resources GPU=1"
         if self._address.workers is not None:
             remedy = "--gpus all starts a worker for each GPU of this machine"
-        raise InputError(f"cluster {self.name}: the model computes on a GPU, and no worker declares one; {remedy}")
+        raise InputError(f"cluster {self.name}: the model computes on a GPU, and no worker declares a GPU; {remedy}")
 
     def _connected(self) -> Client:
         import dask  # noqa: PLC0415 - a run without a cluster needs none
@@ -384,7 +384,7 @@ class Cluster:
         end = time.monotonic() + _LOOK_SECONDS
         while not (workers := len(client.scheduler_info()["workers"])) and time.monotonic() < end:
             time.sleep(_WAIT_SECONDS)
-        many = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "no worker yet, the work waits for one"
+        many = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "no worker yet, the work waits"
         dashboard: Any = False
         with suppress(ImportError):  # ``check`` says that the scheduler lacks this kvdrift
             dashboard = client.run_on_scheduler(has_dashboard)

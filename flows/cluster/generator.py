@@ -46,7 +46,7 @@ from kvdrift.schema.errors import (
 from kvdrift.schema.study import FINITE_STATE, Study
 
 _RETRIES = 1  # tries of a group with which Dask itself fails
-_AHEAD = 2  # groups for each worker, so that the next group is there when a worker has finished one
+_AHEAD = 2  # groups for each worker, so that the next group is there when a worker has finished a group
 _COUNT_SECONDS = 2.0  # from one count of the workers to the next
 
 
@@ -61,7 +61,7 @@ class _Attempt:
 class HandingOut:
     """Hands groups to a cluster's workers that declare the ``resources``.
 
-    If a group fails, each of its documents is tried alone, by another worker if there is one. If a document fails
+    If a group fails, each of its documents is tried alone, by another worker if there is any. If a document fails
     twice, the others are still generated, unless several documents fail in a row.
     """
 

@@ -5,7 +5,7 @@ our server ends with the study, however that ends, and starts in a fraction of t
 
 Prefect makes a database by running all past migrations, which takes seconds in the first run of every store. So the
 first database is kept in the user's cache while it is empty, and later databases are copies. If the kept database
-cannot be written or read, Prefect makes a new one.
+cannot be written or read, Prefect makes a new database.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def wait_until_started(server: object, thread: threading.Thread) -> None:
         if not thread.is_alive() or time.monotonic() > end:
             if fault := _database_fault():
                 raise OperationError(fault)
-            raise OperationError("the orchestration server did not start; set PREFECT_API_URL to use another one")
+            raise OperationError("the orchestration server did not start; set PREFECT_API_URL to use another server")
         time.sleep(0.02)
 
 
@@ -291,7 +291,7 @@ def _database_fault() -> str | None:
 
 
 def copy_kept(home: Path) -> bool:
-    """Copy the kept database into a home without one; return whether the home has a database now."""
+    """Copy the kept database into a home without a database; return whether the home has a database now."""
     place = home / DATABASE
     if place.exists():
         return True

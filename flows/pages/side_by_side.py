@@ -128,7 +128,7 @@ def _pairing(measured: _Measured, other_measured: _Measured) -> Pairing:
     obstacle = _obstacle(first, other, named, shared)
     differences = () if obstacle else tuple(_differences(measured, other_measured, shared))
     if not (obstacle or differences):
-        obstacle = "no action of one has the name of an action of the other, or keeps as much"
+        obstacle = "no action of one study has the name or the budget of an action of the other"
     return Pairing(first, other, len(shared), by_name, obstacle, differences)
 
 

@@ -395,7 +395,7 @@ class InterimLooksTaken:
 
     @property
     def wanted(self) -> int:
-        """The interim look whose documents are wanted; the last one taken if the study has stopped."""
+        """The interim look whose documents are wanted; the last interim look taken if the study has stopped."""
         return self.reached + (not self.stopped and not self.lacking)
 
     @property

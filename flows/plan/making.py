@@ -452,7 +452,7 @@ def freeze_plan(
 
 
 def _adopted(store: Store, study: Study, revision: int) -> FrozenPlan | None:
-    """Return the stored plan of this revision or a later one, if the study file agrees with it."""
+    """Return the stored plan of this or a later revision, if the study file agrees with it."""
     plan = find_plan(store, study.name, study.model.id)
     if plan is None or plan.revision < revision:
         return None

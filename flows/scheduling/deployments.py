@@ -207,7 +207,7 @@ def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
     if (store := there.parameters.get("store")) not in {None, schedule.store}:
         raise InputError(
             f"deployment '{deployment.full_name}' is of the store {store}, not {schedule.store}; give the store's "
-            f"folder another name, or end that one: prefect deployment delete '{deployment.full_name}'"
+            f"folder another name, or delete the other deployment: prefect deployment delete '{deployment.full_name}'"
         )
 
 

@@ -77,11 +77,11 @@ def study(
     """Run a study from its documents to its report, or go on where an earlier run stopped.
 
     Args:
-        study_file: The study file; a relative path is one of the deployment's working folder.
+        study_file: The study file; a relative path is relative to the deployment's working folder.
         store: Folder or URL of the store; stores/NAME in the working folder by default.
         limit: Generate so many documents at most, then stop; the next run goes on.
         redo: Names of actions that are generated anew.
-        endpoints: grpc://HOST:PORT of the kvdrift serve that generates: a list of one.
+        endpoints: grpc://HOST:PORT of the kvdrift serve that generates: a list with one address.
         token_file: File with the token that the endpoint requires.
         tls_root_certs: PEM file of the certificate authorities to trust.
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
@@ -144,7 +144,7 @@ def recompute(store: Name) -> str:
     """Derive a store's events, estimate and write the reports of its studies, if they are not up to date.
 
     Args:
-        store: Folder or URL of the store; a relative path is one of the deployment's working folder.
+        store: Folder or URL of the store; a relative path is relative to the deployment's working folder.
     """
     page = FlowRunPage()
     page.open(Path(store).name)

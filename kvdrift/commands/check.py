@@ -1,4 +1,4 @@
-"""``kvdrift check``: the checks of a selector, codec or policy that every one in the package passes."""
+"""``kvdrift check``: the checks of a selector, codec or policy, which those of the package pass."""
 
 from __future__ import annotations
 

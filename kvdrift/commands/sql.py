@@ -94,7 +94,7 @@ def sql(
 
 
 def _piped(location: str, output: Path | None) -> Iterable[str]:
-    """Return the queries from standard input, each as soon as it is complete; with -o FILE only one is allowed."""
+    """Return the queries from standard input, each as soon as it is complete; -o FILE allows only one query."""
     from kvdrift.schema.location import is_local
 
     if sys.stdin.isatty():

@@ -58,7 +58,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Sample:
-    """A document, or the beginning of one, that was generated."""
+    """A generated document, or the generated beginning of a document."""
 
     tokens: int  # prompt tokens
     pairs: int  # pairs of all actions
@@ -254,7 +254,7 @@ class _Trial:
         return document
 
     def _sample(self, document: Document, pending: _Pending, positions: int) -> Sample:
-        """Generate a document, or the beginning of one."""
+        """Generate a document, or the beginning of a document."""
         study, positions = self._material.study, min(positions, self._horizon)
         self._doing(
             f"measuring: {document.prompt_tokens:,} prompt tokens of document '{document.doc}', "

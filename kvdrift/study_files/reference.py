@@ -21,7 +21,7 @@ _INTRODUCTION = """\
 
 Written by `make docs` from the schema, which `kvdrift run` reads study files by.
 
-A study file is [TOML](https://toml.io). `kvdrift init` writes one with a comment to each key, and
+A study file is [TOML](https://toml.io). `kvdrift init` writes a file with a comment to each key, and
 `kvdrift run STUDY.toml --dry-run` forecasts its work, time and memory. An unknown key is an error that names the
 nearest known key.
 
