@@ -198,7 +198,7 @@ def _as_json(parameters: dict[str, Any]) -> str | None:
 
 
 def build_action(section: ActionSection, folder: Path | None = None) -> Action:
-    """Make an action from its section of a study file in ``folder``, where modules of its own are found."""
+    """Make an action from its section of a study file in ``folder``, which may hold custom modules."""
     codec = generated = None
     try:
         if section.policy_name is not None:

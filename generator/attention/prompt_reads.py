@@ -111,7 +111,7 @@ class PromptReads:
     """The groups of streams that read the same prompt entries, and the attention of these groups.
 
     Of each cache at most ``at_once`` streams read together. Their number is padded to a multiple; in products of
-    oneDNN, which need less padding, to a multiple of ``few``.
+    oneDNN, which need less padding, to a multiple of ``prompt_read_rows``.
     """
 
     def __init__(

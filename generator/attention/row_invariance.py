@@ -26,7 +26,7 @@ from kvdrift.generator.attention.prompt_reads import TILE, tile_of
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.schema.progress import SILENT
 
-_MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
+_MULTIPLES = (8, 16, 32, TILE)  # with the last multiple, attention to a prompt always has the same shape
 _PROMPT_READ_ROWS = (1, 2, 4)  # multiples of the streams that read a prompt at once by oneDNN
 _LAYER_ROWS = 2  # multiple of rows if oneDNN computes all products; a single row takes other code paths
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them

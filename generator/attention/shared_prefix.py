@@ -157,9 +157,9 @@ class SharedPrefix:
         fused: As ``SharingOptions.fused``.
         tiles: For each cache the most streams that read its prompt entries at once; 0, the default, for ``tile_of``.
         rules: For each cache its rule; None, the default, for no rule.
-        few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;
-            0, the default, for ``row_multiple``.
-        layers: The number of rows is padded to a multiple of this instead; 0, the default, for ``row_multiple``.
+        prompt_read_rows: In products of oneDNN the streams that read a prompt at once are padded to a
+            multiple of this; 0, the default, for ``row_multiple``.
+        layer_rows: The rows of a step are padded to a multiple of this instead; 0, the default, for ``row_multiple``.
     """
 
     def __init__(

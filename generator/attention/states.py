@@ -27,12 +27,12 @@ class LayerStates:
     """A cache for a network's layers that holds states of a batch of rows, [rows, ...] each, empty at first."""
 
     def __init__(self) -> None:
-        self.found: dict[_Place, Tensor] = {}
+        self.by_place: dict[_Place, Tensor] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all states."""
-        return sum(state.nbytes for state in self.found.values())
+        return sum(state.nbytes for state in self.by_place.values())
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Return an attention layer's new keys and values unchanged; they are stored elsewhere."""
@@ -40,11 +40,11 @@ class LayerStates:
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """Return the last inputs of a convolution, [rows, channels, kernel]; None before the first token."""
-        return self.found.get((_CONVOLUTION, layer_idx, state_idx))
+        return self.by_place.get((_CONVOLUTION, layer_idx, state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """Return a recurrent state, [rows, ...]; None before the first token."""
-        return self.found.get((_RECURRENT, layer_idx, state_idx))
+        return self.by_place.get((_RECURRENT, layer_idx, state_idx))
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
@@ -65,18 +65,18 @@ class LayerStates:
 
     def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
         """Return whether a layer has a state, that is, has seen a token."""
-        return any((kind, layer_idx, state_idx) in self.found for kind in (_CONVOLUTION, _RECURRENT))
+        return any((kind, layer_idx, state_idx) in self.by_place for kind in (_CONVOLUTION, _RECURRENT))
 
     def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - part of transformers' calling convention
-        """Return whether states before the last one are kept; always False."""
+        """Return whether states before the last are kept; always False."""
         return False
 
     def _keep(self, place: _Place, state: Tensor) -> Tensor:
-        if place in self.found:
-            self.found[place].copy_(state)  # in place: a stream's state is a part of a larger buffer
+        if place in self.by_place:
+            self.by_place[place].copy_(state)  # in place: a stream's state is a part of a larger buffer
         else:
-            self.found[place] = state.clone()
-        return self.found[place]
+            self.by_place[place] = state.clone()
+        return self.by_place[place]
 
 
 class StreamStates(LayerStates):
@@ -90,7 +90,7 @@ class StreamStates(LayerStates):
         super().__init__()
         self._starts, self._streams, self._spare = starts, streams, rows - streams
         self._buffers = {
-            place: state.new_zeros((rows + parked, *state.shape[1:])) for place, state in starts[0].found.items()
+            place: state.new_zeros((rows + parked, *state.shape[1:])) for place, state in starts[0].by_place.items()
         }
 
     @property
@@ -104,7 +104,7 @@ class StreamStates(LayerStates):
         for cache, streams in itertools.groupby(caches):
             last = first + len(list(streams))
             for place, buffer in self._buffers.items():
-                buffer[first:last] = self._starts[cache].found[place]
+                buffer[first:last] = self._starts[cache].by_place[place]
             first = last
 
     def take(self, indices: Mapping[torch.device, Mapping[str, Tensor]], rows: int) -> None:
@@ -118,7 +118,7 @@ class StreamStates(LayerStates):
             if len(moved["source"]):
                 source, target = (self._beyond_rows(moved[name]) for name in ("source", "target"))
                 buffer.index_copy_(0, target, buffer[source])
-            self.found[place] = buffer[:rows]
+            self.by_place[place] = buffer[:rows]
 
     def _beyond_rows(self, slots: Tensor) -> Tensor:
         """Return the places of slots; parked streams are behind the rows without a stream."""

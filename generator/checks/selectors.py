@@ -162,7 +162,7 @@ def _repetition(trial: SelectorTrial) -> str:
     first = trial.evicted(entries, kept)
     torch.manual_seed(2)
     state, again = torch.get_rng_state(), trial.prompt(_USUAL, entries).layers
-    require(evict(again, trial.part, kept).kept_sha256 == first.kept_sha256, "a second choice is another one")
+    require(evict(again, trial.part, kept).kept_sha256 == first.kept_sha256, "a second choice differs")
     twin = evict(again, trial.action().selector, kept)
     require(twin.kept_sha256 == first.kept_sha256, "a twin with equal parameters chooses others")
     require_no_draws(state)

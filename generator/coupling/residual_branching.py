@@ -145,7 +145,7 @@ class _Scan:
     def _position(self, live: Tensor, column: int, draws: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weigh a position, ``column`` from 0, of the ``live`` pairs, int64 [live].
 
-        ``found`` is their result of ``_overlap``; uniforms ``u`` [live] decide whether the position replaces the
+        ``draws`` is their result of ``_overlap``; uniforms ``u`` [live] decide whether the position replaces the
         candidate. Returns which pairs continue, bool [live], the pairs whose candidate the position is, int64, and the
         tokens, int64 [live].
         """

@@ -172,7 +172,7 @@ class _RagAuthor:
         return write
 
     def answers(self, row: SourceRow) -> tuple[str, ...]:
-        """Return the answers; refuse one that makes HELMET take every text as right (``eval.py``, ``run_test``).
+        """Return the answers; refuse answers with which HELMET accepts every text (``eval.py``, ``run_test``).
 
         HELMET scores a continuation with the opening of a plain prompt before it.
         """

@@ -346,7 +346,7 @@ def _prompt(row: SourceRow) -> PromptText:
 
 
 def _answers(row: SourceRow) -> tuple[str, ...]:
-    """Return a row's answers; refuse one that RULER's scoring treats in another way than ours.
+    """Return a row's answers; refuse answers that RULER's scoring treats in another way than ours.
 
     RULER strips a continuation and makes line feeds of its control characters (``scripts/eval/evaluate.py``,
     ``postprocess_pred``), and nothing of an answer's.

@@ -85,7 +85,7 @@ class DocumentSource(ABC):
 
 
 def sampling_order(candidates: Iterable[Candidate], *key: str | int) -> list[Candidate]:
-    """Return candidates in random order: first one of each cluster, then a second one of each, and so on.
+    """Return candidates in random order: first a candidate of each cluster, then a second of each, and so on.
 
     A stratum thus takes two rows of one question only after it has taken every question. The order is a function of
     ``key`` and of the candidates' names.

@@ -305,7 +305,7 @@ class EngineModel:
 class PreparedSides:
     """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``).
 
-    ``open_streams`` are the last ones, which the distributions of one document share.
+    ``open_streams`` are the streams opened last, which the samplings of a document share.
     """
 
     model: EngineModel

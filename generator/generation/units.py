@@ -245,7 +245,7 @@ def _decode(
             decode = begin(group, batch, horizon, sharing)
             began = time.perf_counter()
             decoded = decode()
-        except (MemoryError, RuntimeError, OperationError) as error:  # the last one of a policy of one's own
+        except (MemoryError, RuntimeError, OperationError) as error:  # OperationError comes from a custom policy
             if not is_memory_shortage(error):
                 raise
             if min(at_once, len(numbers)) == 1:

@@ -259,7 +259,7 @@ def test_the_states_after_a_prompt_are_those_of_transformers(family: str) -> Non
     cache = DynamicCache(config=model.network.config)
     with torch.inference_mode():
         load_eager(saved_family(family))(torch.tensor([document.tokens]), past_key_values=cache)
-    for (kind, layer, number), state in first.found.items():
+    for (kind, layer, number), state in first.by_place.items():
         whole = vars(cache.layers[layer])["conv_states" if kind == "convolution" else "recurrent_states"][number]
         assert (state - whole).norm() < 1e-4 * whole.norm()
 

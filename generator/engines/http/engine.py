@@ -106,9 +106,9 @@ class ServerSide(Side):
         for name, value in {**now.reported, "tokenizer": now.tokenizer_sha256}.items():
             if value != before.get(name):
                 raise OperationError(
-                    f"{self.where}: the server at {self.connection.url} is another one than before: {name} was "
-                    f"{before.get(name)}, and is {value}; start the first one again and run the same command, or redo "
-                    "the action"
+                    f"{self.where}: the server at {self.connection.url} changed: {name} was "
+                    f"{before.get(name)}, and is {value}; start the former server again and run the same command, or "
+                    "redo the action"
                 )
 
     def _read_back(self) -> Mapping[str, Any]:

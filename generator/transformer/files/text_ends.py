@@ -139,7 +139,7 @@ def configured_ends(location: str, revision: str | None = None) -> list[NamedTok
 
 
 def check_ends(study: Study, action: str, ends: TextEnds, action_tokens: Iterable[int]) -> None:
-    """Raise an error if an action's side names tokens of its ``own`` that end no text, unless the study file chose."""
+    """Raise an error if an action's side has further tokens that end a text, unless the study file chose."""
     others = [token for token in dict.fromkeys(action_tokens) if token not in ends.tokens]
     if others and study.study.eos is None:
         joined = ", ".join(map(str, (*ends.tokens, *others)))

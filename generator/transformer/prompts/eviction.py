@@ -94,7 +94,7 @@ class SharedScores:
         ]
 
     def of(self, selector: Selector) -> Selector:
-        """Return the selector, or an equivalent one that uses scores already computed."""
+        """Return the selector, or an equivalent selector that uses scores already computed."""
         return next((twin for shared, twin in self._twins if shared == selector), selector)
 
     def forget(self) -> None:

@@ -103,7 +103,7 @@ SCORED = "return scores / 2 + self.share * weights.mean(2)"
         ("selector", "other models", (SCORE, "return layer.key[:1, :, 0]"), "selector Mine: scores of shape [1, 200]; 4 KV heads and 200 prompt entries need [4, 200]"),
         ("selector", "kept sets", (SCORE, "return (layer.key[..., 0].float().abs() * 1e4).exp()"), "selector Mine: a score in layer 0 is not finite"),
         ("selector", "other models", (SCORE, "return layer.key[..., 0] + layer.window_query.numpy()[0, :1, 0]"), "Got unsupported ScalarType BFloat16"),
-        ("selector", "repetition", (SCORE, "import torch\n        return torch.rand_like(layer.key[..., 0])"), "a second choice is another one"),
+        ("selector", "repetition", (SCORE, "import torch\n        return torch.rand_like(layer.key[..., 0])"), "a second choice differs"),
         ("selector", "repetition", (SCORE, "import torch\n        torch.rand(1)\n        return layer.key[..., 0]"), "numbers are drawn from torch's own state"),
         ("selector", "other actions", (SCORE, "return layer.key.float() @ layer.window_query.float().mean((0, 1))"), "the sets are others"),
         ("selector", "identity", (SCORE, SCORE + "\n\n    def identity(self):\n        return super().identity() | {'parameters': {'sign': self.sign}}"), "coordinate is no part of the identity"),
