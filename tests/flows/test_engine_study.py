@@ -85,7 +85,7 @@ def test_the_explorer_says_nothing_that_is_not_true_of_engines(measured: Path, t
 
 
 def test_the_store_is_sound(measured: Path) -> None:
-    faults = {check.what: check.faults for check in verify(Store.open(str(measured / "store"))) if check.faults}
+    faults = {check.subject: check.faults for check in verify(Store.open(str(measured / "store"))) if check.faults}
     assert faults == {}
 
 
