@@ -129,9 +129,8 @@ class _Trial:
         self._horizon = material.study.study.horizon
         self._probe = Sample(1, 1, 1, 0.0, 0.0, 0.0, 0.0)
         self.samples: list[Sample] = []  # all of as many pairs
-        self._fewest_pairs: Sample | None = (
-            None  # of one replicate of each action; None if the model is too slow for it
-        )
+        # The sample with one replicate of each action; None if the model is too slow for it.
+        self._fewest_pairs: Sample | None = None
 
     def measure(self, work: Sequence[tuple[Document, _Pending]]) -> None:
         """Measure the shortest document a little, then documents of each stratum as a whole, if there is time."""
