@@ -261,8 +261,7 @@ def one_line(error: duckdb.Error) -> KvdriftError:
     """Return DuckDB's error as one line without the excerpt of the query.
 
     The error is the user's mistake unless a file cannot be read: DuckDB has no exception class for data that it cannot
-    decompress or decode. A message that a view raises by ``error(...)`` is
-    returned unchanged.
+    decompress or decode. A message that a view raises by ``error(...)`` is returned unchanged.
     """
     lines = []
     for line in str(error).splitlines():
@@ -273,7 +272,8 @@ def one_line(error: duckdb.Error) -> KvdriftError:
     if (match := _NO_COLUMN.match(message)) and (place := _place_of(match["name"])):
         message = f"{match[0]}; {place}"
     unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error or ".parquet" in message
-    return OperationError(message) if unreadable else InputError(message)
+    refused = isinstance(error, duckdb.PermissionException)  # may name a file that the query asked for
+    return OperationError(message) if unreadable and not refused else InputError(message)
 
 
 def _place_of(column: str) -> str:
