@@ -308,7 +308,7 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_dask_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"^--cluster local:2: .*'\.\[distributed\]'"):
+    with pytest.raises(InputError, match=r"^--cluster local:2: .*'kvdrift\[distributed\]'"):
         ClusterAddress.parse("local:2")
 
 
