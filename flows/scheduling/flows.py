@@ -7,7 +7,7 @@ run's state, in one line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,7 +149,10 @@ def recompute(store: Name) -> str:
     page = FlowRunPage()
     page.open(Path(store).name)
 
-    location, staged = absolute(store), partial(as_task, **retried())
+    def staged(function: Callable[..., Any]) -> Any:
+        return as_task(function, **retried())
+
+    location = absolute(store)
     studies = stored_studies(Store.open(location))
     staged(derive_store)(location, page)
     for name, model in studies:

@@ -161,7 +161,8 @@ def _quantities() -> list[tuple[str, str]]:
 
 
 def _keys() -> list[tuple[str, str]]:
-    from kvdrift.study_files.commented import headings, kind, toml
+    from kvdrift.schema.study.reading import toml
+    from kvdrift.study_files.commented import headings, kind
 
     rows = []
     for heading in headings().values():
