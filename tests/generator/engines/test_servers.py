@@ -252,7 +252,7 @@ def test_texts_end_where_the_reference_server_says(tmp_path: Path, servers: Pair
         assert ((np.isin(tokens, (0, EOS, 9)).cumsum(axis=1) > 0) == ended).all()
     servers[1].build = "b2"  # so that it is asked again
     servers[1].ends = (7,)
-    with pytest.raises(InputError, match=r"action 'bits-4'.* token 7, .*eos = \[2, 0, 9, 7\]"):
+    with pytest.raises(InputError, match=r"action 'bits-4'.* tokens \[7\], .*eos = \[2, 0, 9, 7\]"):
         model_of(tmp_path, servers)
     assert model_of(tmp_path, servers, ("seed = 3", "seed = 3\neos = [7, 2]")).ends.tokens == (7, 2)
 
