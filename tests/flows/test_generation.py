@@ -40,7 +40,7 @@ class Weights:
 
     device = "cpu"
     network = None
-    law = FULL_SOFTMAX
+    sampling = FULL_SOFTMAX
     steps = TriedSteps()
 
     @property

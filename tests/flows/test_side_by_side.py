@@ -145,7 +145,7 @@ def test_what_cannot_be_subtracted_says_why(measured: list[Measured]) -> None:
     cases = {
         "their horizons are 12 and 16 tokens": changed(first, horizon=16),
         "no document is the same in both": empty,
-        "no action of one has the name": changed(first, names=("a", "b")),
+        "no action of one study has the name": changed(first, names=("a", "b")),
     }
     for reason, other in cases.items():
         (found,) = pairings([first, other])

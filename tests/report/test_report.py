@@ -345,7 +345,7 @@ def test_what_limits_the_numbers_is_a_notice(undrawn_page: Page) -> None:
             if row.get("stratum") == "VT-4K":
                 row |= {name: None for name in ("mismatch", "estimate") if name in row}
     html = undrawn_page(views, preliminary="The study is still running.")
-    assert "measured of VT-4K: " in notices(html)
+    assert "No evaluation document of VT-4K is measured" in notices(html)
     assert "The study is still running." in notices(html)
     assert "all strata but those without a measured document" in html
 
