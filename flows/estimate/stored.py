@@ -36,8 +36,7 @@ from kvdrift.flows.estimate.scores import (
     record_tokens,
     score_stored,
 )
-from kvdrift.flows.plan.frozen_plan import FrozenPlan, InterimLooksTaken, Row, find_plan
-from kvdrift.flows.plan.making import number
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, InterimLooksTaken, Row, find_plan, number
 from kvdrift.flows.plan.stored_documents import changed_answers, seen_actions
 from kvdrift.log.checked_files import WEEK
 from kvdrift.log.last_times import record_estimates

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -433,3 +434,8 @@ def interim_look_line(taken: InterimLooksTaken) -> str:
 
 def _named(row: Row) -> str:
     return f"{row['quantity']} of {row['action']}" + ("" if row["baseline"] is None else f" against {row['baseline']}")
+
+
+def number(value: float) -> float | None:
+    """Replace NaN by None: JSON has no NaN, and an undefined number is null in the store."""
+    return None if math.isnan(value) else float(value)

@@ -19,6 +19,7 @@ from kvdrift.flows.plan.frozen_plan import (
     FrozenPlan,
     check_plan_agrees,
     find_plan,
+    number,
     plan_section_sha256,
     plan_settings,
     require_plan,
@@ -361,11 +362,6 @@ def _size(allocation: Allocation) -> dict[str, Any]:
         "reachable": allocation.reachable,
         "seconds": allocation.seconds,
     }
-
-
-def number(value: float) -> float | None:
-    """Replace NaN by None: JSON has no NaN, and an undefined number is null in the store."""
-    return None if math.isnan(value) else float(value)
 
 
 def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from fixtures.finite_study import write_finite_study
 from fixtures.refusals import refused
 
 import kvdrift
+from kvdrift.console import listener
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import OperationError
 
@@ -36,6 +37,7 @@ def test_options_stop_a_run_and_the_next_one_goes_on(tmp_path: Path, capsys: pyt
     assert kvdrift.run(study, store) == page
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_an_event_loop_may_be_running(tmp_path: Path) -> None:
     """As in a notebook, where Prefect's functions return coroutines; one that is not awaited is a warning."""
@@ -70,7 +72,7 @@ def test_a_second_run_of_a_process_is_refused_and_the_first_one_ends(
     assert kvdrift.run(study, tmp_path / "store", progress=False) == tmp_path / "index.html"
 
 
-def test_a_notebook_shows_a_line_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_a_line_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[list[str]] = []
 
     class Handle:
@@ -84,10 +86,17 @@ def test_a_notebook_shows_a_line_for_each_stage(tmp_path: Path, monkeypatch: pyt
         lines.append([line["text/plain"]])
         return Handle()
 
-    shell = SimpleNamespace(kernel=None)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None)))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    kvdrift.run(write_finite_study(tmp_path), tmp_path / "store")
-    (stage,) = (shown for shown in lines if shown[0].startswith("evaluation documents: "))
-    assert len(stage) > 1
-    assert stage[0].endswith(" to do")
+    with listener(shown=True) as progress:
+        progress.begin("evaluation documents", 2, "documents")
+        progress.advance(1)
+        progress.advance(1)
+        progress.begin("bootstrap", 1, "parts")
+    (documents, parts) = lines
+    assert [line.partition(",")[0] for line in documents] == [
+        "evaluation documents: 2 documents to do",
+        "evaluation documents: 1 of 2 documents",
+        "evaluation documents: 2 of 2 documents",
+    ]
+    assert parts == ["bootstrap: 1 part to do"]

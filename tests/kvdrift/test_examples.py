@@ -44,8 +44,8 @@ def test_a_study_a_query_and_a_gate(
     assert ran("first_divergence", monkeypatch, finished) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.partition(": ")[0] for line in lines} == ACTIONS
-    assert ran("gate", monkeypatch, finished, "full", "0.5") == 0
-    assert "full: equivalent or better: " in capsys.readouterr().out
+    assert ran("gate", monkeypatch, finished, "recent-half", "0.9") == 0
+    assert "recent-half: equivalent or better: " in capsys.readouterr().out
 
 
 def test_a_custom_selector(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

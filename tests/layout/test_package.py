@@ -43,7 +43,7 @@ def test_every_library_that_is_imported_is_declared() -> None:
 
 def test_the_wheel_has_every_package() -> None:
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"] == {
-        name: f"kvdrift/{name}" for name in PACKAGES if name != "kvdrift"
+        name: f"kvdrift/{name}" for name in (*PACKAGES, "studies") if name != "kvdrift"
     }
 
 

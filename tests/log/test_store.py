@@ -213,7 +213,7 @@ def test_pages_have_checksums_and_damage_is_noticed(store: Store) -> None:
     Path(path).write_bytes(data)
     with pytest.raises(OSError, match="CRC"):
         pq.read_table(path, page_checksum_verification=True)
-    assert "table 'events' is damaged" in refused(store.read, "events")
+    assert "table 'events' is damaged" in refused(store.read, "events", error=DamagedStoreError)
 
 
 # Writers at once, and killed ones
@@ -462,7 +462,7 @@ def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.
     commit.write_text(text)
     assert store.read("events").num_rows == 32
     Path(store.files("events")[0]).unlink()
-    assert "table 'events' is damaged" in refused(store.read, "events")
+    assert "table 'events' is damaged" in refused(store.read, "events", error=DamagedStoreError)
     DeltaTable.create(tmp_path / "foreign" / "events", schema=EVENTS.schema)
     fails(tmp_path / "foreign", "was not made by kvdrift")
     assert capfd.readouterr() == ("", "")
