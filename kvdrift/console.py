@@ -245,11 +245,12 @@ def write_line(level: str, message: str, **fields: Any) -> None:
 
 def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) -> str:
     """Return the progress of a stage as a line: its name, then the count, the rate, and the time left."""
+    counted = f"{total} {unit.removesuffix('s') if total == 1 else unit}"
     if not done:
-        return f"{stage}: {total} {unit} to do"
+        return f"{stage}: {counted} to do"
     rate = done / max(seconds, 1e-9)
     rest = f"about {(total - done) / rate:.0f} s left" if done < total else f"{seconds:.1f} s"
-    return f"{stage}: {done} of {total} {unit}, {rate:.2f}/s, {rest}"
+    return f"{stage}: {done} of {counted}, {rate:.2f}/s, {rest}"
 
 
 def listener(*, shown: bool, at_once: bool = False) -> Listener:

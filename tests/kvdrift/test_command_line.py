@@ -162,12 +162,12 @@ def test_without_a_terminal_a_line_says_what_takes_long(
         console.begin("documents", 1, "documents")
         time.sleep(0.4)
         console.doing("ending")
-        console.begin("bootstrap", 1, "analyses")
+        console.begin("bootstrap", 1, "parts")
     time.sleep(0.4)
     assert capsys.readouterr().err.splitlines() == [
         "deriving",
-        "documents: 1 documents to do",
-        "bootstrap: 1 analyses to do",
+        "documents: 1 document to do",
+        "bootstrap: 1 part to do",
     ]
 
 
