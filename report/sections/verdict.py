@@ -258,7 +258,7 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     if choice.ruled_out:
         parts.append(f"ruled out: {_some([*choice.ruled_out])}")
     if choice.unfit:
-        parts.append(f"lost are more than half of the right answers by: {_some(choice.unfit)}")
+        parts.append(f"more than half of the right answers are lost by: {_some(choice.unfit)}")
     settles = []
     if choice.unsettled:
         settles.append(

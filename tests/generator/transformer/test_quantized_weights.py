@@ -19,8 +19,9 @@ DOCUMENT = random_document("d100", 100)
 
 
 @pytest.fixture
-def dense(tmp_path: Path, own_cache: None) -> Path:  # noqa: ARG001 - no proof of before counts
-    """A random model whose matrices are large enough for oneDNN."""
+def dense(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A random model whose matrices are large enough for oneDNN; no earlier proof of a model counts."""
+    request.getfixturevalue("own_cache")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=96, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
