@@ -21,6 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_check_is_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_module(folder)
     code, out, _ = call(capsys, "check", NAME, "--parameter", "coordinate=3", "--parameter", "sign = -0.5")

@@ -61,6 +61,7 @@ def test_another_distribution_named_schema_is_left_alone(wheel: Path, tmp_path: 
     assert ran([python, "-c", "import schema; print(schema.Schema)"], tmp_path) == "theirs\n"
 
 
+@pytest.mark.slow
 def test_a_study_runs_beside_files_with_the_names_of_our_folders(tmp_path: Path) -> None:
     for name in ("schema", "log"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError")

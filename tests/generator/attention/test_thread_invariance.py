@@ -102,6 +102,7 @@ def test_one_thread_computes_if_only_steps_depend_on_threads(folder: str, monkey
     assert half.events.equals(expected.events)
 
 
+@pytest.mark.slow
 def test_what_no_number_of_threads_mends_is_said_before_decoding(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     product = cpu_products.product

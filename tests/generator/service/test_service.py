@@ -258,6 +258,7 @@ class TestEvents:
         assert set(made[0][0]["study"].to_pylist()) == {"small-t0", "small-t0.7"}
         assert set(made[0][1]["eos_tokens"].to_pylist()) == {"9,2"}
 
+    @pytest.mark.slow
     def test_one_that_hangs_and_then_dies(self, servers: Servers, tmp_path: Path) -> None:
         """The spare service is stopped amid its work, then goes on, then is killed amid its work.
 
