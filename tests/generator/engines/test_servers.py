@@ -16,7 +16,7 @@ from fixtures.study_files import load_study
 
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
-from kvdrift.generator.engines.http import connection
+from kvdrift.generator.engines.http import apis, connection
 from kvdrift.generator.engines.http.apis import whole_distribution
 from kvdrift.generator.engines.http.connection import Requests
 from kvdrift.generator.engines.http.sessions import SlotSession
@@ -41,6 +41,7 @@ def servers(tmp_path: Path) -> Iterator[Pair]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_PAUSE", 0.01)
+    monkeypatch.setattr(apis, "_vocabularies", {})  # a server of an earlier test may have had the same port
 
 
 def model_of(folder: Path, pair: Pair, *changes: tuple[str, str]) -> EngineModel:
