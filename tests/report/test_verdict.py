@@ -193,7 +193,7 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
     ]
     choice, words = decided(views)
     assert (choice.recommended, choice.unfit) == (["snapkv-half"], ["snapkv-10"])
-    assert "right answers by: snapkv-10" in words.lead
+    assert "right answers are lost by: snapkv-10" in words.lead
     assert len(words.settles) == 1
     for row in views.views["estimates"]:
         if row["quantity"] in GAPS and row["stratum"] == "pooled":
