@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,23 +18,21 @@ def noting_interrupts() -> Iterator[list[int]]:
         The numbers of the signals so far.
     """
     interrupts: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()  # signals have handlers only there
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupts
+        return
 
     def handler(number: int, _: object) -> None:
         interrupts.append(number)
         raise KeyboardInterrupt
 
+    signal.signal(signal.SIGINT, handler)
     try:
-        before = signal.signal(signal.SIGINT, handler)
-    except ValueError:  # signals have handlers only in the main thread
-        yield interrupts
-        return
-    try:
-        if before is not signal.default_int_handler:
-            signal.signal(signal.SIGINT, before)
         yield interrupts
     except Exception as error:
         if interrupts:
             raise KeyboardInterrupt from error
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)

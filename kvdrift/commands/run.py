@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import sys
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +24,7 @@ from kvdrift.options import (
 from kvdrift.schema.errors import KvdriftError, OperationError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from kvdrift.console import Listener
@@ -164,12 +165,11 @@ def run_study(
             address = named_service(endpoints, token_file, tls_root_certs, endpoint_timeout)
             workers = named_workers(studies, cluster, gpus, served=address is not None)
         if dry_run:
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a dry run downloads nothing
-            from kvdrift.dry_run.description import describe_studies
-
             on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
             served = address is not None or cluster is not None
-            with listener(at_once=True) as console:
+            with listener(at_once=True) as console, _offline():
+                from kvdrift.dry_run.description import describe_studies
+
                 for line in describe_studies(
                     studies, location, redo, console.doing, served=served, gpus=on_gpus, replan=replan
                 ):
@@ -185,6 +185,21 @@ def run_study(
             )  # fmt: skip
     finally:
         _RUNNING.release()
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Download nothing within the block; a later run of this process may download again."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+            constants: Any = sys.modules.get("huggingface_hub.constants")
+            if constants is not None:
+                constants.HF_HUB_OFFLINE = False  # the library reads the variable when it is imported
 
 
 def _location(studies: Sequence[Study], store: str | None) -> str:

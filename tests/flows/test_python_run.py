@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from fixtures.finite_study import write_finite_study
 from fixtures.refusals import refused
+from huggingface_hub import constants
 
 import kvdrift
 from kvdrift.console import listener
@@ -35,6 +37,14 @@ def test_options_stop_a_run_and_the_next_one_goes_on(tmp_path: Path, capsys: pyt
     assert page.is_file()
     assert "documents: " in capsys.readouterr().err
     assert kvdrift.run(study, store) == page
+
+
+def test_a_dry_run_leaves_later_runs_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # as if the dry run had imported it
+    assert kvdrift.run(write_finite_study(tmp_path), tmp_path / "store", dry_run=True, progress=False) is None
+    assert "HF_HUB_OFFLINE" not in os.environ
+    assert not constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.slow
