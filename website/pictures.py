@@ -1,13 +1,12 @@
 """Draw the pictures of ``docs/quantities.md`` from the quickstart's store.
 
-``python -m website.pictures stores/quickstart`` writes them to ``docs/pictures``, with ``numbers.json``, the numbers
-that the page quotes. Colours are those of the report, light or dark as the reader's system is set.
+``python -m website.pictures stores/quickstart`` writes them to ``docs/pictures``, in the colours of the report,
+light or dark as the reader's system is set.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -247,19 +246,6 @@ PICTURES: dict[str, Callable[[Views], Figure]] = {
 }
 
 
-def numbers(views: Views) -> dict[str, dict[str, float | None]]:
-    """Return the numbers that the page quotes, by action: fractions and positions."""
-    named: dict[str, dict[str, float | None]] = {}
-    for action in ACTIONS:
-        row: dict[str, Any] = {}
-        for view in ("decomposition", "answers", "saturation", "branch_windows", "local_agreement"):
-            row |= _one(views, view, action=action)
-        if action != BASELINE:
-            row |= _one(views, "contrasts", action=action, baseline=BASELINE)
-        named[action] = {name: round(value, 6) for name, value in row.items() if isinstance(value, float)}
-    return named
-
-
 def svg(figure: Figure) -> str:
     """Return a figure as an SVG document that is light or dark as the reader's system is set."""
     text = io.StringIO()
@@ -270,13 +256,11 @@ def svg(figure: Figure) -> str:
 
 
 def write(store: str, folder: Path = FOLDER) -> None:
-    """Draw all pictures, and write the numbers."""
+    """Draw all pictures."""
     folder.mkdir(exist_ok=True)
     with open_views(Store.open(store)) as views, drawing():
         for name, draw in PICTURES.items():
             (folder / f"{name}.svg").write_text(svg(draw(views)), encoding="utf-8", newline="\n")
-        text = json.dumps(numbers(views), indent=1, sort_keys=True)
-        (folder / "numbers.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def _rows(views: Views, view: str, **equal: Any) -> list[dict[str, Any]]:

@@ -157,9 +157,9 @@ class ActionSection(Section):
         if engine is not None:
             self._check_engine(where, engine)
             return
-        for name in ("settings", "url"):
+        for name, kind in (("settings", "llama.cpp"), ("url", "http")):
             if getattr(self, name) is not None:
-                raise InputError(f'{where}.{name}: belongs to an engine; write engine = "llama.cpp" under [model]')
+                raise InputError(f'{where}.{name}: belongs to an engine; write engine = "{kind}" under [model]')
         if finite and written:
             raise InputError(f"{where}.{min(written)}: unknown key; an action of a finite-state system has only a name")
         for name in () if finite else ("selector", "keep"):

@@ -69,3 +69,10 @@ def test_floors_are_nothing_to_compare_an_action_with() -> None:
     assert len(one.actions) == 3
     with pytest.raises(InputError, match=r"plan\.primary.* one action"):
         checked_actions(one)
+
+
+@pytest.mark.parametrize(("key", "value", "engine"), [("settings", {}, "llama.cpp"), ("url", "http://a:1", "http")])
+def test_a_key_of_an_engine_names_that_engine(key: str, value: object, engine: str) -> None:
+    action = {"name": "a", "selector": "recent", "keep": "1/2", key: value}
+    with pytest.raises(InputError, match=rf'actions\[0\]\.{key}: .*engine = "{engine}"'):
+        study({}, action)

@@ -14,13 +14,14 @@ import kvdrift
 from kvdrift.report.page import PARTS
 from kvdrift.schema import errors
 from kvdrift.sql.catalog import Views
+from website import numbers
 from website.pictures import PICTURES, write
 
 QUANTITIES = (ROOT / "docs" / "quantities.md").read_text(encoding="utf-8")
 READING = " ".join((ROOT / "docs" / "reading-the-report.md").read_text(encoding="utf-8").split())
 PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 FOLDER = ROOT / "docs" / "pictures"
-NUMBERS = json.loads((FOLDER / "numbers.json").read_text(encoding="utf-8"))
+NUMBERS = json.loads(numbers.NUMBERS.read_text(encoding="utf-8"))
 
 
 def test_every_picture_is_there_with_words() -> None:
@@ -32,35 +33,22 @@ def test_every_picture_is_there_with_words() -> None:
         assert set(re.findall(r"(?:fill|stroke): (#\w+)", text)) <= {"#000000"}, name  # other colours do not follow
 
 
-def test_the_table_has_the_numbers() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", QUANTITIES, re.MULTILINE)
-    assert len(rows) >= 20
-    for name, *values in rows:
-        for action, value in zip(("snapkv-half", "recent-half", "snapkv-128"), values, strict=True):
-            number = NUMBERS[action].get(name)
-            digits = 1 if name == "mean_entry" else 3
-            assert value == ("" if number is None else f"{number:.{digits}f}".replace("-", "−")), f"{action}: {name}"
+@pytest.mark.parametrize("page", numbers.PAGES)
+def test_a_page_has_the_numbers_of_its_studies(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for study, texts in numbers.PAGES[page].items():
+        assert numbers.filled(text, texts, NUMBERS[study]) == text
 
 
-def test_the_sentences_have_the_numbers() -> None:
-    text = " ".join(QUANTITIES.split())
-    mine, other = NUMBERS["snapkv-half"], NUMBERS["recent-half"]
-    percent = {action: {name: f"{100 * value:.1f}%" for name, value in NUMBERS[action].items()} for action in NUMBERS}
-    a, b = percent["snapkv-half"], percent["recent-half"]
-    for sentence in (
-        f"R is {a['mismatch']}: {a['exposure']} of positions come after τ, and of these {a['mismatch_rate']}",
-        f"it is {b['mismatch']}: {b['exposure']} come after it, and {b['mismatch_rate']} of these differ.",
-        f"{a['divergence_probability']} of pairs diverge, on average at position {mine['mean_entry']:.1f}",
-        f"{b['divergence_probability']} do, at position {other['mean_entry']:.1f}",
-        f"differs on {100 * other['gap']:.1f} percentage points more",
-        f"{100 * other['exposure_share']:.0f}% of that is exposure",
-        f"F is {a['fixed_history_tv']} and the mean of δ {a['rollout_tv']}",
-        f"−{-100 * mine['late_minus_early']:.1f} points for `snapkv-half`",
-        f"−{-100 * other['late_minus_early']:.1f} for `recent-half`",
-        f"{a['saturation']} of positions are saturated under `snapkv-half`, of {a['mismatch']}",
-        f"`snapkv-half` loses {mine['lost_share']:.0%} of the right answers, `recent-half` {other['lost_share']:.0%}",
-    ):
-        assert sentence in text
+def test_numbers_are_put_where_their_text_stands() -> None:
+    texts = ["R is {a mismatch .1%}: of these {a late points} points", "| {a mismatch interval} | {a gap .3f} |"]
+    row = {"mismatch": 0.25, "mismatch_low": 0.2, "mismatch_high": 0.312, "late": -0.0124}
+    page = "Here R is 1%: of\nthese 3 points.\n\n| 3.0 [1, 2] | 0.1 |\n"
+    expected = "Here R is 25.0%: of\nthese −1.2 points.\n\n| 25.0 [20, 31] |  |\n"
+    assert numbers.filled(page, texts, {"a": row}) == expected
+    assert numbers.filled(expected, texts, {"a": row}) == expected
+    with pytest.raises(ValueError, match="0 texts like 'R is not"):
+        numbers.filled(page, ["R is not {a mismatch .1%}"], {"a": row})
 
 
 @pytest.mark.slow
@@ -68,11 +56,12 @@ def test_the_quickstart_gives_these_numbers(quickstart: Path, tmp_path: Path) ->
     """To within .01: a processor that rounds otherwise draws otherwise in a pair or two of 864, or of fewer in a mean."""
     write(str(quickstart), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in FOLDER.iterdir()}
-    drawn = json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8"))
-    for action, values in NUMBERS.items():
+    with kvdrift.open(quickstart) as views:
+        rows = numbers.read(views)
+    for action, values in NUMBERS["quickstart"].items():
         for name, value in values.items():
             scale = 64 if name == "mean_entry" else 1
-            assert drawn[action][name] == pytest.approx(value, abs=scale * 0.01), f"{action}: {name}"
+            assert rows[action][name] == pytest.approx(value, abs=scale * 0.01), f"{action}: {name}"
 
 
 def test_every_question_of_the_page_is_explained_in_its_part() -> None:

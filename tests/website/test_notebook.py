@@ -16,12 +16,12 @@ from fixtures.house import ROOT
 from website.notebook import executed
 from website.pages import notebook_page
 
-NUMBERS = json.loads((ROOT / "docs" / "pictures" / "numbers.json").read_text(encoding="utf-8"))
+NUMBERS = json.loads((ROOT / "docs" / "numbers.json").read_text(encoding="utf-8"))["quickstart"]
 NOTEBOOK = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
 
 
 def test_its_outputs_are_those_of_the_quickstart() -> None:
-    """``website.notebook`` writes them: a table whose numbers ``docs/pictures`` has too, and a figure."""
+    """``website.notebook`` writes them: a table whose numbers ``docs/numbers.json`` has too, and a figure."""
     assert (NOTEBOOK["nbformat"], NOTEBOOK["metadata"]["kernelspec"]["name"]) == (4, "python3")
     assert {cell["cell_type"] for cell in NOTEBOOK["cells"]} == {"markdown", "code"}
     first, table, figure = (cell["outputs"] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -17,8 +16,6 @@ from kvdrift.sql.catalog import open_views
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXT = " ".join(README.split())
-NUMBERS = json.loads((ROOT / "docs" / "pictures" / "numbers.json").read_text(encoding="utf-8"))
-
 
 SAID = {"int8": "8 bits", "int4": "4 bits", "snapkv-half": "half of the entries"}
 
@@ -46,19 +43,7 @@ def test_it_names_what_is_supported_and_what_ran_on_a_gpu() -> None:
     assert "| K = 64, 507 streams | 31 | 27 | 26 |" in on_a_gpu
 
 
-def test_the_table_has_the_numbers_of_the_quickstart() -> None:
-    rows = re.findall(r"^\| `(\S+)` \| ([\d.]+) \| ([\d.]+)% \| −([\d.]+) points \|", README, re.MULTILINE)
-    assert [name for name, *_ in rows] == ["snapkv-half", "recent-half", "snapkv-128"]
-    for name, *values in rows:
-        own = NUMBERS[name]
-        expected = (own["mean_entry"], 100 * own["mismatch_written"], -100 * own["score_gap"])
-        assert [float(value) for value in values] == pytest.approx(expected, abs=0.0501)
-
-
-def test_the_sentences_have_the_numbers() -> None:
-    own = NUMBERS["snapkv-half"]
-    forced, both = (f"{100 * own[name]:.1f}%" for name in ("fixed_history_tv", "rollout_tv"))
-    assert f"a mean distance of {forced} on the reference's text, and of {both} when each model reads" in TEXT
+def test_the_text_and_its_picture_diverge_at_one_token() -> None:
     strip = (ROOT / "docs" / "pictures" / "pair.svg").read_text(encoding="utf-8")
     tau = re.search(r"They diverge at token (\d+)", TEXT)
     assert tau is not None
