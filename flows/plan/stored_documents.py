@@ -34,8 +34,8 @@ CHANGEABLE = ("answers", "scoring", "cluster")
 def held_documents(store: Store, study: Study) -> HeldDocuments:
     """Return a study's stored documents: those of its plan in the plan's order, then all others.
 
-    If the study's settings differ from the stored settings, there are none, since its documents differ. With them come
-    the documents that were removed for good.
+    There are none if the study's settings differ from the stored settings, since the documents then differ too. The
+    result also has the documents that were removed for good, in any case.
     """
     model = study.model.id
     forgotten = forgotten_documents(store.location).of(study.name, model)
@@ -142,7 +142,7 @@ def generated_documents(store: Store, study: str, model: str) -> set[str]:
 
 
 def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:
-    """Return a plan's actions whose outcomes were known before: all actions of a ``seen`` plan, and redone actions.
+    """Return a plan's actions whose outcomes were known beforehand: all of a ``seen`` plan, else the redone actions.
 
     An action counts as redone if units of evaluation documents were superseded.
     """

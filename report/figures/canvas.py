@@ -75,7 +75,7 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
 
 
 def properties(*, dark: bool) -> str:
-    """Return the declarations of all colours as custom properties."""
+    """Return the CSS declarations of all colours as custom properties, for light or ``dark`` pages."""
     return " ".join(f"--{name}: {_DARK[colour] if dark else colour};" for colour, name in _NAMES.items())
 
 

@@ -36,19 +36,22 @@ def curve(axes: Axes, rows: list[Estimate], style: ActionStyle, *, band: bool = 
 
 
 def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
-    """Return places and values (%) of a profile."""
+    """Return the places and the values, in percent, of a profile."""
     return [row.x or 0 for row in rows], [100 * (row.estimate or 0.0) for row in rows]
 
 
 def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
-    """Return the distances from the point to both ends; zero if a percentile interval excludes its point."""
+    """Return the distances from the point to both ends, times ``factor``, as error bars take them.
+
+    A distance is 0 if the end is missing, or if a percentile interval excludes the point on that side.
+    """
     value = row.estimate or 0.0
     low, high = (value if end is None else end for end in (row.low, row.high))
     return [[max(0.0, factor * (value - low))], [max(0.0, factor * (high - value))]]
 
 
 def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale: bool = False) -> None:
-    """Draw an estimate as a point on a horizontal scale with its interval, and the paper's number."""
+    """Draw an estimate with its interval on a horizontal scale at height ``place``, and the paper's number."""
     if row.estimate is None:
         return
     axes.errorbar([100 * row.estimate], [place], xerr=errors(row), fmt=style.marker, color=style.colour,
@@ -57,7 +60,7 @@ def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale:
 
 
 def mark(axes: Axes, x: Estimate, y: Estimate, style: ActionStyle, *, pale: bool, factor: float = 100.0) -> None:
-    """Draw two estimates as a point with both intervals, or a small pale one without; ``factor`` is that of ``y``."""
+    """Draw two estimates as a point with both intervals, or as a small pale point alone; ``factor`` scales ``y``."""
     if x.estimate is None or y.estimate is None:
         return
     place = [100 * x.estimate], [factor * y.estimate]
@@ -147,7 +150,7 @@ def log_axis(axes: Axes) -> None:
 
 
 def headroom(axes: Axes, share: float) -> None:
-    """Leave room for words above the curves, without ticks above 100%."""
+    """Leave ``share`` of the axis's height as room for words above the curves, without ticks above 100%."""
     low, high = axes.get_ylim()
     axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
     high = min(high, 102.0)
@@ -155,5 +158,5 @@ def headroom(axes: Axes, share: float) -> None:
 
 
 def zero_line(axes: Axes, *, upright: bool) -> None:
-    """Draw the line at difference 0."""
+    """Draw the line at difference 0, ``upright`` or horizontal."""
     (axes.axvline if upright else axes.axhline)(0, color=INK, linewidth=0.8)

@@ -156,7 +156,7 @@ class PageContent:
 
     @property
     def others(self) -> list[str]:
-        """The other actions."""
+        """The compared actions besides the baseline."""
         return self.actions[1:]
 
     @property

@@ -230,7 +230,7 @@ class Facts:
 
     @property
     def cache(self) -> str:
-        """The name of the cache whose bytes are counted."""
+        """The name, in sentences, of the cache whose bytes are counted."""
         return "cache" if self.policies else "prompt cache"
 
     @property
