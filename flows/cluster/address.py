@@ -38,9 +38,9 @@ class ClusterAddress:
 
     @classmethod
     def of_gpus(cls, text: str, studies: Sequence[Study]) -> Self:
-        """Read the text of ``--gpus``; return the address of a worker here for each of so many, or ``all``, GPUs.
+        """Read the text of ``--gpus``, a number or ``all``; return an address with a worker for each of these GPUs.
 
-        ``studies`` are those of one file.
+        The workers will generate for the ``studies`` of one file.
         """
         check_gpus(text, studies)
         from kvdrift.generator.transformer.model_checks import visible_gpus  # noqa: PLC0415 - torch takes seconds

@@ -206,7 +206,7 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The address as the user gave it."""
+        """The cluster's name in messages."""
         return self._address.text
 
     @property
@@ -249,7 +249,7 @@ class Cluster:
             check_facts(name, there, here, location)
 
     def ask(self, function: Callable[..., _Answer], *arguments: Any, workers: Sequence[str]) -> list[_Answer]:
-        """Call a function in the workers of some addresses; return the answers of workers that do not end meanwhile.
+        """Call a function in the workers at some addresses; return the answers of the workers that have not ended.
 
         Dask also passes its worker to the function, as the argument ``dask_worker``.
 

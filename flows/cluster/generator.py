@@ -214,7 +214,7 @@ class ClusterGenerator:
         return identities(study, files)
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
-        """Return the GPU models that workers must have: those of the present units, or else the first worker's."""
+        """Return the GPU models that workers must have: those that made the stored units, else the first worker's."""
         if not (resources := resources_of([study.model])):
             return made_on
         workers = self.cluster.workers(resources)

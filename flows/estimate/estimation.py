@@ -179,7 +179,7 @@ class Subject(NamedTuple):
 class AnalysisPart:
     """The estimates of one task: some quantities of some actions, or of some contrasts (baseline, action).
 
-    ``reduced`` are the moments less control variates, for the actions that have coefficients.
+    ``reduced`` are the moments minus control variates, for the actions that have coefficients.
     """
 
     moments: DocumentMoments
@@ -213,7 +213,7 @@ def with_progress(run: Runner, progress: Progress) -> Runner:
 
 
 def estimate_part(part: AnalysisPart) -> Estimates:
-    """Estimate the quantities of one part, and reduced estimates of the quantities that reduced moments suffice for."""
+    """Estimate the quantities of one part; estimate quantities for which reduced moments suffice from these too."""
     estimates = estimate(
         part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
         pairs=part.contrasts,

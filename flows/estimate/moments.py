@@ -33,7 +33,7 @@ def measured(table: pa.Table) -> pa.Table:
 
 
 def trajectory_moments(views: Views, windows: Windows, study: str, model: str, split: str) -> pa.Table:
-    """Compute the scalar moments of every replicate of a split from its steps, except those of controls.
+    """Compute the scalar moments of every replicate of a split from the replicate's steps; controls are left out.
 
     Returns:
         Columns study, model, doc, action, replicate, stratum, cluster, and one for each scalar moment.
@@ -180,7 +180,7 @@ def answer_moments(
 
 
 def replicate_answers(views: Views, study: str, model: str, split: str, windows: Windows) -> ReplicateMoments | None:
-    """Read the scalar moments of every scored replicate of a split, controls left out; None if there is none."""
+    """Read the scalar moments of a split's scored replicates, controls left out; None if no replicate is scored."""
     table = measured(views.rows("trajectory_answers", study=study, model=model, split=split))
     if not table.num_rows:
         return None

@@ -271,7 +271,7 @@ def _in_this_process() -> LocalGenerator:
 
 
 def _is_small(study: Study) -> bool:
-    """Return whether the model may decode in one thread, without loading the model."""
+    """Return whether a study's model is small enough for side processes, by the bytes of its weight files."""
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False

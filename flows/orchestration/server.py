@@ -98,7 +98,7 @@ def orchestration(home: Path) -> Iterator[bool]:
 
 @contextmanager
 def answering(url: str) -> Iterator[None]:
-    """Turn failures of the user's server within the block, no answer included, into errors of one line."""
+    """Check that the user's server answers; turn failures of the server within the block into errors of one line."""
     import httpx  # noqa: PLC0415 - if there is a server
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415
@@ -142,8 +142,8 @@ def failing_in_one_line() -> Iterator[None]:
 def own_home(home: Path) -> Iterator[Path]:
     """Give a folder for a server's database that no other server uses: ``home``, or a temporary folder.
 
-    Two servers that make a database in one folder at once break it; the lock ends with its process. SQLite opens no
-    database whose path is too long.
+    Two servers that make a database in one folder at the same time break it, so the folder is locked; the lock ends
+    with its process. SQLite opens no database whose path is too long.
     """
     if len(os.fsencode(home.resolve() / DATABASE)) > _LONGEST_PATH:
         with _temporary_home() as folder:

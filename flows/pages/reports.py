@@ -230,7 +230,7 @@ class Pruned:
 
 
 def prune_pages(store: Store, seconds: float, study: str | None = None) -> Iterator[Pruned]:
-    """Delete pages of a store's studies, or of one study, if page, run and estimates are at least ``seconds`` old.
+    """Delete pages of a store's studies, or of one, if page, last run and estimates are all at least ``seconds`` old.
 
     A time ahead of the clock counts as now. Other files in a page's folder, such as the answers of gates, stay. Yield
     the deletion of each page.

@@ -28,7 +28,7 @@ _SEEDS = 20  # seeds that are tried
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A study file that was written."""
+    """The study file that ``write_confirmation`` wrote."""
 
     path: Path  # The file
     study: str  # The study's name
@@ -161,7 +161,12 @@ def _draw(
 
 
 def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:
-    """Make the draft's documents; return how many, whether a drawn one was seen, and the clusters of others seen."""
+    """Make the evaluation documents of a draft, and compare them with the seen documents.
+
+    Returns:
+        The number of documents; whether a document that was drawn by the seed was seen; and the clusters of the seen
+        documents that were read from files.
+    """
     count, drawn, read = 0, False, set[str]()
     for study in load_studies(draft, path.parent):
         evaluation = gather_material(study).documents["evaluation"]

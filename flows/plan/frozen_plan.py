@@ -154,7 +154,11 @@ class InterimLooks:
 
 
 def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
-    """Return the newest revision of the frozen plan of a study and model; None if there is none yet."""
+    """Return the newest revision of the frozen plan of a study and model; None if there is no plan yet.
+
+    Raises:
+        PlanError: the stored plan was changed.
+    """
     row = newest_plans(store.read("plans")).get((study, model))
     if row is None:
         return None

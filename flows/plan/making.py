@@ -320,7 +320,7 @@ def _raised(study: Study, evaluated: EvaluatedSize) -> str:
 
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:
-    """Return all measured actions under "swrb"; under "hybrid" those with efficiency above 1 in development."""
+    """Return the actions to branch: all measured under "swrb", those of efficiency above 1 under "hybrid", or none."""
     estimator, actions = material.study.plan.estimator, material.measured_actions
     if estimator == PLAIN:
         return []

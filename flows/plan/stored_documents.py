@@ -109,7 +109,7 @@ class SeenDocuments:
 
     @classmethod
     def in_store(cls, store: Store, without: str | None = None) -> SeenDocuments:
-        """Read the seen documents from a store, without those of a study."""
+        """Read the seen documents from a store, except those of the study named ``without``."""
         units = store.read("units", columns=["study", "model", "doc"])
         generated = set(zip(*(units[name].to_pylist() for name in units.column_names), strict=True))
         seeds = {(row["study"], row["model"]): row["seed"] for row in store.read("studies").to_pylist()}

@@ -321,7 +321,7 @@ def _samplings_page(runs: Sequence[StudyRun]) -> Path:
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
-    """Return the page that will compare a run's sampling with the model's others; None if there is only one."""
+    """Return the page that will compare a run's sampling with the model's others; None if there are no others."""
     return next((_samplings_page(model_runs) for model_runs in _several_samplings(runs) if run in model_runs), None)
 
 

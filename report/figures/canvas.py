@@ -93,7 +93,7 @@ class ActionStyle:
     marker: str
 
     def handle(self, label: str, *, marker: bool = False) -> Line2D:
-        """Return the action's legend entry."""
+        """Return the action's legend entry, a line, with the action's marker if ``marker``."""
         return legend_line(shown(label), color=self.colour, linestyle=self.dashes, marker=self.marker if marker else "")
 
 

@@ -144,5 +144,5 @@ def _write(axes: Axes, mark: Mark, box: Boxes, far: float) -> None:
 
 
 def _leader(width: float, before: float = 0.0) -> dict[str, Any]:
-    """Return the style of a plain line that ends some points before its end."""
+    """Return the style of a plain line that stops ``before`` points short of its end."""
     return {"arrowstyle": "-", "color": QUIET, "linewidth": width, "shrinkA": 0, "shrinkB": before}

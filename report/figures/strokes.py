@@ -106,7 +106,7 @@ def published_handle(marker: str = "o") -> Line2D:
 def action_legend(
     figure: Figure, styles: dict[str, ActionStyle], *, marker: bool = False, published: bool = False
 ) -> None:
-    """Draw one legend for a whole figure, above it."""
+    """Draw one legend above a whole figure, with markers and an entry for published numbers if requested."""
     handles = [style.handle(action, marker=marker) for action, style in styles.items()]
     if published:
         handles.append(published_handle())
@@ -114,14 +114,14 @@ def action_legend(
 
 
 def moved_aside(axes: Axes, points: float) -> Any:
-    """Return the data's coordinates moved by some points to the right."""
+    """Return the transform of data coordinates that also moves everything to the right by ``points``."""
     figure = axes.get_figure()
     shift = library().transforms.ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)  # type: ignore[union-attr]
     return axes.transData + shift
 
 
 def percent_axis(axes: Axes, label: str) -> None:
-    """Make the vertical axis one of percent with few, round ticks."""
+    """Give a vertical axis in percent its label, and few, round ticks."""
     axes.set_ylabel(label)
     round_ticks(axes.yaxis)
 
@@ -132,7 +132,7 @@ def round_ticks(axis: Axis) -> None:
 
 
 def position_axis(axes: Axes, last: int, label: str) -> None:
-    """Make the horizontal axis one of positions, lags or depths from 1 to ``last``."""
+    """Make the horizontal axis show positions, lags or depths from 1 to ``last``, with five ticks at most."""
     ticks = sorted({1, *(round(last * part / 4) for part in (1, 2, 3)), last})
     axes.set_xticks([tick for tick in ticks if tick >= 1])
     axes.set(xlim=(1, last) if last > 1 else (0.5, 1.5), xlabel=label)

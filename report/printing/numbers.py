@@ -35,7 +35,7 @@ def fixed(value: float | None, decimals: int) -> str:
 
 
 def significant(value: float | None, digits: int = 3, most: int | None = None) -> str:
-    """Format a number with some significant digits, no exponent, and at most ``most`` decimals."""
+    """Format a number with ``digits`` significant digits, no exponent, and at most ``most`` decimals."""
     if not value:
         return MISSING if value is None else "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -178,7 +178,7 @@ class ReportedEstimates:
     def get(
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED, x: int | None = None
     ) -> Estimate:
-        """Return one estimate; without a number if it is missing."""
+        """Return the estimate of a quantity; if it is missing, an estimate without a number."""
         estimate = self._series.get((quantity, stratum, action, baseline), {}).get(x)
         return estimate or Estimate(stratum, action, baseline, quantity, x)
 
@@ -207,7 +207,7 @@ class ReportedEstimates:
         ]
 
     def known(self, *quantities: str) -> bool:
-        """Tell whether any of these quantities has a number anywhere."""
+        """Tell whether any of these quantities has a number for any action and stratum."""
         return any(row.estimate is not None for row in self.all() if row.quantity in quantities)
 
     @property
