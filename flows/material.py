@@ -193,7 +193,10 @@ def checked_actions(study: Study) -> list[Action]:
         raise InputError("plan.primary names a contrast, but the study has one action: add another action")
     endpoints = len(primary) * len(study.estimated) - contrasts * (study.plan.baseline in study.estimated)
     if study.plan.family_size is not None and study.plan.family_size < endpoints:
-        raise InputError(f"plan.family_size = {study.plan.family_size}: this model alone has {endpoints} endpoints")
+        raise InputError(
+            f"plan.family_size = {study.plan.family_size}: this model alone has {endpoints} endpoints; family_size "
+            "must be at least that"
+        )
     return actions
 
 

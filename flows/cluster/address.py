@@ -1,4 +1,4 @@
-"""The service or cluster that generates, and the store, from a run's options."""
+"""The addresses of the service or cluster that generates, as a run's options name them, and the default store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """The address of a cluster."""
+    """The address of a Dask cluster: that of a scheduler, or the workers to start on this machine."""
 
-    text: str  # The cluster's name in lines: the option's text, or the GPUs
+    text: str  # The cluster's name in messages: the text of ``--cluster``, or the GPUs
     # For each worker to start on this machine, environment variables added to the command's; None if there is a
     # scheduler already
     workers: tuple[Mapping[str, str], ...] | None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an address."""
+        """Read the text of ``--cluster``: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``local:N`` for N workers."""
         local = re.fullmatch(r"local:([1-9][0-9]{0,2})", text)
         if local is None and not re.fullmatch(r"(tcp|tls)://[^\s/]+:[0-9]{1,5}", text):
             raise InputError(
@@ -38,17 +38,20 @@ class ClusterAddress:
 
     @classmethod
     def of_gpus(cls, text: str, studies: Sequence[Study]) -> Self:
-        """Read how many GPUs of this machine get a worker each, to generate for the studies of one file."""
+        """Read the text of ``--gpus``, a number or ``all``; return an address with a worker for each of these GPUs.
+
+        The workers will generate for the ``studies`` of one file.
+        """
         check_gpus(text, studies)
         from kvdrift.generator.transformer.model_checks import visible_gpus  # noqa: PLC0415 - torch takes seconds
 
         gpus = visible_gpus()
         if not gpus:
             raise InputError(
-                f"--gpus {text}: torch finds no GPU on this machine; nvidia-smi lists those that there are"
+                f"--gpus {text}: torch finds no GPU on this machine; nvidia-smi lists the GPUs that the driver finds"
             )
         if text != "all" and int(text) > len(gpus):
-            raise InputError(f"--gpus {text}: this machine has {len(gpus)}; write all")
+            raise InputError(f"--gpus {text}: torch finds only {len(gpus)} on this machine; write all")
         _check_dask(f"--gpus {text}")
         taken = gpus if text == "all" else gpus[: int(text)]
         name = f"of GPU{'s' if len(taken) > 1 else ''} {', '.join(taken)}"
@@ -56,11 +59,11 @@ class ClusterAddress:
 
 
 def check_gpus(text: str, studies: Sequence[Study]) -> None:
-    """Check ``--gpus`` as far as any machine can."""
+    """Check the text of ``--gpus``, and that the studies' models can have a GPU each; this needs no GPU."""
     if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
         raise InputError(
-            f"--gpus '{text}': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run with --gpus all takes "
-            "these two"
+            f"--gpus '{text}': write all, or a number of GPUs; to choose GPUs 0 and 2, set CUDA_VISIBLE_DEVICES=0,2 "
+            "and write --gpus all"
         )
     for model in (study.model for study in studies):
         prefix = f"--gpus {text}: model."
@@ -86,7 +89,7 @@ def named_workers(
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
     generators = [option for option, there in who.items() if there]
     if len(generators) > 1:
-        raise InputError(f"{' and '.join(generators)}: each chooses who generates; give one option")
+        raise InputError(f"{' and '.join(generators)}: each chooses where units are generated; give one of them")
     if gpus is not None:
         return ClusterAddress.of_gpus(gpus, studies)
     return None if cluster is None else ClusterAddress.parse(cluster)
@@ -99,9 +102,11 @@ def named_service(
     files = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in files.items():
         if value is not None and not locations:
-            raise InputError(f"{name}: says how to reach an endpoint; add --endpoint grpc://HOST:PORT")
+            raise InputError(f"{name}: is for the service at an endpoint; add --endpoint grpc://HOST:PORT")
     if len(locations) > 1:
-        raise InputError(f"--endpoint {' --endpoint '.join(locations)}: give one; --cluster generates on many machines")
+        raise InputError(
+            f"--endpoint {' --endpoint '.join(locations)}: give one endpoint; --cluster generates on many machines"
+        )
     if not locations:
         return None
     from kvdrift.generator.service.client import ServiceAddress  # noqa: PLC0415 - only if a service generates
@@ -113,5 +118,5 @@ def named_service(
 
 
 def default_location(studies: Sequence[Study]) -> str:
-    """Return ``stores/NAME`` in the working folder."""
+    """Return the default store of a file's studies: ``stores/NAME``, a path relative to the working folder."""
     return str(Path("stores") / studies[0].name_in_file)

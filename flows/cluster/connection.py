@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from kvdrift.transforms.segments import DerivationReport
 
 _PACKAGES = ("schema", "log", "generator", "transforms", "flows")  # the packages that workers run
-_OF_DASK = ("python", "dask", "distributed")  # that processes of a cluster need in common
+_OF_DASK = ("python", "dask", "distributed")  # packages of which all processes of a cluster need the same versions
 
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """The facts that a worker must match."""
+    """Facts of a process; those of a worker must match those of the process that hands out the work."""
 
     source: str  # SHA-256 of the packages that the process runs
     threads: int | None = 1  # How many tasks the process takes at once; None allows any number
@@ -52,7 +52,7 @@ class WorkerFacts:
 
 
 def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
-    """Return this process's facts, and those of the store at ``location`` unless it is None."""
+    """Return the facts of this process with ``threads`` threads, and of the store at ``location`` unless it is None."""
     if location is None:
         return WorkerFacts(source_sha256(), threads)
     try:
@@ -62,28 +62,34 @@ def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
 
 
 def facts_there(location: str | None, dask_worker: Any) -> tuple[str, WorkerFacts]:
-    """Return the name of this process's worker in error lines, and its facts; Dask passes the worker."""
+    """Return this worker's name in messages, and its facts; Dask passes the worker as ``dask_worker``."""
     return worker_name(dask_worker.address), facts(location, dask_worker.state.nthreads)
 
 
 def check_facts(worker: str, there: WorkerFacts, here: WorkerFacts, location: str | None) -> None:
-    """Compare the facts of a worker, named in error lines, with those of the process that hands out the work."""
+    """Check that a worker's facts match those of the process that hands out the work; errors begin with ``worker``."""
     check_source(worker, there.source, here.source)
     if here.threads is not None and there.threads != here.threads:
-        raise InputError(f"{worker}: has {there.threads} threads, and a model serves one: start it with --nthreads 1")
+        raise InputError(
+            f"{worker}: has {there.threads} threads, but a model serves one; start the worker with --nthreads 1"
+        )
     if there.problem is not None:
-        remedy = "put it where every machine has it at the same path, or behind a URL"
+        remedy = "put the store at a path that is the same on every machine, or behind a URL"
         if location is not None and not is_local(location):
             remedy = "start the worker with the credentials that are set here, its AWS_… variables"
         raise InputError(f"{worker}: does not see the store ({there.problem}); {remedy}")
     if there.store != here.store:
         raise InputError(
-            f"{worker}: has another store at {location}; put the study's where every machine has it, or behind a URL"
+            f"{worker}: has another store at {location}; put the study's store at a path that is the same on every "
+            "machine, or behind a URL"
         )
 
 
 def check_source(name: str, there: str, here: str | None = None) -> None:
-    """Check the ``source_sha256`` of a process, named in error lines, against this process's by default."""
+    """Check that a process has the ``source_sha256`` ``here``, by default that of this process.
+
+    The error begins with ``name``, the name of the process.
+    """
     if there != (here or source_sha256()):
         raise InputError(
             f"{name}: runs another version of kvdrift; install there what is installed here, and start it again"
@@ -91,12 +97,15 @@ def check_source(name: str, there: str, here: str | None = None) -> None:
 
 
 def lacking(name: str, error: Exception) -> InputError:
-    """Return the error of a cluster's process that cannot import the code that was sent."""
+    """Return the error for a process of a cluster that cannot import the code that was sent."""
     return InputError(f"{name}: lacks this kvdrift ({first_line(error)}); install there what is installed here")
 
 
 def other_versions(versions: Mapping[str, Any]) -> str | None:
-    """Return a line, or None, about a process of a cluster with another Python or Dask than this process."""
+    """Return a line on the first process of a cluster with another Python or Dask than this process; None without any.
+
+    ``versions`` are the result of ``get_versions`` of Dask's client.
+    """
     here = versions["client"]["packages"]
     processes = {"the scheduler": versions["scheduler"]} | {
         f"worker {name}": of for name, of in versions["workers"].items()
@@ -122,7 +131,7 @@ def has_dashboard(dask_scheduler: Any) -> bool:
 
 
 def worker_name(address: str) -> str:
-    """Return the name of this process's worker in error lines."""
+    """Return the name of this process's worker in messages."""
     return f"worker {address} on {socket.gethostname()}"
 
 
@@ -149,12 +158,12 @@ _FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # raised by Dask's 
 
 
 def resources_of(models: Iterable[ModelSection]) -> dict[str, float]:
-    """Return the resources that a worker must declare for some models."""
+    """Return the resources that a worker must declare to compute some models."""
     return ONE_GPU if any(model.device != "cpu" or model.device_map is not None for model in models) else {}
 
 
 def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[str]:
-    """Return the addresses of the workers that declare some resources, of all workers as Dask describes them."""
+    """Return the addresses of the workers that declare ``resources``; ``workers`` are Dask's facts by address."""
     return [
         address
         for address, worker in workers.items()
@@ -163,7 +172,7 @@ def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[s
 
 
 def who_has_which(gpus: Sequence[tuple[str, str | None]], others: int) -> str:
-    """Return a line about the GPUs of workers, given as (worker, GPU), and the number of workers that declare none."""
+    """Return a line on which GPUs workers have, from pairs (worker, GPU), and on how many ``others`` declare none."""
     machines = defaultdict[str, list[str]](list)
     for name, gpu in gpus:
         machines[gpu or "no GPU that torch finds"].append(name.rpartition(" on ")[2])
@@ -179,7 +188,7 @@ def who_has_which(gpus: Sequence[tuple[str, str | None]], others: int) -> str:
 class Cluster:
     """A connection to a cluster, made at the first use, together with workers that end with this process.
 
-    ``say`` receives a line about the cluster that was reached.
+    ``say`` receives lines about the cluster.
     """
 
     def __init__(self, address: ClusterAddress, say: Callable[[str], None]) -> None:
@@ -197,7 +206,7 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The address as the user gave it."""
+        """The cluster's name in messages."""
         return self._address.text
 
     @property
@@ -223,12 +232,12 @@ class Cluster:
     def check(
         self, store: Store | None = None, resources: Mapping[str, float] = _ANY, *, threads: int | None = 1
     ) -> None:
-        """Check that scheduler and present workers run this kvdrift and see the store; wait for a first worker.
+        """Wait for a first worker; check that scheduler and workers run this kvdrift, and that workers see the store.
 
         Only workers with the ``resources`` are checked; ``threads`` of None allows any number of a worker's threads.
 
         Raises:
-            InputError: A process lacks one of these; the line names the process and its lack. Or no worker declares the
+            InputError: A process fails a check; the line names the process and the reason. Or no worker declares the
                 resources.
             OperationError: No scheduler answers.
         """
@@ -240,7 +249,7 @@ class Cluster:
             check_facts(name, there, here, location)
 
     def ask(self, function: Callable[..., _Answer], *arguments: Any, workers: Sequence[str]) -> list[_Answer]:
-        """Call a function in the workers of some addresses; return the answers of workers that do not end meanwhile.
+        """Call a function in the workers at some addresses; return the answers of the workers that have not ended.
 
         Dask also passes its worker to the function, as the argument ``dask_worker``.
 
@@ -299,13 +308,13 @@ class Cluster:
             ended = f"{error.allowed_failures + 1} workers ended while they had the same document"
             raise (OperationError if self.workers() else NobodyLeftError)(
                 f"cluster {self.name}: {ended}, the last one {error.last_worker.address}; "
-                "is its memory enough, and its --memory-limit 0? What ended them is in their standard error"
+                "has it enough memory, and --memory-limit 0? The standard error of the workers says what ended them"
             ) from None
         except Exception as error:
             raise OperationError(f"cluster {self.name}: {type(error).__name__}: {first_line(error)}") from error
 
     def cancel(self, tasks: Sequence[Future]) -> None:
-        """Cancel tasks that no worker has begun; others run on, and nobody waits for them."""
+        """Cancel tasks; a task that a worker has begun runs on, and its result is not used."""
         if self._client is not None:
             with suppress(*_FAULTS):
                 self._client.cancel(tasks)
@@ -348,7 +357,7 @@ class Cluster:
             time.sleep(_WAIT_SECONDS)
 
     def _having(self, resources: Mapping[str, float]) -> list[str]:
-        """Return the addresses of the workers that declare some resources; none is the user's mistake."""
+        """Return the addresses of the workers that declare ``resources``; raise InputError if no worker does."""
         if addresses := self.workers(resources):
             return addresses
         remedy = "start workers that have a GPU with dask worker … --resources GPU=1"

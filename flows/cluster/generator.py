@@ -45,7 +45,7 @@ from kvdrift.schema.errors import (
 )
 from kvdrift.schema.study import FINITE_STATE, Study
 
-_RETRIES = 1  # tries of a group with which Dask itself fails
+_RETRIES = 1  # further tries of a group if Dask itself fails
 _AHEAD = 2  # groups for each worker, so that the next group is there when a worker has finished a group
 _COUNT_SECONDS = 2.0  # from one count of the workers to the next
 
@@ -62,7 +62,7 @@ class HandingOut:
     """Hands groups to a cluster's workers that declare the ``resources``.
 
     If a group fails, each of its documents is tried alone, by another worker if there is any. If a document fails
-    twice, the others are still generated, unless several documents fail in a row.
+    again, the remaining documents are still generated, unless several documents fail in a row.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HandingOut:
         self._in_a_row = 0
 
     def stored(self) -> Generator[Stored, None, None]:
-        """Yield what workers have stored, until all documents are stored or have failed.
+        """Yield the success of each group that a worker stored, until all documents are stored or have failed.
 
         Raises:
             InputError: A worker does not fit, or refuses a document.
@@ -103,7 +103,7 @@ class HandingOut:
             raise self._failed[0]
 
     def _hand_out(self) -> bool:
-        """Submit groups until workers have enough; return whether any are under way."""
+        """Submit groups until there are ``_AHEAD`` for each worker; return whether any group is under way."""
         lacking = _AHEAD * self._count_workers() - len(self._under_way)
         for group in self._groups.take(max(lacking, 0), self._workers):
             self._submit(_Attempt(group))
@@ -159,7 +159,7 @@ class ClusterGenerator:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        # Of studies whose models are elsewhere: the weights, and the tokens that end a text.
+        # By study and model, if only workers have the model: its weights' fingerprint, and the tokens that end a text.
         self._models: dict[tuple[str, str], tuple[str | None, tuple[int, ...]]] = {}
 
     def check(self, studies: Sequence[tuple[Study, GpuKinds]]) -> None:
@@ -198,7 +198,7 @@ class ClusterGenerator:
         check_stored(store, study, work)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the identity of the study's actions, from this machine's files or, if these lack, from a worker's.
+        """Return the function from an action to its identity, from files of this machine or, if missing, of a worker.
 
         Raises:
             InputError: A file cannot be read, or a worker cannot load the model.
@@ -214,7 +214,7 @@ class ClusterGenerator:
         return identities(study, files)
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
-        """Return the GPU models that workers must have: those of the present units, or else the first worker's."""
+        """Return the GPU models that workers must have: those that made the stored units, else the first worker's."""
         if not (resources := resources_of([study.model])):
             return made_on
         workers = self.cluster.workers(resources)
@@ -242,6 +242,6 @@ def check_stored(store: Store, study: Study, work: Work) -> None:
     lost = [(document.doc, unit.action.name) for document, units in not_stored(store, study, work) for unit in units]
     if lost:
         raise OperationError(
-            f"{store.location}: {len(lost)} units that workers have stored do not show here, the first of document "
+            f"{store.location}: lacks {len(lost)} units that workers reported as stored, the first of document "
             f"'{lost[0][0]}', action '{lost[0][1]}'; run the same command again to go on"
         )

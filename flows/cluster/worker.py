@@ -39,7 +39,7 @@ from kvdrift.schema.study import ModelSection, Study
 _PER_COMMIT = 10.0  # the least seconds that a worker generates for each second that a commit takes
 
 GUESS = 5.0  # seconds of a document, before the first document has been generated
-_APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
+_APART = 0.5  # the largest difference of a group's seconds from their mean, as a share of the mean
 
 
 class Pace(NamedTuple):
@@ -49,7 +49,10 @@ class Pace(NamedTuple):
     rate: float  # Commits a second of all workers together, at most
 
     def seconds(self, workers: int, commit: float = 0.0) -> float:
-        """Return how many seconds each of some workers generates before it commits, if a commit takes ``commit``."""
+        """Return how many seconds each of ``workers`` workers generates before it commits.
+
+        ``commit`` is how many seconds a commit takes.
+        """
         return max(self.least, workers / self.rate, _PER_COMMIT * commit)
 
 
@@ -57,7 +60,7 @@ LOCAL, REMOTE = Pace(2.0, 10.0), Pace(10.0, 4.0)
 
 
 class Group(NamedTuple):
-    """Documents of one task, and the seconds after which the worker leaves the rest of them."""
+    """The documents of one task, and the seconds after which the worker begins no further document of the task."""
 
     part: NamedPart
     seconds: float
@@ -72,7 +75,7 @@ class Groups:
         self._documents, self._seconds, self._commit = 0, 0.0, 0.0
 
     def take(self, count: int, workers: int) -> Iterator[Group]:
-        """Take some groups, or as many as there are.
+        """Yield ``count`` groups for the present number of workers; fewer if no more documents wait.
 
         Groups shrink as fewer documents wait, so that all workers end at about the same time: one group for each worker
         is half of the waiting documents (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM 35(8),
@@ -102,12 +105,12 @@ class Groups:
 
 
 def spread(mean: float) -> float:
-    """Draw the seconds of a group, so that workers that begin together do not commit together."""
+    """Draw a group's seconds around their mean, so that workers that begin together do not commit together."""
     return mean * random.uniform(1 - _APART, 1 + _APART)  # noqa: S311 - no event depends on it
 
 
 _DECLINED_SECONDS = 1.0  # so that other workers have time to take the documents
-_ROWS = 1 << 20  # events of one commit, some 60 MB in memory; no more documents are begun then
+_ROWS = 1 << 20  # events, some 60 MB in memory, from which on a group begins no further document
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,12 @@ def generate_group(
     """Generate documents until the group's seconds are over, and store their units by one commit; runs on a worker.
 
     A worker ends if its GPU fails for good: Dask gives the documents to another worker, and replaces the worker. The
-    workers in ``declined_by`` failed with the documents, while there are others.
+    workers in ``declined_by`` failed with the documents before, and decline them.
 
     Returns:
         The stored documents; a failure; the user's mistake, if this worker does not fit; or None, after a wait, if this
-        worker declines the documents. Errors are returned and not raised, since Dask would try a raised error again,
-        a failure even on this worker.
+        worker declines the documents. Errors are returned and not raised, since Dask would repeat a task that raises,
+        even on this worker.
     """
     address = get_worker().address
     if address in declined_by:
@@ -185,7 +188,7 @@ def generate_group(
 
 
 def _generated(store: Store, assignment: Assignment, work: Work, seconds: float) -> Stored:
-    """Generate the units that the store lacks; another worker may have stored the others, and ended."""
+    """Generate and store the units that the store lacks; a worker that has ended may have stored the other units."""
     study, local = assignment.study, KEPT.local
     lacking = not_stored(store, study, work)
     done = {document.doc for document, _ in work} - {document.doc for document, _ in lacking}
@@ -247,8 +250,8 @@ def _accepted(assignment: Assignment, name: str) -> Store:
         for column in changes(stored, present):
             there, here = (str(identified.columns[column])[:12] for identified in (present, stored))
             raise InputError(
-                f"{column} of action '{action.name}' is {there} there, and {here} in the store; give the worker the "
-                "files that the study was begun with"
+                f"{column} of action '{action.name}' is {there} on this worker, but {here} in the store; give the "
+                "worker the files with which the study was begun"
             )
     held = KEPT.local.model(assignment.study)
     if any(changes(stored, held.identity(action)) for action, stored in required):

@@ -65,10 +65,10 @@ def inputs_sha256(*inputs: Any) -> str:
 
 
 def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mapping[str, int]) -> pa.Table:
-    """Return the newest rows of ``results`` or ``calibration`` for each wanted SHA-256 of inputs, at any version.
+    """Return the newest rows of ``results`` or ``calibration`` for each wanted SHA-256 of inputs.
 
-    ``cited`` has the events version and the documents' revision that the rows cite, by column. Inputs without rows are
-    left out.
+    The rows may have been stored for any events version and revision of the documents; in the result, these columns
+    have the values of ``cited``. Inputs without stored rows are left out.
     """
     stored = store.read(table)
     rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
@@ -132,7 +132,7 @@ class Analysis:
 
     @property
     def exploratory_draws(self) -> int:
-        """Draws of the quantities that no plan names."""
+        """The number of bootstrap draws for quantities that no plan names."""
         return self.draws[-1][1]
 
     @classmethod
@@ -179,7 +179,7 @@ class Subject(NamedTuple):
 class AnalysisPart:
     """The estimates of one task: some quantities of some actions, or of some contrasts (baseline, action).
 
-    ``reduced`` are the moments less control variates, for the actions that have coefficients.
+    ``reduced`` are the moments minus control variates, for the actions that have coefficients.
     """
 
     moments: DocumentMoments
@@ -213,7 +213,7 @@ def with_progress(run: Runner, progress: Progress) -> Runner:
 
 
 def estimate_part(part: AnalysisPart) -> Estimates:
-    """Estimate the quantities of one part, and reduced estimates of the quantities that reduced moments suffice for."""
+    """Estimate the quantities of one part; estimate quantities for which reduced moments suffice from these too."""
     estimates = estimate(
         part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
         pairs=part.contrasts,
@@ -341,8 +341,8 @@ def estimate_study(
 
     If the store holds replicates of residual branching, these are estimated too. ``run`` estimates the parts of the
     analysis. An action without ``coefficients`` of control variates, fitted on other documents, has no reduced
-    estimates. ``answers`` are moments of the documents with answers, and ``wanted`` says whether a subject's estimates
-    are to be made or are kept already.
+    estimates. ``answers`` are moments of the documents with answers. Subjects for which ``wanted`` is false are left
+    out: their estimates are neither made nor returned.
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)

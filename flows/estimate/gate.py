@@ -39,14 +39,14 @@ from kvdrift.stats.registry import Between, Higher, Quantity
 from kvdrift.stats.simultaneous import simultaneous_gaps
 
 LARGER_FLOOR: Final = ""
-"""As a baseline: that of the study's floors which has the larger R."""
+"""The name of a baseline that stands for the study's floor with the larger R."""
 
 _DRAWS = 10_000  # definitions, "Bootstrap": for a study without a plan
 
 
 @dataclass(frozen=True)
 class GateQuestion:
-    """A question to a store."""
+    """The question whether action b is at most a margin worse than action a, to be answered from a store."""
 
     quantity: str  # a quantity of actions, or a contrast
     action: str  # the action b
@@ -65,7 +65,7 @@ class GateQuestion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, and the numbers behind it."""
+    """The answer to a question, and the numbers behind the answer."""
 
     decision: Decision  # the answer
     question: GateQuestion  # the question, completed with the study and the model
@@ -109,7 +109,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
 
     Raises:
         InputError: a name does not exist, the quantity cannot be decided on, or the study is not finished.
-        ControlError: the study's full-retention control moved.
+        ControlError: the study's full-retention control is not exactly 0.
         DamagedStoreError: the store is damaged.
     """
     contrast = decidable_quantity(question.quantity)
@@ -215,7 +215,10 @@ def _more_documents(moments: DocumentMoments, contrast: Quantity, question: Gate
 
 
 def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
-    """Return how many documents in all would exclude failures that no document shows; None if these documents do.
+    """Return how many documents in all would exclude failures that no document shows.
+
+    The result is None if the present documents exclude them already, if the interval allows for them, or if no number
+    of documents would exclude them.
 
     If more than a few documents differ by more than the margin, the interval does not allow for documents that differ
     more than all of these. Such documents may be a share of 1 - alpha^(1/n), and lose all that can be lost.
@@ -264,7 +267,7 @@ def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question:
 
 def _check_numbers(question: GateQuestion, contrast: Quantity) -> None:
     if not 0.5 < question.level < 1:
-        raise InputError(f"--level {question.level:g}: above 0.5 and below 1, such as 0.95")
+        raise InputError(f"--level {question.level:g}: must be above 0.5 and below 1, such as 0.95")
     if not 0 <= question.margin < float("inf"):
         raise InputError(
             f"--margin {question.margin:g}: must be at least 0; it is the largest difference that counts as no worse"
@@ -273,8 +276,8 @@ def _check_numbers(question: GateQuestion, contrast: Quantity) -> None:
     if contrast.scale.factor != 1 and question.margin >= 1:
         percent = contrast.scale.factor
         raise InputError(
-            f"--margin {question.margin:g}: '{question.quantity}' is a fraction, and {question.margin / percent:g} is "
-            f"{question.margin:g} percentage points"
+            f"--margin {question.margin:g}: must be below 1, since '{question.quantity}' is a fraction; "
+            f"{question.margin / percent:g} is {question.margin:g} percentage points"
         )
 
 
@@ -282,18 +285,21 @@ def _check_tails(question: GateQuestion, draws: int) -> None:
     """Refuse a level at which no draw lies beyond the interval's ends: such ends would be arbitrary."""
     if draws * (1 - question.level) < 1:
         raise InputError(
-            f"--level {question.level:.12g}: the study's {draws:,} draws reach no further than {1 - 1 / draws:.6g}; "
-            "its [plan] draws says how many"
+            f"--level {question.level:.12g}: the study's {draws:,} bootstrap draws suffice for levels up to "
+            f"{1 - 1 / draws:.6g}; plan.draws in the study file sets their number"
         )
 
 
 def _check_actions(store: Store, views: Views, question: GateQuestion, study: str) -> None:
-    """Check that two actions have these names; actions of another generator need no row in ``actions``."""
+    """Check that the question names two different actions; actions of another generator need no row in ``actions``."""
     listed = {name for name, row in current_actions(store.read("actions"), study).items() if not row["control"]}
     known = listed | set(pc.unique(views.rows("moments", study=study)["action"]).to_pylist()) - {CONTROL_ACTION}
     for option, name in (("action", question.action), ("baseline", question.baseline)):
         if name == CONTROL_ACTION:
-            raise InputError(f"--{option} {name}: the control, which never diverges; known: {', '.join(sorted(known))}")
+            raise InputError(
+                f"--{option} {name}: is the full-retention control, which never diverges; name one of "
+                f"{', '.join(sorted(known))}"
+            )
         if name not in known:
             raise InputError(f"--{option} {name}: no such action; {nearest(name, known)}")
     if question.action == question.baseline:
@@ -304,7 +310,7 @@ def _check_control(views: Views, study: str, model: str) -> None:
     moved = [row for row in views.rows("controls", study=study, model=model).to_pylist() if row["moved_pairs"]]
     if moved:
         raise ControlError(
-            f"study '{study}': {moved[0]['moved_pairs']} pairs of the full-retention control moved, which must have "
+            f"study '{study}': {moved[0]['moved_pairs']} pairs of the full-retention control differ, but must have "
             "delta and f of exactly 0; nothing can be decided on this store"
         )
 
@@ -332,8 +338,8 @@ def _check_finished(
         there = sum(min(whole[name, stratum], count) for stratum, count in wanted.items())
         if there < sum(wanted.values()):
             raise InputError(
-                f"{name} has {there} of the {sum(wanted.values())} evaluation documents of the plan, with "
-                f"{plan.replicates} replicates: kvdrift run STUDY.toml --store {store.location} goes on"
+                f"action '{name}' has {there} of the {sum(wanted.values())} evaluation documents of the plan with "
+                f"{plan.replicates} replicates; kvdrift run STUDY.toml --store {store.location} generates the others"
             )
 
 

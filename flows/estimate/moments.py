@@ -33,7 +33,7 @@ def measured(table: pa.Table) -> pa.Table:
 
 
 def trajectory_moments(views: Views, windows: Windows, study: str, model: str, split: str) -> pa.Table:
-    """Compute the scalar moments of every replicate of a split from its steps, except those of controls.
+    """Compute the scalar moments of every replicate of a split from the replicate's steps; controls are left out.
 
     Returns:
         Columns study, model, doc, action, replicate, stratum, cluster, and one for each scalar moment.
@@ -66,8 +66,8 @@ class DocumentIndex:
     ) -> dict[str, Float]:
         """Arrange columns of a view by document and action, float64 [documents, actions]; NaN without a row.
 
-        With an ``axis``, a column by which a document and action has ``length`` rows from 0 on, there is a third
-        dimension. If the columns are lists of one length, the third dimension is that of the lists.
+        ``axis`` is a column that numbers the rows of a document and action from 0; it adds a dimension of ``length``.
+        If the columns are lists of one length, the lists are the last dimension.
         """
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))
         where: list[Any] = [
@@ -113,10 +113,12 @@ def documents_revision(views: Views, study: str, model: str) -> int:
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
-    """Read the study's windows from the ``windows`` view."""
+    """Read a study's windows from the ``windows`` view; raise InputError if nothing of the study is derived."""
     rows = views.rows("windows", study=study, model=model).to_pylist()
     if not rows:
-        raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
+        raise InputError(
+            f"study '{study}', model '{model}': has no derived trajectories in this store; 'kvdrift derive' makes them"
+        )
     (row,) = rows
     return Windows.from_row(row)
 
@@ -178,7 +180,7 @@ def answer_moments(
 
 
 def replicate_answers(views: Views, study: str, model: str, split: str, windows: Windows) -> ReplicateMoments | None:
-    """Read the scalar moments of every scored replicate of a split, controls left out; None if there is none."""
+    """Read the scalar moments of a split's scored replicates, controls left out; None if no replicate is scored."""
     table = measured(views.rows("trajectory_answers", study=study, model=model, split=split))
     if not table.num_rows:
         return None
@@ -195,7 +197,7 @@ def replicate_answers(views: Views, study: str, model: str, split: str, windows:
 def branching_moments(views: Views, study: str, model: str, split: str) -> BranchingMoments | None:
     """Read the moments of both estimators for every document and action of a split, controls left out.
 
-    They are of all measured documents, which other estimates resample too; None if nothing was branched.
+    The moments are of all measured documents, which other estimates resample too. None if nothing was branched.
     """
     of_study = f"study = {literal(study)} and model = {literal(model)}"
     # The view would read all trajectories.

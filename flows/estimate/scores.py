@@ -86,7 +86,7 @@ class Scoring:
 
     @classmethod
     def stored(cls, store: Store, study: str, model: str) -> Self:
-        """Count the pairs in a store."""
+        """Count the scored and unscored pairs of a study and model in a store."""
         return cls(store, study, model, store.counts(store.read("actions")))
 
     def _is_scorable(self, place: Place) -> bool:
@@ -226,7 +226,7 @@ def record_tokens(
     location: str | None = None,
     progress: Progress = SILENT,
 ) -> int:
-    """Record the text of each token of a study's model, unless the store has them; return how many are new.
+    """Record the text of each token of a study's model, unless the store has these texts; return how many are new.
 
     If the model's tokenizer cannot be loaded, nothing is recorded, and a line reports it. Finite-state systems have no
     token texts. ``revision`` and ``location`` are those of the study file, as in ``score_stored``.

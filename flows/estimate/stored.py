@@ -142,7 +142,7 @@ def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMome
     known = known_answers(store, plan.study, plan.model)
     moments = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
     if moments is None:
-        raise OperationError(f"study '{plan.study}': a primary endpoint is of answers, which are not all scored")
+        raise OperationError(f"study '{plan.study}': a primary endpoint needs answers, but not all answers are scored")
     return moments.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
 
 
@@ -192,7 +192,7 @@ def calibrate_study(
     moments: Mapping[str, DocumentMoments],
     seen: tuple[str, ...] = (),
 ) -> int:
-    """Fit on development documents, judge on evaluation documents, and append the rows to ``calibration``.
+    """Fit predictors on development documents, judge them on evaluation documents, and append to ``calibration``.
 
     Nothing is written unless the baseline and another action have moments in both splits. Rows of a contrast with
     unchanged inputs are kept. A contrast is prespecified if the plan names both of its actions, or seen if the outcomes
@@ -324,7 +324,7 @@ def _say_what_waits(store: Store, study: str, model: str, progress: Progress) ->
 
 
 def estimate_stored(store: Store, study: str, model: str, progress: Progress) -> tuple[int, int, int]:
-    """Record tokens, score answers and estimate; return the new texts of tokens, scored pairs and estimates."""
+    """Record token texts, score answers and estimate; return the numbers of new texts, scored pairs and estimates."""
     revision = model_revisions(store).get((study, model))
     texts = record_tokens(store, study, model, revision=revision, progress=progress)
     scored = score_stored(store, study, model, revision=revision, progress=progress)

@@ -1,8 +1,8 @@
 """Generation on this machine: in this process, with one model in memory, or beside it in two side processes.
 
-Side processes do large amounts of work of a small model, and draw figures. A position of a small model takes the
-interpreter about as long as the processor, and so does a figure: two threads of one process get little more done than
-one. If a side process is killed, this process does its work.
+Side processes do large amounts of work of a small model, and draw figures. Both keep Python's interpreter busy about
+half of the time, and only one thread of a process can interpret: two threads would get little more done than one. If a
+side process is killed, this process does its work.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def with_actions(study: Study, part: NamedPart) -> Work:
 class LocalGenerator:
     """Generation in this process, with one model in memory at a time.
 
-    ``say`` receives a line if generation must do without something, or if a model is tested.
+    ``say`` receives lines about tests of the model, and about anything that makes generation slower or less exact.
     """
 
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
@@ -92,11 +92,11 @@ class LocalGenerator:
         yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
 
     def generate_part(self, study: Study, part: Work) -> list[list[Unit]]:
-        """Generate a part of the work in this thread."""
+        """Generate a part of the work in this thread; return the units of each of its documents."""
         return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the identity of the study's actions; a model is loaded only if it must be downloaded first."""
+        """Return the function from an action to its identity; if ``required``, load a model that is not here yet."""
         if study.model.kind == FINITE_STATE:
             return finite_model(study).identity
         if study.model.engine is not None:
@@ -111,7 +111,7 @@ class LocalGenerator:
     def model(self, study: Study) -> Model:
         """Return the study's model with its sampling and end tokens; load it in place of another loaded model."""
         held, whole = self._study, study.model.finite or study.model.engine is not None
-        # The documents of a study of systems are its systems; the actions of a study with an engine are its sides.
+        # A finite-state model holds the study's systems, an engine's model its actions: both need an equal study.
         other = held is None or held.model != study.model or held.own_weights != study.own_weights
         model = None if other or (whole and held != study) else self._model
         made = model is None
@@ -271,7 +271,7 @@ def _in_this_process() -> LocalGenerator:
 
 
 def _is_small(study: Study) -> bool:
-    """Return whether the model may decode in one thread, without loading the model."""
+    """Return whether a study's model is small enough for side processes, by the bytes of its weight files."""
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False

@@ -50,8 +50,8 @@ from kvdrift.schema.tables import ACTIONS, DOCUMENTS, IDENTITIES, STUDIES
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
     """Write study parameters, documents and actions; existing rows stay.
 
-    A document whose answers, scoring or cluster have changed gets a further revision. A new action outside the plan's
-    ``planned_actions`` counts as added after it; None if there is no plan yet.
+    A document whose answers, scoring or cluster have changed gets a further revision. A new action outside of
+    ``planned_actions``, those of the plan, counts as added after the plan; ``planned_actions`` is None without a plan.
     """
     study, model = material.study, material.model_id
     parameters = {
@@ -71,7 +71,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     actions = []
     for action in material.actions:
         prespecified = planned_actions is None or action.control or action.name in planned_actions
-        if action.name in there:  # of the newest plan at that time
+        if action.name in there:  # stays as stored, by the newest plan of that time
             prespecified = there[action.name]["prespecified"]
         revision = revisions.get((study.name, action.name), -1) + (action.name not in there)
         actions.append(action.row(study.name, prespecified=prespecified, revision=revision))
@@ -188,7 +188,7 @@ def _row(document: Document, records: list[dict[str, int]] | None) -> dict[str, 
 
 
 IN_A_ROW = 3
-"""The number of documents that may fail in a row; generation then stops, since the cause lies elsewhere."""
+"""The number of documents in a row after whose failure generation stops, since the cause then lies elsewhere."""
 
 Identities = Mapping[tuple[str, str, int], ActionIdentity]
 """The identity of each study, action and revision, as the store has it."""
@@ -199,14 +199,14 @@ Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
 GenerateInto = Callable[[Store, Study, Work, Identities], Generator[tuple[int, int], None, None]]
 """Makes the units of a study's work and stores them: yields of each commit the numbers of documents and of new units.
 
-A document is yielded when its commit is durable. Units that were not made by the identities are refused.
+A document is yielded when its commit is durable. Units with another identity than these are refused.
 """
 
 
 Identify = Callable[..., Callable[[Action], ActionIdentity]]
-"""Returns the identity by action of a study's units, whoever generates them.
+"""Returns the function from an action to the identity of its units.
 
-Its arguments are the study and ``required``, without which unknown weights are None.
+Arguments are the study and ``required``; unless an identity is required, weights that are not known yet are None.
 """
 
 
@@ -276,9 +276,10 @@ _ENDING = (
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
-    """Generate work and store it; return the number of new units. A unit of another sampling names its study.
+    """Generate work by ``made_by``, which stores it; return the number of new units.
 
-    If a document fails, the others are still generated, unless several fail in a row.
+    Units may be of studies that differ from ``study`` in sampling alone; such units name their study. ``stage`` names
+    the work for ``progress``. If a document fails, the others are still generated, unless several fail in a row.
 
     Raises:
         InputError: a model, an endpoint or the store refuses the work or some documents.
@@ -348,7 +349,7 @@ def stored_gpus(store: Store, study: str, model: str, redone: Collection[str] = 
 
 
 def storing(made_by: Generate) -> GenerateInto:
-    """Wrap a generator of units so that this process stores them, a document by one commit."""
+    """Wrap a generator of units so that this process stores the units, those of each document by one commit."""
 
     def generate_into(
         store: Store, study: Study, work: Work, known: Identities
@@ -379,6 +380,6 @@ def _check_identity(unit: Unit, known: Identities) -> None:
     for name, value in known[record["study"], record["action"], record["action_revision"]].columns.items():
         if record[name] != value:
             raise _OtherIdentityError(
-                f"unit {unit_name(record)}: {name} is {record[name]}, but the store has {value} of the action; "
+                f"unit {unit_name(record)}: {name} is {record[name]}, but the store has {value} for the action; "
                 "the settings or files behind the action changed during the run: run the command again"
             )

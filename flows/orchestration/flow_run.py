@@ -27,7 +27,7 @@ from kvdrift.schema.study import POOLED
 
 DELAYS = (10.0, 60.0, 300.0)  # seconds before the second, third and fourth try of a stage
 _FOR_GOOD = (InputError, ControlError, DamagedStoreError)
-AGAIN = 0.1  # seconds, until the callback or finalizer is over
+AGAIN = 0.1  # seconds until SIGTERM is sent again: by then the callback or finalizer that it met is over
 
 
 def as_task(function: Callable[..., Any], **options: Any) -> Any:
@@ -45,7 +45,7 @@ def as_task(function: Callable[..., Any], **options: Any) -> Any:
 def as_stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
     """Return a stage as a task, which ends in a state "Skipped" with the reason ``idle`` if the stage did nothing.
 
-    The state is Prefect's Completed under another name: for everything that waits, the task has succeeded.
+    The state is Prefect's Completed under another name: for tasks that wait for this task, it has succeeded.
     """
     from prefect.states import Completed  # noqa: PLC0415
 
@@ -115,9 +115,9 @@ _DIGITS = 6
 
 
 class FlowRunPage:
-    """A listener for ``kvdrift.schema.progress`` that forwards all and, once open, shows all in the flow run.
+    """A progress listener that forwards all events to another listener and, once open, shows them in the flow run.
 
-    If the server refuses something, it is left out, and no work is lost.
+    An event that the server refuses is not shown; the work goes on.
     """
 
     def __init__(self, listener: Progress = SILENT) -> None:

@@ -67,8 +67,7 @@ def orchestration(home: Path) -> Iterator[bool]:
     """Give the flows run inside the block a Prefect server.
 
     If the environment or the active Prefect profile names a server, runs appear there; all other settings of the user
-    stay. The environment, the root logger and Prefect's settings are as before after the
-    block.
+    stay. After the block the environment, the root logger and Prefect's settings are as before.
 
     Args:
         home: folder of our server's database: one for each store, so that concurrent studies do not lock each other
@@ -99,7 +98,7 @@ def orchestration(home: Path) -> Iterator[bool]:
 
 @contextmanager
 def answering(url: str) -> Iterator[None]:
-    """Turn failures of the user's server within the block, no answer included, into errors of one line."""
+    """Check that the user's server answers; turn failures of the server within the block into errors of one line."""
     import httpx  # noqa: PLC0415 - if there is a server
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415
@@ -143,8 +142,8 @@ def failing_in_one_line() -> Iterator[None]:
 def own_home(home: Path) -> Iterator[Path]:
     """Give a folder for a server's database that no other server uses: ``home``, or a temporary folder.
 
-    Two servers that make a database in one folder at once break it; the lock ends with its process. SQLite opens no
-    database whose path is too long.
+    Two servers that make a database in one folder at the same time break it, so the folder is locked; the lock ends
+    with its process. SQLite opens no database whose path is too long.
     """
     if len(os.fsencode(home.resolve() / DATABASE)) > _LONGEST_PATH:
         with _temporary_home() as folder:
@@ -310,7 +309,7 @@ def copy_kept(home: Path) -> bool:
 
 
 def keep(home: Path) -> None:
-    """Keep the database that a server in this home has just made, while it has no runs."""
+    """Copy the database that a server in this home has just made to the user's cache, while it has no runs."""
     if not (home / DATABASE).is_file():
         return
     kept = _kept()
@@ -328,7 +327,7 @@ def keep(home: Path) -> None:
 
 
 def _kept() -> Path:
-    """Return the kept file for this version of Prefect, since other versions have other databases."""
+    """Return the path of the kept database of this version of Prefect; other versions have other databases."""
     from prefect import __version__  # noqa: PLC0415 - only if a study runs
 
     return cache_folder() / f"prefect-{__version__}.db"

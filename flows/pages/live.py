@@ -38,7 +38,7 @@ from kvdrift.stats.bootstrap import COLUMNS, Request, estimate
 from kvdrift.stats.preliminary import preliminary_mean
 from kvdrift.stats.quantities import ANSWER_QUANTITIES, PAIR_QUANTITIES
 
-RATE_SECONDS = 120.0  # the window of the rate
+RATE_SECONDS = 120.0  # the time over which the rate is taken
 
 _GROUP = ("study", "model", "doc", "action", "action_revision")
 _UNIT = (*_GROUP, "estimator", "replicates")
@@ -50,7 +50,10 @@ Sums = tuple[int, ...]  # replicates, mismatches, positions, replicates that div
 
 @dataclass(frozen=True)
 class Divergence:
-    """The divergence of an action's trajectories so far; ends of 95% intervals are None if they are unknown yet."""
+    """The divergence of an action's trajectories so far: R (``mismatch``) and the probability that they diverge.
+
+    The ends of the 95% intervals are None if they are unknown yet.
+    """
 
     action: str
     documents: int
@@ -280,7 +283,7 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
 
     The report need not exist yet; ``store`` is the store's name as commands take it.
     """
-    from kvdrift.report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
+    from kvdrift.report.page import RELOADING, write_ended  # noqa: PLC0415 - as above
 
     page = folder / "index.html"
     if page.is_file() and RELOADING in page.read_text(encoding="utf-8"):

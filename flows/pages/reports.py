@@ -173,14 +173,18 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
 
 
 def model_in_path(study: str, model: str, pages: Collection[tuple[str, str]]) -> str | None:
-    """Return the model if other models of its study are among the studies and models that have pages."""
+    """Return the model if ``pages``, the studies and models with pages, have other models of its study; else None."""
     return model if sum(name == study for name, _ in pages) > 1 else None
 
 
 def page_folder(
     store: Store, study: str, model: str, pages: Collection[tuple[str, str]], output: Path | None = None
 ) -> Path:
-    """Return the folder of one of ``pages``: the report's by default; else ``output``, or a folder below."""
+    """Return the folder of the page of a study and model, one of ``pages``.
+
+    Without ``output`` it is the report's default folder. With ``output`` it is that folder if there is a single page,
+    else a folder below, named after the study and, if it has several, the model.
+    """
     page_model = model_in_path(study, model, pages)
     if output is None:
         return report_folder(store, study, page_model)
@@ -226,7 +230,7 @@ class Pruned:
 
 
 def prune_pages(store: Store, seconds: float, study: str | None = None) -> Iterator[Pruned]:
-    """Delete pages of a store's studies, or of one study, if page, run and estimates are at least ``seconds`` old.
+    """Delete pages of a store's studies, or of one, if page, last run and estimates are all at least ``seconds`` old.
 
     A time ahead of the clock counts as now. Other files in a page's folder, such as the answers of gates, stay. Yield
     the deletion of each page.
@@ -234,7 +238,7 @@ def prune_pages(store: Store, seconds: float, study: str | None = None) -> Itera
     from kvdrift.report.page import FILES, page_files  # noqa: PLC0415 - as in ``write_report``
 
     if not is_local(store.location):
-        raise InputError(f"{store.location}: its pages are in the folder reports, and not pruned")
+        raise InputError(f"{store.location}: pages of a store behind a URL are in the folder reports, and never pruned")
     studies, times = stored_studies(store), last_times(store.location)
     for name, model in studies:
         folder = page_folder(store, name, model, studies)

@@ -46,7 +46,7 @@ def read_entries(
     *,
     model: str | None = None,
 ) -> list[tuple[Entry, DocumentMoments]]:
-    """Read all studies and models of some stores, or the named ones, with their document moments."""
+    """Read the studies and models of some stores, by default all, with the moments of their documents."""
     stores = [Store.open(location) for location in locations]
     twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
     if twice:

@@ -28,7 +28,7 @@ _SEEDS = 20  # seeds that are tried
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A study file that was written."""
+    """The study file that ``write_confirmation`` wrote."""
 
     path: Path  # The file
     study: str  # The study's name
@@ -98,11 +98,13 @@ def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: P
     contrasts = {name for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "contrast"}
     if contrasts.intersection(studies[0].plan.primary) and set(names) == {baseline := studies[0].plan.baseline}:
         raise InputError(
-            f"--action {baseline}: is the baseline, which the new file has too; name an action to hold against it, of "
-            f"{', '.join(sorted(known - {baseline}))}"
+            f"--action {baseline}: is the baseline, which the new file has in any case; name an action to compare with "
+            f"it: {', '.join(sorted(known - {baseline}))}"
         )
     if any(study.model.tables is not None for study in studies):
-        raise InputError(f"{study_file}: its systems are read from model.tables, and there are no others to confirm on")
+        raise InputError(
+            f"{study_file}: its documents are the systems of model.tables, so there are no others to confirm on"
+        )
 
 
 def _write_new(files: dict[Path, str]) -> None:
@@ -138,10 +140,10 @@ def _names(name: str, content: dict[str, Any]) -> list[str]:
 def _draw(
     content: dict[str, Any], draft: Path, excluded: Path, path: Path, seen: SeenDocuments, clusters: set[str]
 ) -> int:
-    """Find a seed and clusters under which no evaluation document was seen, and write the draft with them.
+    """Find a seed, and clusters to exclude, with which no evaluation document was seen; write the draft with them.
 
-    The file ``excluded``, which the draft names, has the excluded clusters, ``clusters`` from the beginning. The study
-    file will be at ``path``. The number of evaluation documents in all strata is returned.
+    The excluded clusters, to begin with ``clusters``, are written to the file ``excluded``, which the draft names. The
+    study file will be at ``path``. The number of evaluation documents in all strata is returned.
     """
     first = content["study"].get("seed", 0)
     seed = first + 1
@@ -159,7 +161,12 @@ def _draw(
 
 
 def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:
-    """Make the draft's documents; return how many, whether a drawn document was seen, and the other seen clusters."""
+    """Make the evaluation documents of a draft, and compare them with the seen documents.
+
+    Returns:
+        The number of documents; whether a document that was drawn by the seed was seen; and the clusters of the seen
+        documents that were read from files.
+    """
     count, drawn, read = 0, False, set[str]()
     for study in load_studies(draft, path.parent):
         evaluation = gather_material(study).documents["evaluation"]

@@ -40,12 +40,12 @@ Held = Mapping[tuple[str, str], Sequence[tuple[int, int]]]
 """By action and estimator, the ranges of replicates that a document holds: the first replicate, and the one after the
 last."""
 
-# Keys of [plan] that may grow, with the plan's key of the chosen value.
+# Keys of [plan] whose values may grow, each with the key of the chosen value in the content of a plan.
 _SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stratum"}
 
 
 class _Entry(Generic[T]):
-    """The entry of a plan's content that has the attribute's name."""
+    """An attribute of a plan that reads the entry of its name from the plan's content, converted by ``kind``."""
 
     def __init__(self, kind: Callable[[Any], T]) -> None:
         self._kind = kind
@@ -69,9 +69,9 @@ class FrozenPlan:
     revision: int = 0
 
     replicates = _Entry(int)  # K of the evaluation
-    documents_per_stratum = _Entry(int)  # N of the evaluation: of each stratum's documents the first so many
+    documents_per_stratum = _Entry(int)  # N of the evaluation: it takes the first N documents of each stratum
     documents = _Entry[dict[str, dict[str, list[dict[str, Any]]]]](dict)  # by split and stratum, in order
-    actions = _Entry[list[str]](list)  # those that were fixed with the plan, controls left out
+    actions = _Entry[list[str]](list)  # the actions that were fixed with the plan, controls left out
     seen = _Entry(bool)  # whether evaluation documents of this or an earlier revision had been seen before
     interval = _Entry(str)  # the method of intervals
     seed = _Entry(int)  # of the study, and of resampling
@@ -154,12 +154,19 @@ class InterimLooks:
 
 
 def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
-    """Return the newest revision of the frozen plan of a study and model; None if there is none yet."""
+    """Return the newest revision of the frozen plan of a study and model; None if there is no plan yet.
+
+    Raises:
+        PlanError: the stored plan was changed.
+    """
     row = newest_plans(store.read("plans")).get((study, model))
     if row is None:
         return None
     if frozen_sha256(row["plan"]) != row["plan_sha256"]:
-        raise PlanError(f"the plan of study '{study}' does not have its hash {row['plan_sha256'][:12]}…")
+        raise PlanError(
+            f"the stored plan of study '{study}' was changed: its SHA-256 is not {row['plan_sha256'][:12]}…, with "
+            "which it was frozen"
+        )
     content = json.loads(row["plan"])
     return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], content, row["plan_revision"])
 
@@ -168,7 +175,7 @@ def require_plan(store: Store, study: Study) -> FrozenPlan:
     """Return the frozen plan of a study, after checking that the study file agrees with the plan."""
     plan = find_plan(store, study.name, study.model.id)
     if plan is None:
-        raise PlanError(f"study '{study.name}' has no frozen plan: evaluation starts after the plan, not before")
+        raise PlanError(f"study '{study.name}' has no frozen plan; evaluation starts only after a plan is frozen")
     check_plan_agrees(plan, study)
     return plan
 
@@ -200,12 +207,12 @@ class PlanDifference:
 
     @property
     def grows(self) -> bool:
-        """Whether the difference is a larger K or N, which the next revision of the plan takes."""
+        """Whether the difference is a larger K or N, which the next revision of the plan adopts."""
         return self.chosen is not None and isinstance(self.requested, int) and self.requested > self.chosen
 
     @property
     def replanned(self) -> bool:
-        """Whether planning anew takes the difference; windows are fixed with the study."""
+        """Whether ``--replan`` adopts the difference; it adopts no windows, which are fixed with the study."""
         return not self.what.startswith("windows.")
 
     @property
@@ -274,7 +281,7 @@ def plan_section_sha256(study: Study) -> str:
 
 
 def shown(value: object) -> str:
-    """Write a setting's value for a line."""
+    """Return a setting's value as text for a message."""
     return "none" if value is None else str(value)
 
 
@@ -289,7 +296,7 @@ class Wanted(NamedTuple):
 def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collection[str]) -> list[Wanted]:
     """Return the units that each document of a split is to have: K replicates, also of residual branching if branched.
 
-    Of an action that is a control ``CONTROL_REPLICATES`` at most are needed.
+    ``controls`` says of each action whether it is a control, which needs at most ``CONTROL_REPLICATES`` replicates.
     """
     least = min(replicates, CONTROL_REPLICATES)
     plain = [Wanted(name, PLAIN, least if control else replicates) for name, control in controls.items()]
@@ -320,7 +327,12 @@ def units_done(
     actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None,
     wanted_documents: Mapping[str, int],
 ) -> list[UnitsDone]:  # fmt: skip
-    """Return how many documents of each split and stratum have at least ``replicates`` replicates of an action."""
+    """Return for each split and action how many units are done and wanted; a unit has all replicates of a document.
+
+    ``actions`` are rows of ``actions`` by name. ``documents`` counts the documents of each split and stratum, and
+    ``covered`` those that hold the replicates of a cell. ``wanted_documents`` is the number of evaluation documents
+    that the ``plan`` needs by now, by stratum; without a plan the evaluation is left out.
+    """
     controls = {name: bool(row["control"]) for name, row in sorted(actions.items())}
     measured = [name for name, control in controls.items() if not control]
     most = max((replicates for _, _, split, _, replicates in covered if split == "development"), default=1)

@@ -320,7 +320,7 @@ def _raised(study: Study, evaluated: EvaluatedSize) -> str:
 
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:
-    """Return all measured actions under "swrb"; under "hybrid" those with efficiency above 1 in development."""
+    """Return the actions to branch: all measured under "swrb", those of efficiency above 1 under "hybrid", or none."""
     estimator, actions = material.study.plan.estimator, material.measured_actions
     if estimator == PLAIN:
         return []
@@ -384,7 +384,7 @@ def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
 def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two plans have equal settings and lead to the same evaluation and estimates.
 
-    Only evaluated documents and those behind the plan are compared.
+    Of the documents, those of development and those that the evaluation takes are compared.
     """
 
     def deciding(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -420,7 +420,9 @@ def freeze_plan(
     if evaluated and not revision:
         if (frozen := _adopted(store, study, revision)) is not None:  # another run has just frozen it
             return frozen
-        raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
+        raise PlanError(
+            f"study '{study.name}' has evaluation events but no plan; a plan can be frozen only before evaluation"
+        )
     documents = material.of_split("evaluation", content["documents_per_stratum"])
     seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)
     content = content | {"seen": bool(seen or evaluated)}

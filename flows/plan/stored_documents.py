@@ -34,8 +34,8 @@ CHANGEABLE = ("answers", "scoring", "cluster")
 def held_documents(store: Store, study: Study) -> HeldDocuments:
     """Return a study's stored documents: those of its plan in the plan's order, then all others.
 
-    If the study's settings differ from the stored settings, there are none, since its documents differ. With them come
-    the documents that were removed for good.
+    There are none if the study's settings differ from the stored settings, since the documents then differ too. The
+    result also has the documents that were removed for good, in any case.
     """
     model = study.model.id
     forgotten = forgotten_documents(store.location).of(study.name, model)
@@ -109,7 +109,7 @@ class SeenDocuments:
 
     @classmethod
     def in_store(cls, store: Store, without: str | None = None) -> SeenDocuments:
-        """Read the seen documents from a store, without those of a study."""
+        """Read the seen documents from a store, except those of the study named ``without``."""
         units = store.read("units", columns=["study", "model", "doc"])
         generated = set(zip(*(units[name].to_pylist() for name in units.column_names), strict=True))
         seeds = {(row["study"], row["model"]): row["seed"] for row in store.read("studies").to_pylist()}
@@ -142,7 +142,7 @@ def generated_documents(store: Store, study: str, model: str) -> set[str]:
 
 
 def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:
-    """Return a plan's actions whose outcomes were known before: all actions of a ``seen`` plan, and redone actions.
+    """Return a plan's actions whose outcomes were known beforehand: all of a ``seen`` plan, else the redone actions.
 
     An action counts as redone if units of evaluation documents were superseded.
     """

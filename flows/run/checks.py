@@ -51,8 +51,8 @@ NO_KERNEL_FLOOR = f"no {KERNEL_FLOOR_ACTION}, so the effect of rounding alone is
 def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     """Check a study file, and the model that it names, before anything is written.
 
-    If it is ``served``, another process generates, and this machine's devices do not matter. Return lines about checks
-    that could not be made, with reasons.
+    If the study is ``served``, another process generates, and this machine's devices do not matter. Return a line on
+    each check that could not be made, with the reason.
     """
     model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:
@@ -112,7 +112,7 @@ def _check_plannable(material: Material) -> None:
         if len({document.cluster for document in documents}) == 1:
             raise InputError(
                 f"documents '{stratum}': all {len(documents)} development documents are of cluster "
-                f"'{documents[0].cluster}', and a plan needs two clusters; ask for more documents"
+                f"'{documents[0].cluster}', and a plan needs two clusters; take more development documents"
             )
     answer_quantities = [name for name in material.study.plan.primary if name in ANSWER_QUANTITIES]
     if (
@@ -121,7 +121,8 @@ def _check_plannable(material: Material) -> None:
         and not any(document.answers for document in material.of_split("development"))
     ):
         raise InputError(
-            f"plan.primary: '{answer_quantities[0]}' is of documents with answers, and no development document has any"
+            f"plan.primary: '{answer_quantities[0]}' needs documents with answers, but no development document has "
+            "answers"
         )
 
 
@@ -214,7 +215,11 @@ def check_equal_bytes(store: Store, material: Material) -> int:
 
 
 def floor_line(store: Store, study: Study) -> str:
-    """Return a line about the floors; empty without an engine."""
+    """Return a line on how far the floors are from 0; empty without an engine.
+
+    Raises:
+        ControlError: The floor is not exactly 0, although the engine promises that.
+    """
     if not study.model.has_floor:
         return ""
     with open_views(store) as views:
@@ -250,7 +255,7 @@ _NAMED = 3  # control tokens in a line
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
-    """Return a line on each setting of a file's studies, checked before, that may have another effect than meant."""
+    """Return a line on each setting of a file's checked studies that may have another effect than meant."""
     lines = left_out(runs[0].study.documents)
     for run in runs:
         lines += _absent_eos_tokens(run.study)
@@ -282,7 +287,7 @@ def _absent_kernel_floor(study: Study) -> Iterator[str]:
         how = (
             "a url of the same model, started with another attention kernel"
             if study.model.engine == HTTP
-            else "settings"
+            else "settings that select another attention kernel"
         )
         yield (
             f"study '{study.name}': no action '{KERNEL_FLOOR_ACTION}', so the effect of rounding alone stays unknown; "
@@ -348,8 +353,8 @@ def _equal_replicates(study: Study) -> Iterator[str]:
         )
     elif sampling.top_k == 1 and requested != 1:
         yield (
-            f"study.top_k = 1: leaves one token of study '{study.name}', so that all replicates of a document are the "
-            "same; temperature = 0 gives the same tokens, and a plan takes 1 replicate"
+            f"study.top_k = 1: leaves study '{study.name}' one token at each position, so that all replicates of a "
+            "document are the same; temperature = 0 gives the same tokens, and a plan then takes 1 replicate"
         )
 
 
@@ -374,8 +379,8 @@ def _unscored_tasks(study: Study) -> Iterator[str]:
         unscored = [task for task in section.tasks if task_scoring(section.source, task) is None]
         if unscored:
             yield (
-                f"documents '{section.stratum_name}': answers of {', '.join(unscored)} are not scored, since their "
-                f"rule in {section.source} is not implemented"
+                f"documents '{section.stratum_name}': answers of {', '.join(unscored)} are not scored, since the "
+                f"scoring rule of {section.source} for them is not implemented"
             )
 
 

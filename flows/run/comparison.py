@@ -4,7 +4,7 @@ A study may grow: more actions, documents and replicates are generated beside th
 decides events is fixed with the first event. A changed action is refused until ``run --redo`` supersedes its units, a
 changed plan until ``run --replan`` makes a later revision of it.
 
-Nothing is deleted. A new row of ``actions`` makes the units of earlier revisions superseded at once, in all views.
+Nothing is deleted. A new row of ``actions`` supersedes the units of the action's earlier revisions, in all views.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _ACTION_COLUMNS = tuple(
 class Kind(StrEnum):
     """How a run treats a difference."""
 
-    GROWTH = "growth"  # the run adds it
-    ACTION = "action"  # the run refuses it without --redo
-    PLAN = "plan"  # the run refuses it without --replan
-    SETTING = "setting"  # the run always refuses it
+    GROWTH = "growth"  # the run adds what the store lacks
+    ACTION = "action"  # the run refuses the difference without --redo
+    PLAN = "plan"  # the run refuses the difference without --replan
+    SETTING = "setting"  # the run always refuses the difference
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Difference:
     what: str  # The key or thing that differs, as the study file names it
     stored: str  # The stored value, as text
     requested: str  # The study file's value, as text
-    action: str | None = None  # The action concerned; None if the study is
+    action: str | None = None  # The action that differs; None if the difference is not in an action
     units: int = 0  # How many stored units are concerned
-    planned: bool = False  # Whether it is a difference from the frozen plan
+    planned: bool = False  # Whether the difference is one from the frozen plan
     note: str = ""  # A further remark
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[
     corrections = defaultdict[str, list[tuple[str, Any, Any]]](list)
     for document in (document for document in run.material.every_document if document.doc in rows):
         for name, (before, now) in changed(document, rows[document.doc]).items():
-            if name == "cluster" or document.stratum not in run.material.nominal:  # these have no answers
+            if name == "cluster" or document.stratum not in run.material.nominal:  # nominal documents have no answers
                 corrections[name].append((document.doc, before, now))
     for name, ((doc, before, now), *others) in corrections.items():
         more = f" and {len(others)} more" if others else ""
@@ -270,8 +270,8 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
         redone = dict.fromkeys(difference.action for difference in refused if difference.kind is Kind.ACTION)
         planned = any(difference.kind is Kind.PLAN for difference in refused)
         options = " ".join([*(f"--redo {action}" for action in redone), *(["--replan"] if planned else [])])
-        does = "generates them again and plans anew" if planned else "generates them again"
-        accept = f"kvdrift run {options} {does}, restore the study file to keep them"
+        does = "generates these units again and plans anew" if planned else "generates these units again"
+        accept = f"kvdrift run {options} {does}; to keep them, restore the study file"
     else:
         accept = "give the changed study a new name, or use another --store"
     raise PlanError(f"study '{run.study.name}' differs from its store: {listed}; {accept}")
@@ -281,7 +281,7 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
     """Begin a new revision of actions, unless the present revision has the same identity and was not reported yet.
 
     So the same call after a kill goes on with its revision, and prints a line about it. An action that the store lacks
-    is left to the run.
+    is skipped, since the run generates it.
     """
     rows = begun_revisions(runs, names)
     begun = {(row["study"], row["action"]) for row in rows}
@@ -308,7 +308,7 @@ def begun_revisions(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict
 
 
 def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a study that has one run for each model."""
+    """Return the rows of ``actions`` that begin revisions in one study; ``runs`` has a run for each of its models."""
     study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
     store = runs[0].store
     stored = store.read("actions")
@@ -359,7 +359,7 @@ def drop_action(store: Store, name: str, study: str | None = None) -> int:
         raise InputError(f"action '{name}' is in the studies {', '.join(having)}: name one with --study")
     ((owner, row),) = having.items()
     if row["control"]:
-        raise PlanError(f"action '{name}' is the full-retention control, which every study has")
+        raise PlanError(f"action '{name}' is the full-retention control, which every study needs; it cannot be dropped")
     units = store.units(owner)
     for model in sorted(set(units["model"].to_pylist())):
         plan = find_plan(store, owner, model)

@@ -31,7 +31,8 @@ from kvdrift.schema.locking import TEMPORARY, repaired, run_alone, sweep
 from kvdrift.schema.tables import TABLES
 from kvdrift.sql.catalog_file import CATALOG_NAME, refresh_catalog
 
-_SOURCES = ("units", "events", "prompts", "documents")  # of everything else, so their rows go last, in this order
+# All other tables are made from these, so the rows of these go last, in this order.
+_SOURCES = ("units", "events", "prompts", "documents")
 _ESTIMATES = ("results", "calibration", "tokens")  # of all documents together; the next analysis makes them again
 _OF_ONE = tuple(name for name, table in TABLES.items() if "doc" in table.columns and name not in _SOURCES)
 _FILES: Final = (CATALOG_NAME, "report", "set-aside", ".prefect", ".derive-*", f"{TEMPORARY}*")
@@ -44,7 +45,7 @@ Key = tuple[str, str]  # study and model
 
 @dataclass(frozen=True)
 class Removal:
-    """A document that is to be removed: its tables and files, and its numbers of units and events."""
+    """A document that is to be removed: the studies that have or had it, and its numbers of units and events."""
 
     doc: str
     places: tuple[Mapping[str, Any], ...]  # study, model, split and stratum
@@ -89,15 +90,15 @@ def find_removal(store: Store, doc: str, study: str | None) -> Removal:
     if not places:
         where = store.location if study is None else f"{store.location}: study '{study}'"
         known = store.read("documents", columns=["doc"])["doc"].unique().to_pylist()
-        raise InputError(f"{where}: no document '{doc}'; {nearest(doc, known) if known else 'there is none'}")
+        raise InputError(f"{where}: no document '{doc}'; {nearest(doc, known) if known else 'the store has none'}")
     return Removal(doc, tuple(places.values()), rows_by_table["units"].num_rows, rows_by_table["events"].num_rows)
 
 
 def remove_document(store: Store, removal: Removal, say: Callable[[str], None]) -> None:
     """Remove a document for good from a local store.
 
-    Runs and commits of other processes wait for the end, or end first. Readers of earlier versions are refused from
-    then on. Copies of the store, and pages elsewhere, stay as they are.
+    Runs and commits of other processes wait until the removal ends, or end before it begins. Readers of earlier
+    versions are refused from then on. Copies of the store, and pages elsewhere, stay as they are.
     """
     with run_alone(store.location, say), repaired(store.location):
         add_forgotten(store.location, removal.places, removal.doc)
@@ -112,7 +113,7 @@ def remove_document(store: Store, removal: Removal, say: Callable[[str], None]) 
 
 
 def _changes(store: Store, removal: Removal) -> Iterator[tuple[str, Callable[[pa.Table], pa.Table]]]:
-    """Yield each table that changes, in order, with the change of its rows."""
+    """Yield each table to change, in order, with the function that returns its changed rows."""
     revised = {
         row["plan_sha256"]: (text, frozen_sha256(text))
         for row in store.read("plans").to_pylist()
@@ -141,13 +142,13 @@ def _changes(store: Store, removal: Removal) -> Iterator[tuple[str, Callable[[pa
         return _filtered(rows, pc.invert(gone))
 
     yield from ((table, unestimated) for table in _ESTIMATES)
-    yield LOOKS.name, cited  # before the plans, from which a second call could not tell the new hashes
+    yield LOOKS.name, cited  # before the plans: from changed plans a second call could not find the new hashes
     yield PLANS.name, planned
     yield from ((table, removed) for table in (*_OF_ONE, *_SOURCES))
 
 
 def without_document(plan: str, doc: str) -> str | None:
-    """Return a plan's text without a document and with the number of documents that it lacks; None if it has it not.
+    """Return a plan's text without a document; None if the plan does not list the document.
 
     ``forgotten`` in the plan's JSON counts the removed documents by split and stratum.
     """
@@ -175,7 +176,7 @@ def without_document(plan: str, doc: str) -> str | None:
 
 
 def _remove_files(store: Store, removal: Removal) -> None:
-    """Delete waiting pieces of the document, and whatever else in the store's folder may show it."""
+    """Delete the document's rows that wait in pieces, and all other files of the store's folder that may show it."""
     root = Path(store.location)
     for path in _pieces(store):
         rows = pq.read_table(path)

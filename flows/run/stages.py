@@ -160,7 +160,10 @@ def look(run: StudyRun) -> bool:
 
 
 def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
-    """Estimate the evaluation documents unless the estimates are current; return the number of new estimates."""
+    """Estimate the evaluation documents unless the estimates are current; return the number of new estimates.
+
+    ``estimate`` estimates the parts of the analysis.
+    """
     return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
 
 

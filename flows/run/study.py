@@ -142,7 +142,7 @@ def run_studies(
 
 
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
-    """Print what the study files request beyond the store's content; return whether there is anything."""
+    """Print what the study files request beyond the store's content; return whether they request anything more."""
     growth = False
     for run in runs:
         for difference in check_agrees(run, redo):
@@ -233,9 +233,10 @@ def _tasks(*, scheduled: bool) -> SimpleNamespace:
 
 
 def develop(runs: Sequence[StudyRun], tasks: SimpleNamespace, *, plan_only: bool) -> None:
-    """Generate development documents and freeze the plans of all samplings of a model.
+    """Generate the units of development documents, and freeze the plans of one model's runs, which differ in sampling.
 
-    All plans are frozen before any evaluation, whose outcomes later plans would have seen.
+    All plans are frozen before any run evaluates, so that no plan depends on outcomes. If the limit stops the runs, no
+    plan is frozen. With ``plan_only`` the development units are derived even if all plans are frozen already.
     """
     limit = runs[0].limit
     tasks.develop(*runs)
@@ -246,7 +247,7 @@ def develop(runs: Sequence[StudyRun], tasks: SimpleNamespace, *, plan_only: bool
 
 
 def _evaluate(runs: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
-    """Evaluate until all sequential studies stop; other studies evaluate all documents at once."""
+    """Evaluate until all sequential studies stop; studies of fixed size evaluate all documents in one round."""
     more = True
     while more:
         tasks.evaluate(*runs)
@@ -278,7 +279,7 @@ def _analyze(run: StudyRun) -> int:
 
 
 def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-    """Estimate the parts of an analysis as tasks of the running flow, all begun at once; yield them in order."""
+    """Estimate the parts of an analysis as tasks of the running flow, submitted together; yield results in order."""
     futures = as_task(estimate_part).map(parts)
     return (future.result() for future in futures)
 
@@ -320,7 +321,7 @@ def _samplings_page(runs: Sequence[StudyRun]) -> Path:
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
-    """Return the page that will compare a run's sampling with the model's others; None if there is only one."""
+    """Return the page that will compare a run's sampling with the model's others; None if there are no others."""
     return next((_samplings_page(model_runs) for model_runs in _several_samplings(runs) if run in model_runs), None)
 
 

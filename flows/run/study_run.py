@@ -110,7 +110,10 @@ class StudyRun:
         return self._named(self.study.name if several else "")
 
     def progress_with(self, others: Sequence[StudyRun], *, all_laws: bool) -> Progress:
-        """Return the listener of the common progress of this study and others of its model and file."""
+        """Return the listener of the common progress of this study and ``others`` of its model and file.
+
+        ``all_laws`` says that these are all studies of the model.
+        """
         names = [self.study.name, *(other.study.name for other in others)]
         return self._named("all temperatures" if all_laws else ", ".join(names))
 

@@ -125,7 +125,10 @@ def check_cron(cron: str, timezone: str) -> None:
 
 @contextmanager
 def users_server() -> Iterator[str]:
-    """Give the address of the user's Prefect server, which answers; later failures become errors of one line."""
+    """Yield the address of the user's Prefect server, after a check that the server answers.
+
+    Failures of the server within the block become errors of one line.
+    """
     url = api_url()
     if url is None:
         raise InputError(

@@ -39,7 +39,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def _in_one_line(body: Callable[..., str]) -> Callable[..., Any]:
-    """Have a flow end with a line on its result or its error."""
+    """Wrap a flow's function so that the run's state is Completed or Failed, with a line on the result or the error."""
 
     @wraps(body)
     def ending(*arguments: Any, **keywords: Any) -> Any:

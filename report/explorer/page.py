@@ -11,8 +11,8 @@ trajectories of H positions and s different streams of X:
 A token index has 2 bytes, or 4 if there are more than 65,536 different tokens. The bytes of an array are grouped by
 their place in the number, the lowest first, since such arrays compress better. ``packed.js`` reads both texts.
 
-The prompts are packed one by one, so that the page unpacks only the prompt that it shows. A document's text is base64
-of gzip of, one after the other:
+The prompts are packed one by one, so that the page unpacks only the prompt that it shows. The text of a prompt is gzip
+in base64 of these arrays, one after the other:
 
     tokens     token index [n]           indices into the manifest's ``tokens``, 2 or 4 bytes as for X and Y
     shares     byte [groups, n]          for each action and step, in the manifest's order
@@ -61,8 +61,8 @@ MOST_BYTES: Final = 1_500_000
 
 MOST_SHARES: Final = 1 << 16
 """Most shares of one prompt, action and step."""
-_AT_ONCE = 16
-_ENOUGH = 32 * MOST_BYTES  # bytes before compression, of which ``MOST_BYTES`` can never hold more
+_AT_ONCE = 16  # documents whose prompts are read by one query
+_ENOUGH = 32 * MOST_BYTES  # bytes before compression; prompts beyond these never fit into ``MOST_BYTES``
 EXPLORER = "trajectories.html"
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "explorer"
 _SCRIPTS = ("words", "packed", "overview", "score", "prompt", "explorer")
@@ -92,7 +92,7 @@ class Kept:
 
 
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
-    """Read the stored prompts of a sample's documents in the order of the rule above; empty if none are stored."""
+    """Read the stored prompts of a sample's documents, in the order of the module's rule; empty if none are stored."""
     order = _order(outcomes, sample)
     prompts = dict[int, Prompt]()
     for places in (order[at : at + _AT_ONCE] for at in range(0, len(order), _AT_ONCE)):
@@ -111,9 +111,9 @@ def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[
 
 
 def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Pack prompts, in the order of the rule, while there is room: the manifest's entry and the text of each.
+    """Pack prompts in the given order, while there is room; return the manifest's entry and the text of each.
 
-    The sorted tokens of the manifest include those of the prompts.
+    ``tokens`` are the sorted tokens of the manifest, which include those of the prompts.
     """
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
     manifest_entries, texts, room = [], list[str](), MOST_BYTES
@@ -135,7 +135,7 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
 
 
 def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
-    """Return the indices of the sample's documents, in the order of the rule."""
+    """Return the indices of the sample's documents, in the order of the module's rule."""
     led = [int(outcomes.doc[row]) for jump in sample.jumps for row in jump.rows]
     places = np.unique(outcomes.doc[sample.rows])
     turn = np.zeros(len(places), np.int64)
@@ -180,7 +180,7 @@ def _shares(row: ViewRow, entries: int) -> tuple[list[int], NDArray[np.uint8]]:
 
 @dataclass(frozen=True)
 class Packed:
-    """The two texts of the page, in base64."""
+    """The data of the page as texts in base64: the manifest, the arrays, and each prompt."""
 
     manifest: str
     arrays: str
@@ -197,7 +197,7 @@ def pack(
 ) -> Packed:
     """Pack a sample of trajectories as texts; the same input gives the same texts.
 
-    Without ``token_text`` the page shows numbers. ``names`` are further entries of the manifest about the study, and
+    Without ``token_text`` the page shows token ids. ``names`` are further entries of the manifest about the study, and
     the prompts are packed in their order while there is room.
     """
     drawn = np.stack([streams.x, streams.y])
@@ -230,8 +230,9 @@ def pack(
 
 
 def _references(outcomes: Outcomes, rows: Ints, x: Ints) -> tuple[list[int], list[int]]:
-    """Find the distinct streams of X: a trajectory with each stream, and the number of each trajectory's stream.
+    """Return the index of the first trajectory of each distinct X, and the number of each trajectory's X.
 
+    ``rows`` are the sampled rows of ``outcomes``; ``x`` has their tokens of X as indices, [n, H].
     Actions share X's stream on a document and replicate; a log of another generator may have a stream for each action.
     """
     first, reference = list[int](), list[int]()
@@ -292,7 +293,7 @@ def _jumps(sample: Sample) -> list[dict[str, Any]]:
 
 
 def _planes(values: NDArray[Any]) -> bytes:
-    """Return an array's bytes: the lowest of every number, then the next ones."""
+    """Return an array's bytes: the lowest byte of every number, then the second byte of every number, and so on."""
     return values.view(np.uint8).reshape(-1, values.dtype.itemsize).T.tobytes()
 
 
@@ -301,9 +302,10 @@ def _text(data: bytes) -> str:
 
 
 def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int], str] | None) -> Path | None:
-    """Write ``trajectories.html`` under ``folder``; None for finite-state systems, whose tokens are no text.
+    """Write ``trajectories.html`` in ``folder`` and return its path.
 
-    Without ``token_text`` the explorer shows numbers. The same input gives the same bytes.
+    For finite-state systems, whose tokens are no text, nothing is written, and None is returned. Without ``token_text``
+    the explorer shows token ids. The same input gives the same bytes.
     """
     if content.facts.finite:
         return None

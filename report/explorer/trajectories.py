@@ -8,7 +8,7 @@ The rule of the choice, in this order, until there are ``POSITIONS`` positions:
 3. replicates 0 to 3 of every action, of the first document of each stratum, then of the second, and so on to the last;
    then replicates 4 to 7 in the same order, and so on.
 
-Documents come in the order of their ids. A jump is there if its trajectory is.
+Documents come in the order of their ids. A jump is left out if none of its trajectories is chosen.
 """
 
 from __future__ import annotations
@@ -138,7 +138,11 @@ class Streams:
 
 
 def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
-    """Read the trajectories at rising indices into ``outcomes``."""
+    """Read the tokens, distances and scores of the trajectories at ``rows``, rising indices into ``outcomes``.
+
+    Raises:
+        OperationError: The view ``events`` lacks positions of a trajectory.
+    """
     wanted = outcomes.own_codes()[rows]
     size = (len(rows), outcomes.horizon)
     x, y = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -188,14 +192,14 @@ class Jump:
 
 @dataclass(frozen=True)
 class Sample:
-    """The chosen trajectories, as rising indices into the outcomes, and the jumps that lead to some of them."""
+    """The chosen trajectories, as rising indices into the outcomes, and the jumps to some of these trajectories."""
 
     rows: Ints
     jumps: list[Jump]
 
 
 def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
-    """Choose trajectories by the rule above, with at most ``positions`` positions in all."""
+    """Choose trajectories by the module's rule, with at most ``positions`` positions in all."""
     scopes: list[int | None] = [None, *range(len(outcomes.strata))]
     jumps = [jump for scope in scopes for jump in _jumps_of(outcomes, scope)]
     first = np.array([row for jump in jumps for row in jump.rows[:_LOST]], np.int64)
@@ -213,7 +217,7 @@ def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
 
 
 def _in_turn(outcomes: Outcomes) -> Ints:
-    """Return all trajectories, replicates 0 to 3 of the first document of each stratum before all others."""
+    """Return the indices of all trajectories, in the order of the third step of the module's rule."""
     place = np.zeros(len(outcomes.documents), np.int64)  # within the stratum
     for stratum in range(len(outcomes.strata)):
         in_stratum = np.flatnonzero(outcomes.stratum == stratum)

@@ -75,7 +75,7 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
 
 
 def properties(*, dark: bool) -> str:
-    """Return the declarations of all colours as custom properties."""
+    """Return the CSS declarations of all colours as custom properties, for light or ``dark`` pages."""
     return " ".join(f"--{name}: {_DARK[colour] if dark else colour};" for colour, name in _NAMES.items())
 
 
@@ -93,7 +93,7 @@ class ActionStyle:
     marker: str
 
     def handle(self, label: str, *, marker: bool = False) -> Line2D:
-        """Return the action's legend entry."""
+        """Return the action's legend entry, a line, with the action's marker if ``marker``."""
         return legend_line(shown(label), color=self.colour, linestyle=self.dashes, marker=self.marker if marker else "")
 
 

@@ -35,7 +35,7 @@ _STRAY = 15.0  # overlapping square points that cost as much as another name's m
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark of a figure: its name, its place in data units, its interval, and its shift in points."""
+    """A mark of a figure: its name, place and vertical interval in data units, and shift to the right in points."""
 
     name: str
     x: float
@@ -81,7 +81,7 @@ def _place(axes: Axes, mark: Mark, value: float) -> NDArray[np.float64]:
 
 
 def _boxes(axes: Axes, mark: Mark) -> Boxes:
-    """Return the box of a mark and that of its interval."""
+    """Return the box of a mark and the box of its interval, float64[2, 4]."""
     middle, low, high = (_place(axes, mark, value) for value in (mark.y, mark.low, mark.high))
     bar = np.array([_BAR, 0])
     return np.array([[*(middle - _HALF), *(middle + _HALF)], [*(low - bar), *(high + bar)]])
@@ -98,7 +98,7 @@ def _along(axes: Axes, line: Sequence[Mark]) -> Iterator[Boxes]:
 def _spots(
     axes: Axes, name: str, marks: Sequence[Mark], rings: Sequence[float]
 ) -> Iterator[tuple[Mark, Boxes, float, int]]:
-    """Yield the possible places of a name: its mark, its box, its distance beyond the nearest, and its side."""
+    """Yield the possible places of a name: mark, box of the name, distance beyond the nearest place, and side."""
     path = library().textpath.TextPath((0, 0), name or " ", size=_SIZE)
     size = np.array([path.get_extents().width + 1.0, _SIZE])
     for mark in reversed(marks):
@@ -144,5 +144,5 @@ def _write(axes: Axes, mark: Mark, box: Boxes, far: float) -> None:
 
 
 def _leader(width: float, before: float = 0.0) -> dict[str, Any]:
-    """Return the style of a plain line that ends some points before its end."""
+    """Return the style of a plain line that stops ``before`` points short of its end."""
     return {"arrowstyle": "-", "color": QUIET, "linewidth": width, "shrinkA": 0, "shrinkB": before}

@@ -36,19 +36,22 @@ def curve(axes: Axes, rows: list[Estimate], style: ActionStyle, *, band: bool = 
 
 
 def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
-    """Return places and values (%) of a profile."""
+    """Return the places and the values, in percent, of a profile."""
     return [row.x or 0 for row in rows], [100 * (row.estimate or 0.0) for row in rows]
 
 
 def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
-    """Return the distances from the point to both ends; zero if a percentile interval excludes its point."""
+    """Return the distances from the point to both ends, times ``factor``, as error bars take them.
+
+    A distance is 0 if the end is missing, or if a percentile interval excludes the point on that side.
+    """
     value = row.estimate or 0.0
     low, high = (value if end is None else end for end in (row.low, row.high))
     return [[max(0.0, factor * (value - low))], [max(0.0, factor * (high - value))]]
 
 
 def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale: bool = False) -> None:
-    """Draw an estimate as a point on a horizontal scale with its interval, and the paper's number."""
+    """Draw an estimate with its interval on a horizontal scale at height ``place``, and the paper's number."""
     if row.estimate is None:
         return
     axes.errorbar([100 * row.estimate], [place], xerr=errors(row), fmt=style.marker, color=style.colour,
@@ -57,7 +60,7 @@ def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale:
 
 
 def mark(axes: Axes, x: Estimate, y: Estimate, style: ActionStyle, *, pale: bool, factor: float = 100.0) -> None:
-    """Draw two estimates as a point with both intervals, or a small pale one without; ``factor`` is that of ``y``."""
+    """Draw two estimates as a point with both intervals, or as a small pale point alone; ``factor`` scales ``y``."""
     if x.estimate is None or y.estimate is None:
         return
     place = [100 * x.estimate], [factor * y.estimate]
@@ -103,7 +106,7 @@ def published_handle(marker: str = "o") -> Line2D:
 def action_legend(
     figure: Figure, styles: dict[str, ActionStyle], *, marker: bool = False, published: bool = False
 ) -> None:
-    """Draw one legend for a whole figure, above it."""
+    """Draw one legend above a whole figure, with markers and an entry for published numbers if requested."""
     handles = [style.handle(action, marker=marker) for action, style in styles.items()]
     if published:
         handles.append(published_handle())
@@ -111,14 +114,14 @@ def action_legend(
 
 
 def moved_aside(axes: Axes, points: float) -> Any:
-    """Return the data's coordinates moved by some points to the right."""
+    """Return the transform of data coordinates that also moves everything to the right by ``points``."""
     figure = axes.get_figure()
     shift = library().transforms.ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)  # type: ignore[union-attr]
     return axes.transData + shift
 
 
 def percent_axis(axes: Axes, label: str) -> None:
-    """Make the vertical axis one of percent with few, round ticks."""
+    """Give a vertical axis in percent its label, and few, round ticks."""
     axes.set_ylabel(label)
     round_ticks(axes.yaxis)
 
@@ -129,7 +132,7 @@ def round_ticks(axis: Axis) -> None:
 
 
 def position_axis(axes: Axes, last: int, label: str) -> None:
-    """Make the horizontal axis one of positions, lags or depths from 1 to ``last``."""
+    """Make the horizontal axis show positions, lags or depths from 1 to ``last``, with five ticks at most."""
     ticks = sorted({1, *(round(last * part / 4) for part in (1, 2, 3)), last})
     axes.set_xticks([tick for tick in ticks if tick >= 1])
     axes.set(xlim=(1, last) if last > 1 else (0.5, 1.5), xlabel=label)
@@ -147,7 +150,7 @@ def log_axis(axes: Axes) -> None:
 
 
 def headroom(axes: Axes, share: float) -> None:
-    """Leave room for words above the curves, without ticks above 100%."""
+    """Leave ``share`` of the axis's height as room for words above the curves, without ticks above 100%."""
     low, high = axes.get_ylim()
     axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
     high = min(high, 102.0)
@@ -155,5 +158,5 @@ def headroom(axes: Axes, share: float) -> None:
 
 
 def zero_line(axes: Axes, *, upright: bool) -> None:
-    """Draw the line at difference 0."""
+    """Draw the line at difference 0, ``upright`` or horizontal."""
     (axes.axvline if upright else axes.axhline)(0, color=INK, linewidth=0.8)

@@ -162,7 +162,7 @@ def contrast_rows_table(
     actions: Sequence[str],
     baseline: str,
 ) -> PrintedTable:
-    """Make a table of contrasts: a row for each and a column for each action; transposed for many actions."""
+    """Make a table of contrasts: a row for each quantity, a column for each action; transposed if actions are many."""
     shown = QuantityColumns({
         quantity: [estimates.get(quantity, action, baseline) for action in actions] for quantity in quantities
     })  # fmt: skip
@@ -191,7 +191,10 @@ def contrast_rows_table(
 
 
 def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str, str]) -> list[Cell]:
-    """Print estimates with their intervals and the paper's numbers, all with the same number of decimals."""
+    """Print estimates with their intervals and the paper's numbers, all with the same number of decimals.
+
+    ``mark`` has the mark of each standing, as from ``marks``.
+    """
     decimals = decimals_for(entries, scale)
     cells = []
     for entry in entries:

@@ -16,12 +16,12 @@ from kvdrift.stats.registry import Scale
 MISSING = "–"
 _BYTE_STEP = 1024
 _MOST_DECIMALS = 6  # most decimals of an interval's end
-_NOISE = 6  # decimals beyond the printed ones, below which sums in another order differ
-_LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # with equal decimals in a column
+_NOISE = 6  # further decimals beyond which sums of the same numbers in another order may differ
+_LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # printed with equally many decimals in a column
 
 
 def fixed(value: float | None, decimals: int) -> str:
-    """Format a number with a fixed number of decimals; halves are rounded up, whatever the sum's last bits."""
+    """Format a number with a fixed number of decimals; halves, up to rounding noise, are rounded away from zero."""
     if value is None:
         return MISSING
     rounded: float | Decimal = value
@@ -35,7 +35,7 @@ def fixed(value: float | None, decimals: int) -> str:
 
 
 def significant(value: float | None, digits: int = 3, most: int | None = None) -> str:
-    """Format a number with some significant digits, no exponent, and at most ``most`` decimals."""
+    """Format a number with ``digits`` significant digits, no exponent, and at most ``most`` decimals."""
     if not value:
         return MISSING if value is None else "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))

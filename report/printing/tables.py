@@ -65,7 +65,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One table."""
+    """A table, as printed on the page and written to files."""
 
     name: str  # the name of its files
     title: str
@@ -109,7 +109,8 @@ class PrintedTable:
 def write_records(path: Path, records: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
     """Write records as CSV; None is an empty field, floats keep every digit.
 
-    Texts that a spreadsheet would take for a formula get an apostrophe in front, since names may come from others.
+    Texts that a spreadsheet would take for a formula get an apostrophe in front, since other people may have chosen
+    the names.
     """
     names = list(columns or (records[0] if records else ()))
     text = io.StringIO()

@@ -156,7 +156,7 @@ class PageContent:
 
     @property
     def others(self) -> list[str]:
-        """The other actions."""
+        """The compared actions besides the baseline."""
         return self.actions[1:]
 
     @property
@@ -171,7 +171,7 @@ class PageContent:
 
     @cached_property
     def ended(self) -> tuple[int, int]:
-        """How many of the reference's texts X ended before H or at H, and how many there are, in the page's split.
+        """How many of the reference's texts X end within the horizon H, and how many X there are, in the page's split.
 
         X is the same for all actions of a document and replicate, so those of the baseline are counted.
         """
@@ -233,7 +233,7 @@ def _split(source: StudyRows) -> str:
 
 
 def _baseline(facts: Facts, estimates: ReportedEstimates, requested: str | None) -> tuple[str, str]:
-    """Return the baseline, and the reason for it."""
+    """Return the baseline, by default the plan's or else the action of smallest R, and the reason for the choice."""
     if requested is not None:
         if requested not in facts.compared:
             raise InputError(f"no action '{requested}' in study '{facts.study}'; {nearest(requested, facts.compared)}")

@@ -1,4 +1,4 @@
-"""The views of a study, and its estimates by quantity; a missing estimate is replaced by the view's point.
+"""The views of a study, and its estimates by quantity; a point from a view replaces a missing estimate.
 
 The report does not know how a view is computed or stored. Columns are read strictly: a view without a column of its
 contract is a ``KeyError``, never a dash on the page.
@@ -29,7 +29,7 @@ class ViewSource(Protocol):
     """An object that returns the rows of a named view."""
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
-        """Return the rows of ``view``, in order of its grain, whose columns equal the given values.
+        """Return the rows of ``view`` whose columns equal the given values, sorted by the view's grain, its key.
 
         A list matches any of its values. The rows have the given ``columns``, by default all of the view's.
         """
@@ -64,7 +64,7 @@ class StudyRows:
     model: str
 
     def of(self, view: str, **equal: object) -> list[ViewRow]:
-        """Return the rows of ``view`` for this study and model."""
+        """Return the rows of ``view`` for this study and model whose columns equal the given values."""
         rows: list[ViewRow] = self.views.rows(view, study=self.study, model=self.model, **equal).to_pylist()
         return rows
 
@@ -173,12 +173,12 @@ class ReportedEstimates:
         for row in rows:
             series = (row.quantity, row.stratum, row.action, row.baseline)
             self._series.setdefault(series, {})[row.x] = row
-        self.stale: list[str] = []
+        self.stale: list[str] = []  # the actions whose stored estimates are older than their events
 
     def get(
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED, x: int | None = None
     ) -> Estimate:
-        """Return one estimate; without a number if it is missing."""
+        """Return the estimate of a quantity; if it is missing, an estimate without a number."""
         estimate = self._series.get((quantity, stratum, action, baseline), {}).get(x)
         return estimate or Estimate(stratum, action, baseline, quantity, x)
 
@@ -190,7 +190,7 @@ class ReportedEstimates:
         return [series[x] for x in sorted(x for x in series if x is not None) if series[x].estimate is not None]
 
     def has(self, quantity: str, action: str, baseline: str | None = None) -> bool:
-        """Tell whether the pooled quantity is there, with or without a number."""
+        """Tell whether there is an estimate of a quantity over all strata, with or without a number."""
         return (quantity, POOLED, action, baseline) in self._series
 
     @property
@@ -207,7 +207,7 @@ class ReportedEstimates:
         ]
 
     def known(self, *quantities: str) -> bool:
-        """Tell whether any of these quantities has a number anywhere."""
+        """Tell whether any of these quantities has a number for any action and stratum."""
         return any(row.estimate is not None for row in self.all() if row.quantity in quantities)
 
     @property
@@ -279,7 +279,7 @@ def _from_view(row: ViewRow, quantity: Quantity) -> Estimate:
 
 
 def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions: list[str]) -> bool:
-    """Tell whether every action has all quantities; contrasts must be against the same baseline, whichever."""
+    """Tell whether every action has estimates of all quantities; for contrasts, against any one common baseline."""
     baselines: list[str | None] = list(actions) if quantities[0].kind == "contrast" else [None]
     return any(
         all(

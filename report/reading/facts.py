@@ -230,7 +230,7 @@ class Facts:
 
     @property
     def cache(self) -> str:
-        """The name of the cache whose bytes are counted."""
+        """The name, in sentences, of the cache whose bytes are counted."""
         return "cache" if self.policies else "prompt cache"
 
     @property
@@ -304,7 +304,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def read_facts(source: StudyRows) -> Facts:
-    """Read a study's facts."""
+    """Read the facts of a study and model; raise InputError if the store does not have them."""
     # Events of another generator have no row in table studies; their windows follow from the horizon.
     studies, windows = source.of("studies"), source.of("windows")
     if not windows:

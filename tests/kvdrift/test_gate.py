@@ -135,11 +135,11 @@ def test_answers_of_documents_can_decide(
         (("--quantity", "mismatch", *BETTER, "--margin", "2"), "percentage points"),
         (("--quantity", "mismatch", *BETTER, "--margin", "nan"), "at least 0"),
         (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--level", "95"), "above 0.5 and below 1"),
-        (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--level", "0.9999"), "no further than 0.995"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--level", "0.9999"), "levels up to 0.995"),
         (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--stratum", ""), "--stratum : no such stratum"),
         (("--quantity", "mismatch", *BETTER[:3], "recent-hal", "--margin", "0"), "did you mean 'recent-half'?"),
         (("--quantity", "mismatch", *BETTER[:3], "snapkv-half", "--margin", "0"), "two different actions"),
-        (("--quantity", "mismatch", *BETTER[:3], "full", "--margin", "0"), "the control"),
+        (("--quantity", "mismatch", *BETTER[:3], "full", "--margin", "0"), "the full-retention control"),
         (("--quantity", "mismatch", *BETTER), "--margin"),
     ],
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_a_store_that_is_not_finished_says_what_to_run(copied: Path, capsys: pyt
     store.append_rows("actions", pa.Table.from_pylist([added], schema=ACTIONS.schema))
     asked = ("--quantity", "mismatch", "--baseline", "snapkv-half", "--margin", "0.02")
     line = mistake(capsys, "gate", copied, *asked, "--action", "recent-new")
-    assert "recent-new has 0 of the 6 " in line
+    assert "'recent-new' has 0 of the 6 " in line
     assert "kvdrift run STUDY.toml" in line
     store.append_units([make_unit()])
     line = mistake(capsys, "gate", copied, *asked, "--action", "recent-half")

@@ -101,7 +101,7 @@ def test_a_worker_with_something_else_is_refused(
     for column in ("weights_sha256", "selector_sha256"):
         other = {key: replace(identity, **{column: "0" * 64}) for key, identity in known.items()}
         line = refused(waiting, known=other)
-        assert re.match(rf"{column} of action '\w+' is [0-9a-f]{{12}} there, and 0{{12}} ", line)
+        assert re.match(rf"{column} of action '\w+' is [0-9a-f]{{12}} on this worker, but 0{{12}} ", line)
 
 
 def test_another_dask_is_one_line() -> None:
