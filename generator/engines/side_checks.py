@@ -78,8 +78,10 @@ def _check_logits(engine: Engine, weights: str) -> str:
     with prompted(side) as (session, first):
         rows = session.step([session.fork(), session.fork()], tokens_of(side, 2))
         if first.shape != (side.facts.vocabulary,) or rows.shape != (2, side.facts.vocabulary):
-            shapes = f"{(side.facts.vocabulary,)} and {(2, side.facts.vocabulary)}"
-            raise OperationError(f"logits have the shapes {first.shape} and {rows.shape}, and not {shapes}")
+            raise OperationError(
+                f"logits have the shapes {first.shape} and {rows.shape}, and not (V,) and (2, V) for V = "
+                f"{side.facts.vocabulary}"
+            )
         if not (np.isfinite(first).all() and np.isfinite(rows).all()):
             raise OperationError("some logits are not finite")
     return f"{side.facts.vocabulary} numbers a stream"
@@ -152,8 +154,8 @@ def _check_bytes(engine: Engine, weights: str) -> str | Unknown:
         return Unknown("the engine does not report bytes, so that no action is ruled out by its bytes")
     if not 0 < fewer < full:
         raise OperationError(
-            f"a prompt takes {fewer:,} bytes with {dict(engine.fewer_bits)}, and {full:,} with the defaults; it should "
-            "take fewer"
+            f"a prompt takes {fewer:,} bytes with {dict(engine.fewer_bits)}, and {full:,} with the defaults: the "
+            "former should be fewer, but not 0"
         )
     return f"{fewer:,} bytes instead of {full:,}"
 
@@ -207,8 +209,10 @@ def _check_distribution(side: ServerSide) -> str | Unknown:
         distribution = _distribution(side, values)
         rows = _stepped(side, session, [session.fork()], tokens_of(side, 1))
     if distribution.shape != (side.facts.vocabulary,) or rows.shape != (1, side.facts.vocabulary):
-        shapes = f"{(side.facts.vocabulary,)} and {(1, side.facts.vocabulary)}"
-        raise OperationError(f"distributions have the shapes {distribution.shape} and {rows.shape}, and not {shapes}")
+        raise OperationError(
+            f"distributions have the shapes {distribution.shape} and {rows.shape}, and not (V,) and (1, V) for V = "
+            f"{side.facts.vocabulary}"
+        )
     if not side.capabilities.full_distributions:
         return Unknown("only tokens are requested, not distributions")
     return (

@@ -260,7 +260,7 @@ class LlamaServer:
         vocabulary = settings.vocabulary or int(meta.get("n_vocab") or 0)
         if not vocabulary:
             raise InputError(
-                f"{where}: {connection.url} does not report its number of tokens; write it as vocabulary in the settings"
+                f"{where}: {connection.url} does not report its number of tokens; write vocabulary in the settings"
             )
         reported = {
             "server": "llama-server",

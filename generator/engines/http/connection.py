@@ -244,8 +244,8 @@ class Connection:
             while not self._ready():
                 if time.monotonic() > end:
                     raise OperationError(
-                        f"{self.url}: the server has been gone for {self._requests.patience} s ({why}); start it again, "
-                        "and run the same command: it goes on"
+                        f"{self.url}: the server has been gone for {self._requests.patience} s ({why}); start it "
+                        "again, and run the same command: it goes on"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

@@ -98,7 +98,7 @@ class GreedySession(DistributionSession):
         self._written: dict[Tokens, int] = {}  # the next token after each history of this prompt
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Take a prompt in place of an earlier prompt; return the probabilities after it, 1 for the token written."""
+        """Take a prompt in place of an earlier prompt; return the probabilities after it: 1 for the token written."""
         self._written = {}
         return super().prefill(tokens)
 
