@@ -37,7 +37,7 @@ class CodedLayer:
     entries: int  # m
     begun: int  # how many of the last entries are in a group of keys that the suffixes complete
     coded_keys: int  # how many keys are coded before the first token is fed
-    coded_values: int  # how many values are coded before it is fed
+    coded_values: int  # how many values are coded before the first token is fed
     exact: PrefixLayer  # copies of the other keys and values, [KV heads, entries, size] each
 
     @classmethod
@@ -136,7 +136,7 @@ class CodedStreams(CacheRule):
         return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
 
     def _left(self, length: int) -> int:
-        """How many generated entries have left the window at L = ``length``; -k if it has k prompt entries."""
+        """How many generated entries have left the window at L = ``length``; -k if k prompt entries are in it."""
         return length - 1 - self._window
 
     def _completed(self, one: CodedLayer, length: int) -> bool:

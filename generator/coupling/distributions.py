@@ -100,7 +100,7 @@ def _cumulative(weights: Tensor) -> Tensor:
 def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first place whose cumulative weight is above ``target``, [B, 1], and the target.
 
-    A target [B] that is not below the total is lowered to the next number below it.
+    A target [B] that is not below the total is lowered to the number next below the total.
     """
     total = cumulative[:, -1]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))

@@ -198,7 +198,7 @@ class FusedSteps:
         self._kernels.send(torch.cat([rows.flatten(), torch.tensor([column]), places, unused]))
 
     def _read(self) -> Tensor:
-        """Return the draws of this position; if streams and rows stayed, begin the next position first."""
+        """Return the draws of this position; if streams and rows stayed the same, begin the next position first."""
         arrival, self._begun = Arrival(self._found), False
         if self._same and self._ahead is not None and self._column + 1 < len(self._uniforms):
             _, column, places = self._sent()

@@ -228,7 +228,7 @@ def _decode(
 ) -> tuple[dict[_Place, Any], float]:
     """Return the decoded steps of each item of a sampling and estimator, [replicates, H], and the seconds of all steps.
 
-    The seconds leave out the steps that a model tries before it decodes streams of a new number.
+    The seconds leave out the steps that a model tries before it decodes a new number of streams.
     """
     items = {
         (d, a): item

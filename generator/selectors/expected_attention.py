@@ -45,7 +45,7 @@ class QueryMoments:
         count = 0
         for query, cos, sin in zip(*parts, strict=True):
             query, cos, sin = query.double(), cos.double(), sin.double()  # noqa: PLW2901 - the same, wider
-            # Rotated back. The sum of the squares is the square of the factor by which the embedding scales: mostly 1.
+            # Rotated back; the squares sum to the squared factor by which the embedding scales lengths: mostly 1.
             plain = (query * cos - _quarter_turn(query) * sin) / (cos**2 + sin**2)
             count += plain.shape[1]
             total += plain.sum(1)

@@ -219,8 +219,8 @@ class Connection:
         since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
         if time.monotonic() - since > self._requests.timeout + self._requests.patience:
             raise OperationError(
-                f"{self.url}{path}: no answers within {self._requests.timeout} s, for {self._requests.patience} s; "
-                "write a longer timeout under model.requests, or fewer requests at_once"
+                f"{self.url}{path}: no request was answered within {self._requests.timeout} s, for "
+                f"{self._requests.patience} s; write a longer timeout under model.requests, or fewer requests at_once"
             )
 
     def _check_cut_off(self, path: str, why: str) -> None:

@@ -30,7 +30,7 @@ class H2O(ScoringPolicy):
         return True
 
     def recent(self, budget: int) -> int:
-        """The m // 2 latest entries are not dropped, but at least 1."""
+        """How many of the latest entries are not dropped: m // 2, but at least 1."""
         return max(budget // 2, 1)
 
     @property
