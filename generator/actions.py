@@ -1,4 +1,4 @@
-"""Build actions: a selector and a codec, or a policy; and the control of every study."""
+"""Build the actions of a study, each a selector with or without a codec, or a policy; and the control."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvdrift.schema.errors import InputError, failure_of
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
-GENERATED = "generated"  # the key of every codec by which it codes generated entries, too
+GENERATED = "generated"  # the parameter of every codec by which it codes generated entries, too
 
 CODEC_KIND: PartKind[Codec] = PartKind(
     noun="codec", plural="codecs", base=Codec, known=CODECS, derive="Codec of kvdrift.generator.codecs.codec",
@@ -90,10 +90,10 @@ class Action:
         return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
 
     def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Any, ...]:
-        """Return the values that determine the bytes of m kept entries of n.
+        """Return values that determine the bytes of m = ``kept`` of n = ``entries`` entries in ``layers`` layers.
 
-        A codec may leave a window of each layer exact, so that different budgets with an equal sum can take different
-        bytes.
+        Actions with equal values take equal bytes. A codec may leave a window of each layer exact, so different budgets
+        of the layers with an equal sum can take different bytes.
         """
         if self.settings is not None:
             return _as_json(dict(self.settings)), ()
@@ -104,7 +104,7 @@ class Action:
 
     @property
     def prefill_chunk(self) -> int | None:
-        """The number of tokens that the action's own prefill takes at once; None if it uses the reference's prompt."""
+        """The most tokens in a chunk of the action's own prefill; None if the action uses the reference's prefill."""
         return self.selector.prefill_chunk if isinstance(self.selector, Numerics) else None
 
     @property
@@ -125,12 +125,12 @@ class Action:
         return max(self.policy.least, self.chooser.window + self.chooser.sinks)
 
     def budget(self, entries: int, horizon: int) -> int | None:
-        """Return m of a policy if n prompt entries and H - 1 fed tokens can exceed m; else None."""
+        """Return the policy's m if n prompt entries and H - 1 fed tokens exceed it; else, or without a policy, None."""
         budget = None if self.policy is None else self.retention.count(entries)
         return None if budget is None or budget >= entries + horizon - 1 else budget
 
     def most_entries(self, entries: int, horizon: int) -> int:
-        """Return the number of entries whose bytes count: the kept ones, or the most that a policy's step reads."""
+        """Return the number of entries whose bytes count: the kept entries, or the most that a policy's step reads."""
         count = self.retention.count(entries)
         if self.policy is None or count is None:
             return self.retention.kept(entries)
@@ -157,7 +157,11 @@ class Action:
             raise InputError(line) from error
 
     def kept_entries(self, entries: int, where: str) -> int:
-        """Return how many prompt entries the action keeps at first: m, or n if the retention is at least n."""
+        """Return how many of n = ``entries`` prompt entries the action keeps after prefill: m, but at most n.
+
+        Raises:
+            InputError: m is too small for the action's policy, or for its window and sinks; the error names ``where``.
+        """
         if self.policy is not None and (budget := self.retention.count(entries) or 0) < (least := self.least_budget):
             raise InputError(
                 f"action '{self.name}', {where}: keep = {self.retention} lets a step read {budget} entries; "

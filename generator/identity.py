@@ -45,8 +45,8 @@ class ActionIdentity:
         selector_sha256: SHA-256 of the source and parameters of the selector, of the codec if there is one, and of the
             action's own weights; or of a finite-state action's distributions.
         numerics: The version of the generator's own arithmetic.
-        eos_tokens: The ids of the tokens that end a text, separated by commas, the token that fills first; "" if none
-            does. None for finite-state systems, whose tables determine it.
+        eos_tokens: The ids of the tokens that end a text, separated by commas; an ended side continues to emit the
+            first. "" if no token ends a text; None for finite-state systems, whose tables determine it.
     """
 
     weights_sha256: str | None
@@ -75,7 +75,7 @@ IDENTITY_COLUMNS: Final = tuple(field.name for field in fields(ActionIdentity))
 
 
 def written_tokens(tokens: Iterable[int]) -> str:
-    """Return token ids as the column ``eos_tokens`` has them."""
+    """Return token ids as text, separated by commas: the value of column ``eos_tokens``."""
     return ",".join(map(str, tokens))
 
 
@@ -100,8 +100,8 @@ class ModelIdentity:
 class GpuKinds:
     """The GPU models that made the units of a study and model; different models round differently.
 
-    Names are those by CUDA; empty if no unit was made on a GPU, or if it is not known. ``phrase`` names
-    them in messages.
+    ``names`` are CUDA's; empty if no unit was made on a GPU, or if the GPU is not known. ``phrase`` is the part of a
+    message that says who made units on these GPUs.
     """
 
     names: frozenset[str]
@@ -122,11 +122,11 @@ class GpuKinds:
 
     @classmethod
     def at(cls, who: str, gpu: str | None) -> Self:
-        """Return the GPU model of an endpoint, a worker or this machine; empty on a CPU."""
+        """Return the GPU model ``gpu`` of ``who``, such as a worker or endpoint; empty if ``gpu`` is None (a CPU)."""
         return cls(frozenset([] if gpu is None else [gpu]), f"{who} on {gpu}")
 
     def difference(self, who: str, gpu: str | None) -> str | None:
-        """Return a line about ``who`` having another GPU model; None if the models agree."""
+        """Return a message that ``who`` has another GPU model, ``gpu``; None if the models agree or ``gpu`` is None."""
         if gpu is None or self.names <= {gpu}:
             return None
         return f"{who}: computes on {gpu}, {self.phrase}; events of unlike GPUs can differ"
@@ -134,7 +134,7 @@ class GpuKinds:
     def check(self, who: str, gpu: str | None, model: ModelSection) -> None:
         """Check that a machine that is to make more units has the same GPU model, unless the study allows several."""
         if not model.mixed_gpus and (line := self.difference(who, gpu)) is not None:
-            raise InputError(f"{line}: use one kind, or write mixed_gpus = true under [model] of the study file")
+            raise InputError(f"{line}: use one GPU model, or write mixed_gpus = true under [model] of the study file")
 
 
 def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
@@ -170,7 +170,7 @@ def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
     The source is that of the modules which define the class and its bases below ``Selector``, ``Codec`` or ``Policy``,
     and of the modules beside these that they import, in turn. A module of kvdrift is beside the others of its package;
     a user's module is beside those of its folder or, in a package, of the whole package. For an installed distribution,
-    name and version stand for the source. Code of ``generator`` outside a part's package belongs to the numerics.
+    name and version stand for the source. ``NUMERICS_VERSION`` covers code of ``generator`` outside a part's package.
 
     Comments, formatting and docstrings do not count (``syntax_sha256``).
 
@@ -189,14 +189,14 @@ def custom_texts(kind: type[Any]) -> dict[Path, bytes]:
 
 def _source_files(kind: type[Any]) -> tuple[set[tuple[str, str]], dict[Path, bytes]]:
     """Return the installed distributions that define a class, with versions, and the texts of other modules' files."""
-    from kvdrift.generator.selectors.custom.loading import loaders_of  # noqa: PLC0415 - whoever has a part has torch
+    from kvdrift.generator.selectors.custom.loading import loaders_of  # noqa: PLC0415 - it imports torch, as every part does
 
     installed, texts = set[tuple[str, str]](), dict[Path, bytes]()
     for base in kind.__mro__:
         ours = base.__module__.startswith(f"{_PACKAGE}.")
         if base.__module__.partition(".")[0] in sys.stdlib_module_names or (ours and base.__bases__ == (ABC,)):
             continue
-        # Of a class from a study's folder, the modules count that were loaded with it, as they were loaded.
+        # For a class from a study's folder: the modules that were loaded with it, with the texts as loaded.
         loaded = {name: (Path(loader.path), loader.text) for name, loader in loaders_of(base).items()}
         file = loaded[base.__module__][0] if loaded else _file_of(base)
         if not ours and (distribution := _distribution_of(file)) is not None:
@@ -222,7 +222,9 @@ def _source_files(kind: type[Any]) -> tuple[set[tuple[str, str]], dict[Path, byt
 def _file_of(kind: type[Any]) -> Path:
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if path is None:
-        raise InputError(f"class '{kind.__qualname__}': module '{kind.__module__}' has no source file; put it in one")
+        raise InputError(
+            f"class '{kind.__qualname__}': module '{kind.__module__}' has no source file; define the class in one"
+        )
     return Path(path).resolve()
 
 
@@ -234,7 +236,7 @@ def _distribution_of(file: Path) -> tuple[str, str] | None:
 
 
 def _file_beside(kind: type[Any], file: Path, name: str) -> Path | None:
-    """Return the file of a module beside a class that ``file`` defines; None if it is not beside it, or not there."""
+    """Return the file of module ``name`` if it is beside the class ``kind``, which ``file`` defines; else None."""
     package, _, last = kind.__module__.rpartition(".")
     if file.stem == "__init__":
         package, file = kind.__module__, file.parent / last

@@ -41,7 +41,7 @@ def channels_back(numbers: Tensor, bits: int, group: int) -> Tensor:
 
 
 def packed_bytes(numbers: int, bits: int) -> int:
-    """The bytes of ``numbers`` integers, packed without gaps."""
+    """The bytes of ``numbers`` integers of ``bits`` bits each, packed without gaps."""
     return -(-numbers * bits // 8)
 
 

@@ -1,4 +1,4 @@
-"""The interface of codecs, which store entries in fewer bits; attention reads the entries as they come back."""
+"""The interface of codecs, which store entries in fewer bits; attention reads the entries as codecs read them back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvdrift.schema.errors import InputError, OperationError
 
 
 class Codec(ABC):
-    """``Holding`` of a layer's kept keys and values in fewer bits (definitions, "Interventions").
+    """A ``Holding`` that stores a layer's kept keys and values in fewer bits (definitions, "Interventions").
 
     Subclasses are frozen dataclasses. Their fields, which all have defaults, are the parameters that a study can set;
     they are part of an action's identity.
@@ -47,7 +47,8 @@ class Codec(ABC):
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
         """Return the layer that attention reads: the round trip, computed in float32, in the model's dtype.
 
-        Keys or values of another shape, or with a number that is not finite, are refused.
+        Raises:
+            OperationError: Keys or values come back in another shape, or with a number that is not finite.
         """
         back = self.round_trip(PrefixLayer(layer.key.float(), layer.value.float()))
         for name, stored, read in (("keys", layer.key, back.key), ("values", layer.value, back.value)):
@@ -72,10 +73,10 @@ class GroupedCodec(Codec):
                 raise InputError(f"{name} = {value}: should be at least {bound}")
 
     def before_window(self, entries: int) -> int:
-        """How many of m entries lie before the window."""
+        """How many of m entries lie before the last ``residual`` entries."""
         return max(entries - self.residual, 0)
 
 
 def beside_exact(coded: Tensor, numbers: Tensor) -> Tensor:
-    """Join coded entries with the exact entries after them, [KV heads, m, size]."""
+    """Join ``coded`` entries with the entries of ``numbers`` after them, which stay exact, [KV heads, m, size]."""
     return torch.cat([coded, numbers[:, coded.shape[1] :]], dim=1)

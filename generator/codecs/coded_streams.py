@@ -32,17 +32,17 @@ class EntryCoding(ABC):
 
 @dataclass(frozen=True)
 class CodedLayer:
-    """One layer of a cache."""
+    """One layer of a cache: how many prompt entries are coded before decoding, and the exact copies of the others."""
 
     entries: int  # m
     begun: int  # how many of the last entries are in a group of keys that the suffixes complete
     coded_keys: int  # how many keys are coded before the first token is fed
-    coded_values: int  # how many values are coded then
+    coded_values: int  # how many values are coded before the first token is fed
     exact: PrefixLayer  # copies of the other keys and values, [KV heads, entries, size] each
 
     @classmethod
     def of(cls, held: PrefixLayer, window: int, together: int) -> CodedLayer:
-        """Return the coded and exact parts of a layer that a codec holds."""
+        """Describe a layer that a codec holds, with an exact ``window`` and groups of ``together`` keys."""
         entries = held.key.shape[1]
         values = max(entries - window, 0)
         keys = values - values % together
@@ -53,8 +53,8 @@ class CodedLayer:
 class CodedStreams(CacheRule):
     """Codes entries that leave the window before each step, and attends if a group began in the prompt.
 
-    The last ``window`` entries are exact, besides that of the token being fed; so many consecutive keys are coded
-    ``together``, counted from the first kept entry. ``layers`` are coded already; ``horizon`` is H.
+    The last ``window`` entries are exact, besides that of the token being fed. Keys are coded in groups of ``together``
+    consecutive keys, counted from the first kept entry. ``layers`` are coded already; ``horizon`` is H.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class CodedStreams(CacheRule):
         self.coding, self._window, self._together, self._layers = coding, window, together, layers
         # If no entry of H - 1 fed tokens is ever coded, a stream's earlier states are cuts of its present state.
         self.cuts_back = horizon - 2 <= window
-        self._length = 0  # the L for which the prompt's entries are coded
+        self._length = 0  # the length L of the suffixes for which the prompt's entries are coded
         self._coded = {number: (one.coded_keys, one.coded_values) for number, one in enumerate(layers)}
         kinds = [(one.exact.key.device, one.exact.key.shape, one.entries) for one in layers]
         self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """The same rule without a window, as if the first token that is fed completed a group."""
+        """Return the rule over other entries, without a window, as if the first token that is fed completed a group."""
         begun = min(self._together - 1, entries)
         layers = [
             replace(
@@ -136,7 +136,7 @@ class CodedStreams(CacheRule):
         return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
 
     def _left(self, length: int) -> int:
-        """How many generated entries have left the window at L; -k if the last k prompt entries have not."""
+        """How many generated entries have left the window at L = ``length``; -k if k prompt entries are in it."""
         return length - 1 - self._window
 
     def _completed(self, one: CodedLayer, length: int) -> bool:
@@ -144,14 +144,14 @@ class CodedStreams(CacheRule):
         return one.begun > 0 and one.begun + self._left(length) >= self._together
 
     def _restore(self, prompt: Sequence[Sequence[Tensor]]) -> None:
-        """Go back to the end of the prompt."""
+        """Restore the prompt entries as they are at the end of the prompt."""
         for number, one in enumerate(self._layers):
             key, value = prompt[number]
             key[:, one.coded_keys :], value[:, one.coded_values :] = one.exact.key, one.exact.value
             self._coded[number] = one.coded_keys, one.coded_values
 
     def _code_prompt(self, prompt: Sequence[Sequence[Tensor]], layers: Sequence[int], before: int) -> None:
-        """Code prompt entries that left the window, which follows ``before`` entries, of layers with equally many."""
+        """Code prompt entries that left the window, which begins after ``before`` entries, in layers of one kind."""
         one, (keys, values) = self._layers[layers[0]], self._coded[layers[0]]
         whole = min(before - before % self._together, one.entries - one.begun)
         key, value = slice(keys, max(whole, keys)), slice(values, max(min(before, one.entries), values))

@@ -18,7 +18,7 @@ _LARGEST = 448.0  # of e4m3
 
 @dataclass(frozen=True)
 class FP8(Codec):
-    """e4m3 (4 bits of exponent, 3 of mantissa), with a scale for each KV head's keys and for its values.
+    """Numbers in e4m3 (4 bits of exponent, 3 of mantissa), with a scale for each KV head's keys and for its values.
 
     The scale is the largest magnitude over 448, in float16, rounded up.
     """
@@ -41,7 +41,7 @@ def _read_back(numbers: Tensor) -> Tensor:
 
 
 def scale_of(largest: Tensor) -> Tensor:
-    """Return the scales of groups with these largest magnitudes, float32."""
+    """Return the scales of groups whose largest magnitudes are ``largest``, float32 of the same shape."""
     return float16_above(largest / _LARGEST)
 
 

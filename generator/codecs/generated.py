@@ -29,7 +29,7 @@ from kvdrift.schema.errors import InputError
 
 @dataclass(frozen=True)
 class GeneratedEntries:
-    """The part of an action by which its codec codes generated entries, too; refused if its class cannot."""
+    """The part of an action by which its codec codes generated entries, too; codecs of other classes are refused."""
 
     codec: Codec
 
@@ -50,8 +50,8 @@ class GeneratedEntries:
     ) -> CacheRule:
         """Return the rule that codes the entries of a prompt's streams with horizon H.
 
-        For each layer there are keys and values of the whole prompt; the positions that are ``kept``, int32 [KV heads,
-        m]; and the entries that attention reads, ``held``, of which the rule codes more in place.
+        For each layer, ``prompt`` has keys and values of the whole prompt; ``kept`` has the kept positions, int32
+        [KV heads, m]; and ``held`` has the entries that attention reads, of which the rule codes more in place.
         """
         codec, window, together = self.codec, 0, 1
         coding: EntryCoding
@@ -89,7 +89,7 @@ class _AtPromptScales(EntryCoding):
     """e4m3 at the scales of the prompt's entries, which a cache has stored; larger values saturate."""
 
     keys: Sequence[Tensor]  # for each layer the scales of the KV heads' keys, float32 [KV heads, 1, 1]
-    values: Sequence[Tensor]  # those of their values
+    values: Sequence[Tensor]  # the scales of their values
 
     @classmethod
     def of(cls, prompt: Sequence[PromptLayer], kept: Sequence[Tensor]) -> _AtPromptScales:

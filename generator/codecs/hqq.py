@@ -57,11 +57,11 @@ class HQQ(Codec):
 
     @property
     def _packed(self) -> int:
-        """How many numbers are in a byte."""
+        """How many coded numbers are in a byte."""
         return 8 // self.bits
 
     def cache_layer(self) -> Any:
-        """Make an empty ``HQQQuantizedLayer``; an ImportError if transformers needs a later version of hqq."""
+        """Make an empty ``HQQQuantizedLayer``; raise ImportError if transformers needs a later version of hqq."""
         from transformers.cache_utils import HQQQuantizedLayer  # noqa: PLC0415 - it imports hqq
 
         return HQQQuantizedLayer(
@@ -69,7 +69,7 @@ class HQQ(Codec):
         )
 
     def check(self, size: int) -> None:
-        """Refuse groups that do not divide a head vector, and so would not divide some numbers of entries."""
+        """Refuse groups that do not divide heads of ``size`` channels: some numbers of entries could not be grouped."""
         if size % self.group:
             raise InputError(f"heads of {size} channels cannot be coded in groups of {self.group}; set group")
 
@@ -96,7 +96,7 @@ class HQQ(Codec):
         return StoredBytes(numbers // self._packed, 2 * (numbers // self.group) * layer.key.itemsize)
 
     def _check_packing(self, layer: PrefixLayer) -> None:
-        """Check that groups divide the numbers, and that rows of groups can be packed, as libraries do it."""
+        """Check that groups divide the numbers, and that rows of groups can be packed into bytes, as hqq packs them."""
         for axis, numbers in ((self.axis_key, layer.key), (self.axis_value, layer.value)):
             rows = self.group if axis == 0 else numbers.numel() // self.group
             if numbers.numel() % self.group or rows % self._packed:

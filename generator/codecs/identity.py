@@ -12,7 +12,7 @@ from kvdrift.generator.codecs.codec import Codec
 
 @dataclass(frozen=True)
 class Identity(Codec):
-    """Entries in the model's own dtype, through the path of every codec: delta and f must be exactly 0."""
+    """Entries unchanged, but through the code path of every codec: delta and f must be exactly 0."""
 
     summary: ClassVar[str] = "every number in the model's own dtype (the control of codecs)"
 

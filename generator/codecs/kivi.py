@@ -16,7 +16,7 @@ class KIVI(GroupedCodec):
     """Keys per channel in groups of consecutive entries, values per entry in groups of channels.
 
     Keys have channels of large magnitude, so that the scale of a channel fits better than that of an entry; values have
-    none. The last ``residual`` entries are exact, and so are keys of a group that is not full before them.
+    no such channels. The last ``residual`` entries are exact, and so are keys of a group that is not full before them.
     """
 
     paper: ClassVar[str | None] = "Liu et al. 2024, arXiv:2402.02750"

@@ -22,7 +22,7 @@ class RotatedInt4(GroupedCodec):
     """Each head vector is rotated, rounded to 4 bits per entry in groups of channels, and rotated back when it is read.
 
     The rotation is the normalized Hadamard transform, which is its own inverse. An engine would rotate queries instead
-    of the entries that it reads, with the same products. By default no entry is exact (``residual``).
+    of the entries that it reads, with the same products. By default no entry stays exact (``residual`` = 0).
     """
 
     summary: ClassVar[str] = "4-bit integers per entry, after a Hadamard transform of each head vector"

@@ -24,7 +24,7 @@ from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.schema.errors import tried_once
 
 BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
-_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of distributions taken at once
+_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of distributions processed in one part, on a CPU and elsewhere
 _LONG_BYTES = 2**15  # of a distribution; longer distributions are subtracted one by one, without a copy
 
 
@@ -53,7 +53,10 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def draw_by_sums(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Draw as ``draw`` does, from sums of blocks, float64 [B, blocks], and a function that gives weights."""
+    """Draw as ``draw`` does, int64 [B], from the block sums of weights [B, ``size``], float64 [B, blocks].
+
+    ``weights_of`` returns the weights of tokens, int64 [B, n], in the same shape.
+    """
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
     before = (cumulative - sums).gather(-1, block).squeeze(-1)
@@ -64,7 +67,7 @@ def draw_by_sums(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tenso
 
 
 def block_sums(weights: Tensor) -> Tensor:
-    """Return sums of consecutive blocks of tokens, float64 [..., blocks], independent of other rows."""
+    """Return the sums of weights [..., V] over blocks of tokens, float64 [..., blocks]; no row affects another."""
     whole = weights.shape[-1] // BLOCK_TOKENS * BLOCK_TOKENS
     blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK_TOKENS, BLOCK_TOKENS)
     sums = _row_sums(blocks).double()
@@ -74,7 +77,10 @@ def block_sums(weights: Tensor) -> Tensor:
 
 
 def _row_sums(numbers: Tensor) -> Tensor:
-    """Return sums of rows [..., n], [...]; on a GPU torch's own sums depend on the number and the place of rows."""
+    """Return the sum of each row of ``numbers`` [..., n], [...].
+
+    On a GPU halves of a row are added up, since torch's own sums depend on the number and the place of rows.
+    """
     if numbers.device.type == "cpu":
         return numbers.sum(-1)
     size = numbers.shape[-1]
@@ -92,7 +98,10 @@ def _cumulative(weights: Tensor) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first place [B, 1] whose cumulative weight is above ``target`` [B], which is kept below the total."""
+    """Return the first place whose cumulative weight is above ``target``, [B, 1], and the target.
+
+    A target [B] that is not below the total is lowered to the number next below the total.
+    """
     total = cumulative[:, -1]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     place = torch.searchsorted(cumulative, target[:, None], right=True)
@@ -113,7 +122,10 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
 def couple_by_excess(
     p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor, excess_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Couple as ``couple`` does, from the probabilities of x, [B], and a function that gives max(q - p, 0)."""
+    """Couple as ``couple`` does, from the probabilities ``p`` and ``q`` of x, [B] each.
+
+    ``excess_of`` returns max(q - p, 0) of some rows, [rows, V].
+    """
     keep = accept * p.double() < q.double()
     y = x.clone()
     rows = (~keep).nonzero().squeeze(-1)
@@ -131,7 +143,7 @@ def pairs_at_once(distributions: Tensor) -> int:
 
 
 class DistributionTable:
-    """A table of distributions, [rows, V], two for each pair; row -1 is the point mass of an ended side.
+    """A table of distributions, [rows, V], from which pairs take theirs; row -1 is the point mass of an ended side.
 
     Pairs are processed some at a time, so that intermediate results fit a processor's cache, or the memory that an
     accelerator has besides the distributions. An ended side emits ``absorbed_token``.
@@ -168,7 +180,7 @@ class DistributionTable:
         return distance_of(block_sums(self._apart(left, right).abs_()))
 
     def _excess(self, left: Tensor, right: Tensor, some: Tensor) -> Tensor:
-        """Return max(q - p, 0) of some pairs, [some, V]."""
+        """Return max(q - p, 0) of the pairs whose numbers are ``some``, [pairs, V]."""
         some = some.cpu()
         return self._apart(right[some], left[some]).clamp_(min=0.0)
 
@@ -203,11 +215,11 @@ class DistributionTable:
 
 
 ABSORBED, NOTHING = -1, -2  # rows: the point mass of an ended side, and no mass at all
-_FUSED_BYTES = 2**28  # of distributions that the plain form takes at once
+_FUSED_BYTES = 2**28  # of distributions that ``pair_sums`` processes in one part where no kernel computes them
 
 
 def are_fused(sharing: SharingOptions, device: str) -> bool:
-    """Return whether pairs are coupled by these operations on a device."""
+    """Return whether ``fused_draws`` couples pairs on a device: as ``sharing.fused`` says, or if its kernel works."""
     if sharing.fused is not None:
         return sharing.fused
     return torch.device(device).type == "cuda" and fused_fault(torch.device(device)) is None

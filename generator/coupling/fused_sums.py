@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def pair_sums(distributions: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
-    """Launch ``kvdrift.generator.coupling.distributions.pair_sums``.
+    """Return what ``kvdrift.generator.coupling.distributions.pair_sums`` returns, by one launch.
 
     Distributions are on CUDA, with a row's values beside each other. A row of -1 is the point mass on
     ``absorbed_token``, -2 no mass at all. ``block`` is the number of tokens of a block, a power of two.

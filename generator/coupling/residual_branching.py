@@ -1,13 +1,14 @@
 """Survival-weighted residual branching: no replicate is spent on a pair that agrees to the end (paper, sec. "swrb").
 
 A replicate scans a common prefix U, drawn from the overlap of both distributions. At every position s the residual
-branch has the weight w_s = S e_s. The replicate chooses a position J with probability w_J / M, M being the sum of the
-weights, and continues the coupling from there to the horizon. This module knows no models, only ``StreamDecoder``.
+branch has the weight w_s = S e_s: e_s is the distance of the distributions there, and the survival S is the product of
+1 - e_r over the positions r before s. The replicate chooses a position J with probability w_J / M, M being the sum of
+the weights, and continues the coupling from there to the horizon. This module knows no models, only ``StreamDecoder``.
 
 J is drawn while scanning: position s replaces the candidate with probability w_s over the sum of weights so far, so
-that s is the last candidate with probability w_s / M. No distribution is kept or computed again: the residual pair is
-drawn at once, and the branch continues the scan's caches, cut back to U_<J. If kernels cannot cut a stream back, its
-state is kept at every candidate.
+that s is the last candidate with probability w_s / M. No distribution is kept or computed again: a candidate's residual
+pair is drawn immediately, and the branch continues the scan's caches, cut back to U_<J. If the decoder cannot cut a
+stream back, its state is kept at every candidate.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from kvdrift.generator.coupling.streams import (
     distinct_streams,
 )
 
-SCAN_UNIFORMS = 4  # U_s, whether s replaces the candidate, the residual tokens of X and of Y
-PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y
+SCAN_UNIFORMS = 4  # of a scanned position: for U_s, whether s replaces the candidate, and residual tokens of X and Y
+PURPOSES = SCAN_UNIFORMS + 3  # besides, of a position of the branch: for X, acceptance, and the residual token of Y
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class ResidualBranches:
     """The recorded steps of one action; arrays are [replicates, H] or [replicates], positions 1..H."""
 
     token: NDArray[np.int32]  # U_t; -1 if survival reached 0 and nothing was drawn
-    deficit: NDArray[np.float64]  # E_t
-    weight: NDArray[np.float64]  # W_t
+    deficit: NDArray[np.float64]  # e_t, the distance of both distributions after U_<t; 1 if they have no overlap
+    weight: NDArray[np.float64]  # w_t = S e_t
     ended: NDArray[np.bool_]  # true from U's EOS on
     scanned: NDArray[np.int64]  # the last position of the scan
     branch: NDArray[np.int64]  # J; 0 if M = 0
@@ -138,7 +139,7 @@ class _Scan:
         label = torch.zeros_like(live) if self._sharing.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
         self._row[:, live] = streams.place.view(2, -1)
-        # On a GPU shapes stay when pairs end: the first pair stands for them.
+        # On a GPU shapes stay when pairs end: the first live pair fills their places.
         pairs = live if not self._fused else torch.cat([live, live[:1].expand(len(self._pair_cache) - len(live))])
         return streams, len(pairs) + streams.member % len(live), torch.cat([self._row[:, pairs], pairs[None]])
 

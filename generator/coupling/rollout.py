@@ -5,7 +5,7 @@ position: the reference's on its history X, the compressed model's on its own hi
 X. Equal distributions are computed once:
 
 - All actions share the reference stream of a replicate.
-- Until the first mismatch, the compressed model's streams along X and Y are one, which forks when the pair parts.
+- Until the first mismatch, the compressed model's streams along X and Y are one, which forks when the pair diverges.
 - Replicates that follow one cache along equal histories share a stream.
 - After a side's EOS its distribution is a point mass, which needs no stream.
 
@@ -81,7 +81,7 @@ class _DistributionRows:
 
     @property
     def diverged(self) -> Tensor:
-        """Whether f needs a distribution of its own, bool [pairs]: X goes on, and Y follows another stream."""
+        """Whether f needs a distribution of its own, bool [pairs]: X has not ended, and Y follows another stream."""
         return (self.on_x >= 0) & (self.on_x != self.on_y)
 
     def compared(self) -> Tensor:
@@ -137,7 +137,8 @@ class CoupledPairs:
             **{name: np.zeros(shape, dtype=np.float32) for name in ("delta", "f")},
             **{name: np.ones(shape, dtype=np.bool_) for name in ("x_eos", "y_eos")},
         }
-        self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)  # by owner; shared ones in parts
+        # Distributions computed for each owner; one for several streams counts in equal parts.
+        self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)
         self.evaluations = torch.zeros_like(pair_cache)
         # For each position uniforms for X, for residual tokens and for acceptance, [H, references + 2 pairs].
         uniforms = torch.cat([u_x, u_pair[:, :, 1], u_pair[:, :, 0]]).t().contiguous()
@@ -165,9 +166,9 @@ class CoupledPairs:
     ) -> None:
         """Start some pairs, int64 [joining], at a branch; each pair has a reference of its own.
 
-        At ``column``, from 0, they part: ``tokens`` are x and y there, int64 [joining] each, and ``distance`` is delta
-        = f, float64 [joining]. ``rows`` are the parked streams that the reference's and the compressed histories
-        continue, int64 [joining] each.
+        They diverge at ``column``, from 0: ``tokens`` are x and y there, int64 [joining] each. Delta and f are
+        ``distance``, float64 [joining]. ``rows`` are the parked streams that the reference's and the compressed
+        histories continue, int64 [joining] each.
         """
         references = self._pair_reference[pairs]
         x, y = tokens
@@ -252,7 +253,7 @@ class CoupledPairs:
         return ~(self._x_done[self._pair_reference] & self._y_done)
 
     def _split(self, draws: Tensor) -> tuple[Tensor, ...]:
-        """Return the results of ``_plain_draws`` from those of ``fused_draws``."""
+        """Split the result of ``fused_draws`` into the tensors that ``_plain_draws`` returns."""
         x, y, delta, forced_f = torch.split(draws, [len(self._x)] + 3 * [len(self._y)])
         return x.long(), y.long(), delta, forced_f
 
@@ -327,9 +328,9 @@ class CoupledSteps:
 def rollout_documents(
     kernels: StreamDecoder, documents: Sequence[DocumentReplicates], horizon: int, sharing: SharingOptions = SHARE_ALL
 ) -> list[CoupledSteps]:
-    """Run all actions of some documents together, and return the recorded steps of each, document by document.
+    """Run all actions of some documents together, and return the recorded steps of each action, document by document.
 
-    Documents are in ascending order of their caches; ``kernels`` have the distributions of all their streams.
+    Documents are in ascending order of their caches; ``kernels`` decodes the streams of all of them.
     """
     actions = [action for document in documents for action in document.actions]
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])

@@ -2,7 +2,7 @@
 
 They follow from temperature, top-k and top-p.
 
-The order is that of transformers' warpers: temperature, then top-k among its logits, then top-p among the remaining
+The order is that of transformers' warpers: temperature, then top-k by the logits, then top-p among the remaining
 probabilities. Of tokens with equal logits those with the lowest ids are taken. A row's distribution does not depend on
 other rows, nor on how a device adds numbers up or orders equal numbers.
 """
@@ -42,7 +42,7 @@ def deployed(logits: Tensor, sampling: Sampling, out: Tensor) -> None:
 
 
 def deployed_table(distributions: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
-    """Return ``deployed`` distributions of tables, float64 [rows, V]: p^(1/T), normalized over the remaining tokens."""
+    """Return tables as ``deployed`` writes them, float64 [rows, V]: p^(1/T), normalized over the remaining tokens."""
     made = torch.from_numpy(distributions).log()
     deployed(made, sampling, out := torch.empty_like(made))
     return out.numpy()
@@ -64,7 +64,7 @@ def _scores(logits: Tensor, sampling: Sampling, dtype: torch.dtype) -> Tensor:
 
 
 def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
-    """Mark the ``number`` largest values of each row, [rows, 1], bool [rows, V]; of equal values the first.
+    """Mark the largest values of each row, bool [rows, V], ``number`` [rows, 1] of them; of equal values the first.
 
     ``largest`` has the largest values in descending order, [rows, at least ``number``].
     """
@@ -81,12 +81,12 @@ def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
 
 
 def _host_may_read(values: Tensor) -> bool:
-    """Return whether the host may read results on the way: on a GPU it would have to wait for them."""
+    """Return whether the host may read intermediate results: on a GPU it would have to wait for them."""
     return not values.is_cuda
 
 
 def _reaching(scores: Tensor, mass: float, most: int) -> tuple[Tensor, Tensor]:
-    """Return the largest scores in descending order, and the least number of them with probability ``mass``, [rows, 1].
+    """Return the largest scores, descending, and the least number of them that reaches probability ``mass``, [rows, 1].
 
     At most ``most`` scores of a row are above minus infinity. Probabilities of the scores' dtype are summed as whole
     numbers of 1 / ``_UNITS``, largest first.

@@ -1,14 +1,14 @@
 """Positions of coupled pairs that are begun on the distributions' device before the host has read the last tokens.
 
-A pair's streams change only when it parts or ends. As long as none does, the device alone can feed the tokens that it
-has drawn: all tables of the step before stay valid, and so do all shapes. So once a position has used the streams of
-the position before, the next position is begun at once, and the host reads tokens and distances of the last position
-meanwhile. If these tokens show that streams change after all, the position that was begun is given up and computed
-again with new streams, which writes over everything that it has written.
+A pair's streams change only when it diverges or ends. As long as no pair does, the device alone can feed the tokens
+that it has drawn: all tables of the step before stay valid, and so do all shapes. So once a position has used the
+streams of the position before, the next position is begun, and the host reads tokens and distances of the last position
+meanwhile. If these tokens show that streams change after all, the position that was begun is discarded and computed
+again with new streams, whose results overwrite the discarded results.
 
 On CUDA the operations that compute a position's distributions and draws are captured as one graph. Later positions of
-equal shapes replay the graph, whether their streams are new or not. The integers that a step needs are copied to the
-devices all at once, and its results to the host.
+equal shapes replay the graph, whether their streams are new or not. The integers that a step needs are copied to each
+device in one copy, and its results to the host.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Arrival:
 class StepGraphs:
     """Graphs of the steps of one rollout, one for each bucket; on other devices than CUDA there are none.
 
-    A bucket names everything that a graph holds fast: shapes, and the addresses of what a step reads and writes. The
+    A bucket names everything that a graph fixes: shapes, and the addresses of what a step reads and writes. The
     first step of a bucket is computed without a graph, since it compiles kernels. The second is captured. All graphs
     share the memory of their intermediate results, so a step must leave its results in memory of its own.
     """
@@ -185,7 +185,7 @@ class FusedSteps:
         return self._read()
 
     def _prepare(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> None:
-        """Discard the prefetched position if the open streams changed; the next call sends its own inputs."""
+        """Send the inputs of a position, unless it is begun; discard a begun position if streams or rows changed."""
         stay = self._streams >= 0 and torch.equal(streams.row, torch.arange(self._streams))
         self._same = stay and torch.equal(rows, self._rows)
         self._column, self._streams, self._rows = column, len(streams.row), rows
@@ -198,7 +198,7 @@ class FusedSteps:
         self._kernels.send(torch.cat([rows.flatten(), torch.tensor([column]), places, unused]))
 
     def _read(self) -> Tensor:
-        """Return draws of this position, and begin the next position before the host waits for these draws."""
+        """Return the draws of this position; if streams and rows stayed the same, begin the next position first."""
         arrival, self._begun = Arrival(self._found), False
         if self._same and self._ahead is not None and self._column + 1 < len(self._uniforms):
             _, column, places = self._sent()

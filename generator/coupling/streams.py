@@ -40,14 +40,14 @@ class StreamDecoder(ABC):
         self.sent = torch.empty(0, dtype=torch.int64)
 
     def send(self, indices: Tensor) -> None:
-        """Send integers, int64 of any shape on the CPU, to the distributions' device, together with the next step's."""
+        """Send integers, int64 of any shape on the CPU, to the distributions' device, with those of the next step."""
         self.sent = indices.to(self.device)
 
     @abstractmethod
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start streams of ``caches``, ascending, at the prompt's end; return the first distributions, [streams, V].
 
-        They are equal for all caches if eviction follows prefill.
+        First distributions are equal for all caches if eviction follows prefill.
         """
 
     @abstractmethod
@@ -74,7 +74,7 @@ class StreamDecoder(ABC):
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams for a later ``select``, as the parked streams ``places``, numbered from 0.
 
-        Both are int64 [parked], on the CPU. A stream already parked at such a place is given up.
+        Both are int64 [parked], on the CPU. A stream that is already parked at one of these places is discarded.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class StreamDecoder(ABC):
 
     @property
     def ahead(self) -> AheadDecoder | None:
-        """The decoder if it can append tokens that only the distributions' device knows; else None: a step waits."""
+        """The decoder if it can append tokens that only the distributions' device knows; else None."""
         return None
 
 
@@ -92,7 +92,7 @@ class AheadDecoder(Protocol):
 
     @property
     def bucket(self) -> Hashable:
-        """The shapes and addresses of what ``distributions`` reads; steps with equal ones do the same operations."""
+        """The shapes and addresses of what ``distributions`` reads; steps of equal buckets do the same operations."""
 
     def place(self, tokens: Tensor) -> None:
         """Append one token, int64 [streams] on the CPU, to each open stream, of which there is at least one."""
@@ -100,7 +100,7 @@ class AheadDecoder(Protocol):
     def feed(self, tokens: Tensor) -> None:
         """Append one token to each open stream without sending anything; streams are those of the last ``place``.
 
-        Tokens are int64, on the distributions' device: the token of each open stream, then any others.
+        Tokens are int64, on the distributions' device: the token of each open stream, and then ignored ones.
         """
 
     def distributions(self) -> Tensor:

@@ -39,7 +39,7 @@ class SideFacts:
     """The facts that a side's weights state about their model."""
 
     vocabulary: int  # V, the number of tokens
-    positions: int  # the largest number of tokens, prompt and generated tokens
+    positions: int  # the largest number of tokens, prompt and generated tokens; 0 if unknown
     eos_tokens: tuple[int, ...]  # tokens that end a text, as the engine reports; () if it does not
     tokenizer_sha256: str | None  # SHA-256 of the tokenizer in the weights; None without a tokenizer
 
@@ -84,7 +84,7 @@ class Side(Protocol):
 
     @property
     def reported(self) -> Mapping[str, Any]:
-        """The report of an engine outside this process, which also determines the distributions; {} in this process."""
+        """The facts reported by an engine outside this process that determine the distributions; {} in this process."""
         return {}
 
     @property
@@ -122,10 +122,10 @@ class Engine(Described, Protocol):
     Face id, with their tokenizer.
 
     Attributes:
-        ends: The sources of the tokens that end a text, for lines that name each token with its source.
-        sample: The ``id`` of weights that ``kvdrift check`` takes if none are given; None if it needs some.
-        fewer_bits: Settings with which a prompt takes fewer bytes than with the defaults; their names are those of the
-            settings that make another cache.
+        ends: The source of the tokens that end a text, for messages that name each token with its source.
+        sample: The ``id`` of the weights that ``kvdrift check`` takes if none are given; None if they must be given.
+        fewer_bits: Settings with which a prompt takes fewer bytes than with the defaults; a side that differs from the
+            reference in one of these settings has another cache.
     """
 
     ends: ClassVar[str] = "the engine"
@@ -133,7 +133,10 @@ class Engine(Described, Protocol):
     fewer_bits: ClassVar[Mapping[str, Any]]
 
     def location(self, written: str, folder: Path | None, key: str) -> str:
-        """Return the place of the weights that a study file in ``folder`` names under ``key``; "" outside a file."""
+        """Return the place of the weights that a study file in ``folder`` names by the text ``written``.
+
+        Error lines begin with ``key``, such as "model.id = "; it is "" if no study file names the weights.
+        """
         return transformer_location(written, folder, key)
 
     def tokenizer(self, location: str) -> str:
@@ -141,9 +144,9 @@ class Engine(Described, Protocol):
         return location
 
     def side(self, location: str, settings: Mapping[str, Any], where: str) -> Side:
-        """Make a side of weights and of the settings that differ from the engine's defaults, by name.
+        """Make a side of the weights at ``location`` and of the settings, by name, that differ from the defaults.
 
-        ``where`` is what error lines name, such as an action.
+        Error lines begin with ``where``, such as the name of an action.
         """
 
 
@@ -153,9 +156,10 @@ _Settings = TypeVar("_Settings")
 def settings_of(
     kind: type[_Settings], settings: Mapping[str, Any], where: str, whose: str, bounds: Mapping[str, tuple[int, int]]
 ) -> _Settings:
-    """Return settings, a dataclass with defaults, with the values by name that a study file gives.
+    """Return an object of ``kind``, a dataclass with defaults, with the settings by name that a study file gives.
 
-    ``whose`` and ``where`` are for error lines; ``bounds`` are of whole numbers.
+    ``bounds`` are the least and the largest values of whole numbers, by name. Error lines begin with ``where``; in them
+    ``whose`` names what has the settings.
     """
     known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
     for name, value in settings.items():

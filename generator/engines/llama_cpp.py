@@ -5,8 +5,8 @@ properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py
 
 - Calls of 2 to 63 rows compute every row in the same way. Calls of one row, and larger calls, use other kernels. So a
   call has at most ``rows`` streams, and a lone stream gets a second row that is thrown away. Weights in K-quants, such
-  as Q4_K, are an exception: blocks of rows and the rows left over are computed by unlike kernels, which a study's floor
-      shows.
+  as Q4_K, are an exception: blocks of rows and the rows left over are computed by different kernels, which a study's
+  floor shows.
 - Attention skips the entries of other streams, and sums a stream's own entries in their order in the cache. So entries
   must lie in the order of their positions.
 - New entries take the first free places. So the places of a closed stream stay taken while other streams are open.
@@ -111,7 +111,7 @@ class ContextSettings:
             if kind not in EXACT_TYPES and size % _BLOCK:
                 raise InputError(
                     f"{where}: {name} = '{kind}': stores blocks of {_BLOCK} values, and the model's heads have "
-                    f"{size}; llama.cpp would compute something else without a word; choose {', '.join(EXACT_TYPES)}"
+                    f"{size}; llama.cpp would silently compute something else; choose {', '.join(EXACT_TYPES)}"
                 )
 
 
@@ -177,7 +177,9 @@ class Context:
     def fork(self, stream: int | None = None) -> int:
         """Open a stream that continues another stream, or the prompt, and shares its entries."""
         if not self._idle:
-            raise OperationError(f"llama.cpp: a context has at most {MOST_STREAMS} streams")
+            raise OperationError(
+                f"llama.cpp: all {MOST_STREAMS} streams of a context are open; drop a stream before you fork another"
+            )
         source = _PROMPT if stream is None else stream
         new = heapq.heappop(self._idle)
         self._calls.llama_memory_seq_cp(self._memory, source, new, -1, -1)
@@ -226,7 +228,10 @@ class Context:
     def _decode(
         self, tokens: Sequence[int], positions: Sequence[int], streams: Sequence[int], wanted: Sequence[int], what: str
     ) -> None:
-        """Decode some rows; if the cache is full, free the entries of closed streams."""
+        """Decode a token of each row; if the cache is full, free the entries of closed streams and try again.
+
+        ``wanted`` has 1 for each row whose logits are needed, else 0; errors name ``what`` is decoded.
+        """
         count = len(tokens)
         each = (c_int32 * count)(*streams)
         sequences = (POINTER(c_int32) * count)(
@@ -255,7 +260,7 @@ class Context:
         """Copy the logits of a row of the last call, float32 [V]."""
         address = self._calls.llama_get_logits_ith(self._handle, row)
         if not address:
-            raise OperationError(f"llama.cpp: a step has no logits: {self._library.last_words()}")
+            raise OperationError(f"llama.cpp: a row has no logits: {self._library.last_words()}")
         return np.ctypeslib.as_array((ctypes.c_float * self._vocabulary).from_address(address)).copy()
 
     def _read_back(self) -> dict[str, Any]:
@@ -293,7 +298,7 @@ class Context:
 
 
 def _in_all(values: Iterable[T]) -> T | list[T] | None:
-    """Return what all caches of a context have in common; a list if they differ, None if there are none."""
+    """Return the value that all caches of a context have; the list of values if they differ, None without caches."""
     each = list(values)
     return next(iter(each), None) if len(set(each)) < 2 else each
 
@@ -307,8 +312,8 @@ def _free(calls: Any, handle: int, _weights: Weights) -> None:  # the weights ou
     calls.llama_free(handle)
 
 
-_ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of the names of variables that move it
-_WAITING: Final = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how long threads wait awake moves nothing
+_ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of names of variables that change results
+_WAITING: Final = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how long idle threads stay awake, which changes no result
 
 _loaded_weights: weakref.WeakValueDictionary[tuple[Path, str], Weights] = weakref.WeakValueDictionary()
 
@@ -352,7 +357,7 @@ class LlamaCpp(Engine):
 
 @dataclass(frozen=True)
 class LlamaCppSide(Side):
-    """A GGUF file with settings; its digest and they determine all logits."""
+    """A side of llama.cpp: a GGUF file with settings."""
 
     file: Path
     settings: ContextSettings

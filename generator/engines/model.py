@@ -69,7 +69,7 @@ class RepeatedReference:
 
     @property
     def weights_sha256(self) -> str | None:
-        """The weights' SHA-256 of the side."""
+        """SHA-256 of the side's weights."""
         return self.side.weights_sha256
 
     def open(self, entries: int) -> Session:
@@ -177,7 +177,7 @@ class EngineStreams(StreamDecoder):
         return self._distributions(np.concatenate(logits))
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
+        """Replace the open streams by ``rows``, int64 [streams]; row n + i, of n open streams, is parked stream i."""
         before, taken, selected = self._open, set[int](), []
         for row in rows.tolist():
             if row < len(before) and row not in taken:
@@ -226,7 +226,7 @@ class EngineStreams(StreamDecoder):
         return distributions
 
 
-_LEAST_ENTRIES = 4096  # beside a prompt's, for streams: more streams share a call, but every stream reads past all
+_LEAST_ENTRIES = 4096  # for streams, beside a prompt's; with more, calls have more rows, but a row passes all entries
 _STREAMS = 5  # of one replicate under residual branching, at most; a coupled rollout has 2 of a side
 
 
@@ -274,7 +274,7 @@ class EngineModel:
         """Return the bytes of the weights of an action's side; None for a server."""
         return self.sides[action.name].weight_bytes() or None
 
-    def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread asks
+    def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread decodes
         """Return the model itself, since the engine has threads of its own."""
         return [self] * count
 
@@ -290,7 +290,7 @@ class EngineModel:
         return PreparedSides(self, document, actions, horizon, prepared, self.sampling)
 
     def check_prompt(self, document: Document, horizon: int) -> None:
-        """Refuse a prompt that a side cannot read."""
+        """Refuse a document with a token that a side's vocabulary lacks, or with too many positions for a side."""
         for name, side in {"the reference": self.reference, **self.sides}.items():
             _check_prompt(document, horizon, side, name)
 
@@ -305,7 +305,7 @@ class EngineModel:
 class PreparedSides:
     """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``).
 
-    ``open_streams`` are the streams opened last, which the samplings of a document share.
+    ``open_streams`` has the decoder that ``kernels`` made last, in one list for all samplings of the document.
     """
 
     model: EngineModel
@@ -327,7 +327,7 @@ class PreparedSides:
         beside: Sequence[PreparedSides] = (),  # noqa: ARG002 - one document at a time
         parked: int = 0,  # noqa: ARG002
     ) -> EngineStreams:
-        """Make kernels of all sides, after the streams of the kernels before are closed."""
+        """Make a decoder of streams of all sides, and close the streams of the decoder made before."""
         for before in self.open_streams:
             before.close()
         self.open_streams[:] = [EngineStreams(self.sides, self.model.ends.tokens, self.sampling)]
@@ -338,7 +338,7 @@ class PreparedSides:
         return replace(self, sampling=sampling)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own
-        """Return how many replicates each side has room for; the others follow in further rounds."""
+        """Return how many replicates every side has room for at once; the others follow in further rounds."""
         entries = self.document.prompt_tokens
         fewest = min(streams_at_once(prefilled.side, entries, self.horizon) for prefilled in self.sides)
         return max(fewest // (_STREAMS if estimator == SWRB else 2), 1)
@@ -374,7 +374,7 @@ class PreparedSides:
 def streams_at_once(side: Side, entries: int, horizon: int) -> int:
     """Return how many streams a session has room for beside a prompt of n ``entries``; at least those of one replicate.
 
-    The number follows from the lengths alone, so that other memory makes no other rounds.
+    The number does not depend on free memory, so that replicates are decoded in the same rounds on every machine.
     """
     room = max(_LEAST_ENTRIES, 2 * entries) // horizon
     return min(max(room, _STREAMS), side.capabilities.most_streams)
@@ -387,12 +387,10 @@ def _sha256(content: Any) -> str:
 def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> None:
     facts, where = side.facts, f"document '{document.doc}'"
     if document.tokens and max(document.tokens) >= facts.vocabulary:
-        raise InputError(
-            f"{where}: token {max(document.tokens)} is none of the vocabulary, which has {facts.vocabulary}"
-        )
+        raise InputError(f"{where}: token {max(document.tokens)} is beyond the vocabulary of {facts.vocabulary} tokens")
     if facts.positions and document.prompt_tokens + horizon > facts.positions:
         raise InputError(
-            f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated ones are more than the "
+            f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated tokens are more than the "
             f"{facts.positions} positions of {name}; ask for shorter prompts or a shorter horizon"
         )
 
@@ -426,7 +424,7 @@ class EngineFootprint:
 
 
 def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
-    """Return the bytes that generation takes for the longest of some prompts."""
+    """Return the bytes that generation takes for the longest of prompts of ``lengths`` tokens."""
     longest, sides = max(lengths), [model.reference, *model.sides.values()]
     weights = {side.weights_sha256: side.weight_bytes() for side in sides}
     caches = sum(side.cache_bytes(longest + streams_at_once(side, longest, horizon) * horizon) for side in sides)

@@ -31,7 +31,7 @@ ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: LlamaCpp}
 
 
 def engine_of(name: str) -> Engine:
-    """Return the engine in this process of a name."""
+    """Return the engine in this process that ``[model] engine`` names."""
     if name not in ENGINES:
         raise InputError(f"model.engine = '{name}': {nearest(name, (*ENGINES, HTTP))}")
     return ENGINES[name]()
@@ -87,8 +87,8 @@ def _of_servers(study: Study) -> EngineModel:
     check_slots(reference, "model.url")
     if not reference.capabilities.full_distributions and not study.sampling.greedy:
         raise InputError(
-            f"model.settings: api = '{OPENAI}': has tokens and no distributions, which is enough at temperature 0 "
-            "alone; write temperature = 0 under [study]"
+            f"model.settings: api = '{OPENAI}': returns tokens and no distributions, which is enough only at "
+            "temperature 0; write temperature = 0 under [study]"
         )
     sides: dict[str, ServerSide] = {}
     for action in _actions(study):
@@ -118,7 +118,7 @@ def _of_servers(study: Study) -> EngineModel:
 
 
 def _ends(study: Study, reference: Side, sides: Mapping[str, Side], named: Sequence[NamedToken]) -> TextEnds:
-    """Return the tokens that end a text on all sides; refuse an action whose side says that others end one, too."""
+    """Return the tokens that end a text on all sides; refuse an action whose side reports further such tokens."""
     ends = joined_ends(study, reference.facts.vocabulary, named, tokenizer_location(study.model))
     for action, side in sides.items():
         check_ends(study, action, ends, side.facts.eos_tokens)
@@ -157,7 +157,7 @@ def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:
 
 
 def _check_shared(action: str, reference: Side, side: Side) -> None:
-    """Raise an error if a side has other tokens than the reference, since there would be no pairs."""
+    """Raise an error if a side's vocabulary or tokenizer differs from the reference's: tokens could not be compared."""
     ours, theirs = reference.facts, side.facts
     check_equal_tokens(
         action,

@@ -1,7 +1,7 @@
 """Checks that an adapter of an engine in this process, and a server, must pass; ``kvdrift check`` runs them.
 
-An adapter's are forks, drops, repetition, bytes, and settings read back. A server's are whole distributions,
-repetition, separate streams, and its report of itself.
+The checks of an adapter are about logits, forks, drops, repetition, rows, bytes, and settings read back. Those of a
+server are about whole distributions, repetition, separate streams, its report of itself, and bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvdrift.schema.errors import OperationError
 
 _PROMPT, _STEPS, _SEED = 48, 6, 5
 _CLOSE = 0.05  # of the largest logit: the effect of batches that is allowed unless the adapter promises row invariance
-_BESIDE = 0.2  # of the largest logit: what rows beside a stream may do there; .07 was measured with weights in Q4_K_M
+_BESIDE = 0.2  # of the largest logit: the effect of rows beside a stream then; .07 was measured with weights in Q4_K_M
 
 Values = NDArray[np.float32]
 Tried = ParamSpec("Tried")
@@ -28,7 +28,7 @@ Tried = ParamSpec("Tried")
 
 @dataclass(frozen=True)
 class Unknown:
-    """The outcome of a check that is impossible: the missing report of the engine, and its consequence."""
+    """The outcome of a check that cannot be made: ``why`` says what the engine does not report, and what follows."""
 
     why: str
 
@@ -47,14 +47,14 @@ class SideCheck(Generic[Tried]):
 
 
 def tokens_of(side: Side, count: int) -> list[int]:
-    """Return some tokens that do not end a text, at most 48, equal in each call."""
+    """Return ``count`` tokens, at most 48, that do not end a text; each call returns the same tokens."""
     others = [token for token in range(side.facts.vocabulary) if token not in side.facts.eos_tokens]
     return [others[place] for place in np.random.default_rng(_SEED).integers(0, len(others), _PROMPT)[:count]]
 
 
 @contextmanager
 def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
-    """Open a session with a prompt of 48 tokens and room for some streams; yield it with the result of the prefill."""
+    """Open a session with a prompt of 48 tokens and room for some streams; yield it with the prefill's values."""
     session = side.open(_PROMPT + streams * _STEPS)
     try:
         yield session, session.prefill(tokens_of(side, _PROMPT))
@@ -63,7 +63,7 @@ def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
 
 
 def _written(session: Session, side: Side, streams: Sequence[int], first: int = 0) -> Values:
-    """Return the logits after some steps in which all streams get equal tokens."""
+    """Return the logits after 3 steps in which all streams get the prompt's tokens from ``first`` on, [streams, V]."""
     for token in tokens_of(side, _PROMPT)[first : first + _STEPS // 2]:
         logits = session.step(streams, [token] * len(streams))
     return logits
@@ -78,9 +78,12 @@ def _check_logits(engine: Engine, weights: str) -> str:
     with prompted(side) as (session, first):
         rows = session.step([session.fork(), session.fork()], tokens_of(side, 2))
         if first.shape != (side.facts.vocabulary,) or rows.shape != (2, side.facts.vocabulary):
-            raise OperationError(f"logits have the shapes {first.shape} and {rows.shape}")
+            raise OperationError(
+                f"logits have the shapes {first.shape} and {rows.shape}, and not (V,) and (2, V) for V = "
+                f"{side.facts.vocabulary}"
+            )
         if not (np.isfinite(first).all() and np.isfinite(rows).all()):
-            raise OperationError("some logits are no numbers")
+            raise OperationError("some logits are not finite")
     return f"{side.facts.vocabulary} numbers a stream"
 
 
@@ -92,11 +95,11 @@ def _check_fork(engine: Engine, weights: str) -> str:
         both = _written(session, side, [first, session.fork(first)], _STEPS)
         apart = float(np.abs(both[0] - both[1]).max() / np.abs(both).max())
         if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
-            raise OperationError(f"two streams of one history diverge by {apart:.2g} of the largest logit")
+            raise OperationError(f"logits of two streams of one history differ by {apart:.2g} of the largest logit")
         other = session.step([first, session.fork(first)], tokens_of(side, 2))
         if np.array_equal(other[0], other[1]):
             raise OperationError("two streams that got unlike tokens have the same logits")
-    return f"copies diverge by {apart:.1g} of the largest logit"
+    return f"logits of copies differ by {apart:.1g} of the largest logit"
 
 
 def _check_drop(engine: Engine, weights: str) -> str:
@@ -108,7 +111,7 @@ def _check_drop(engine: Engine, weights: str) -> str:
             _written(session, side, streams)
             for stream in streams:
                 session.drop(stream)
-    return f"12 times {most} streams in the room of {2 * most}"
+    return f"12 times {most} streams, in a cache with room for {2 * most}"
 
 
 def _check_repetition(engine: Engine, weights: str) -> str:
@@ -132,10 +135,10 @@ def _check_rows(engine: Engine, weights: str) -> str:
     apart = max(float(np.abs(row - first_rows[0]).max() / np.abs(first_rows[0]).max()) for row in first_rows)
     if apart > (0.0 if side.capabilities.row_invariant else _BESIDE):
         raise OperationError(
-            f"a stream with others beside it diverges from itself alone by {apart:.2g} of the largest logit"
+            f"a stream's logits alone and with others beside it differ by {apart:.2g} of the largest logit"
         )
     return (
-        f"{apart:.1g} of the largest logit apart; the floor of a study measures the effect"
+        f"logits differ by {apart:.1g} of the largest logit; the floor of a study measures the effect"
         if apart
         else ("the same bits, so that a floor of 0 is to be expected")
     )
@@ -148,9 +151,12 @@ def _check_bytes(engine: Engine, weights: str) -> str | Unknown:
             sizes.append(session.prompt_bytes())
     full, fewer = sizes
     if full is None or fewer is None:
-        return Unknown("the engine does not report bytes, so that they rule nothing out")
+        return Unknown("the engine does not report bytes, so that no action is ruled out by its bytes")
     if not 0 < fewer < full:
-        raise OperationError(f"{dict(engine.fewer_bits)} holds {fewer:,} bytes, and the defaults {full:,}")
+        raise OperationError(
+            f"a prompt takes {fewer:,} bytes with {dict(engine.fewer_bits)}, and {full:,} with the defaults: the "
+            "former should be fewer, but not 0"
+        )
     return f"{fewer:,} bytes instead of {full:,}"
 
 
@@ -169,16 +175,16 @@ def _check_read_back(engine: Engine, weights: str) -> str:
 ADAPTER_CHECKS = (
     SideCheck("logits", "a prompt and two streams", _check_logits),
     SideCheck("fork", "a stream and its copy, given the same tokens and then unlike ones", _check_fork),
-    SideCheck("drop", "many more streams than there is room for, one lot after the other", _check_drop),
+    SideCheck("drop", "more streams in turn than the cache has room for at once", _check_drop),
     SideCheck("repetition", "the same calls in two sessions", _check_repetition),
     SideCheck("rows", "a stream alone, with one beside it, and with six", _check_rows),
     SideCheck("bytes", "the prompt's bytes at the defaults and at fewer bits", _check_bytes),
-    SideCheck("read back", "settings as the engine reports them", _check_read_back),
+    SideCheck("read back", "the settings that the engine reports", _check_read_back),
 )
 
 
 _SERVER_STEPS = 6
-_SERVER_CLOSE = 0.05  # total variation: what batches may do on a server
+_SERVER_CLOSE = 0.05  # total variation: the effect of batches that is allowed on a server
 
 Distributions = NDArray[np.float64]
 
@@ -203,7 +209,10 @@ def _check_distribution(side: ServerSide) -> str | Unknown:
         distribution = _distribution(side, values)
         rows = _stepped(side, session, [session.fork()], tokens_of(side, 1))
     if distribution.shape != (side.facts.vocabulary,) or rows.shape != (1, side.facts.vocabulary):
-        raise OperationError(f"distributions have the shapes {distribution.shape} and {rows.shape}")
+        raise OperationError(
+            f"distributions have the shapes {distribution.shape} and {rows.shape}, and not (V,) and (1, V) for V = "
+            f"{side.facts.vocabulary}"
+        )
     if not side.capabilities.full_distributions:
         return Unknown("only tokens are requested, not distributions")
     return (
@@ -244,9 +253,9 @@ def _check_streams(side: ServerSide) -> str:
     if side.capabilities.full_distributions and np.array_equal(unlike[0], unlike[1]):
         raise OperationError("two streams that got unlike tokens have the same distribution")
     if moved > _SERVER_CLOSE:
-        raise OperationError(f"a stream beside others has a distribution {moved:.2g} away from that which it had alone")
+        raise OperationError(f"a stream has distributions {moved:.2g} apart in total variation alone and beside others")
     slots = f"{side.capabilities.most_streams} slots, one token a step" if side.server.slots else "no slots"
-    return f"copies {apart:.1g} apart, and {moved:.1g} beside others; {slots}"
+    return f"copies {apart:.1g} apart, a stream alone and beside others {moved:.1g}; {slots}"
 
 
 def _check_report(side: ServerSide) -> str:
@@ -261,7 +270,7 @@ def _check_server_bytes(side: ServerSide) -> str | Unknown:
     with prompted(side) as (session, _):
         held = session.prompt_bytes()
     return (
-        Unknown("the server does not report bytes, so that they rule nothing out")
+        Unknown("the server does not report bytes, so that no action is ruled out by its bytes")
         if held is None
         else f"{held:,} bytes"
     )
@@ -271,6 +280,6 @@ SERVER_CHECKS = (
     SideCheck("distribution", "a prompt and one step", _check_distribution),
     SideCheck("repetition", "the same requests in two sessions", _check_server_repetition),
     SideCheck("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
-    SideCheck("read back", "the server's reports before and after", _check_report),
+    SideCheck("read back", "the server's report of itself after a prompt", _check_report),
     SideCheck("bytes", "the bytes of the prompt", _check_server_bytes),
 )

@@ -138,7 +138,7 @@ _SCALARS = (
 class ExactBranchingMoments:
     """Exact moments of one replicate of residual branching."""
 
-    risk: float  # mean of Z^R = M D_J
+    risk: float  # mean of Z^R = M D_J, the sum of the weights times the loss of the branch at J
     variance: float  # variance of Z^R
     evaluations: float  # expected number of kernel-pair evaluations of scan and branch
 
@@ -147,9 +147,9 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
     """Compute the moments of one replicate of ``action``, whose pairs of paths are ``paths``."""
     size = system.alphabet
     branches = _branches(paths, size)
-    # Of all common prefixes u of t tokens, in the order of their codes: P(U = u), S.
+    # Of all common prefixes u of t tokens, in the order of their codes: P(U = u), and the survival S.
     probability = survival = np.ones(1)
-    # Along U, sums over s of w_s, of w_s m_s and w_s nu_s, and of w_s times the branch's expected evaluations.
+    # Along U, sums over s of w_s, and of w_s times the branch's mean loss m_s, mean squared loss nu_s and evaluations.
     mass = risk = second = later = np.zeros(1)
     scanned = 0.0
     ended = system.ended()

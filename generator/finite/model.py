@@ -62,11 +62,11 @@ class FiniteStreams(StreamDecoder):
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked histories can be cut back: always True, since histories are numbers."""
+        """Whether ``select`` can shorten a parked history to the present position: True, by dropping digits."""
         return True
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
+        """Replace the open streams by ``rows``, int64 [streams]; row n + i, of n open streams, is parked stream i."""
         # A parked history is cut back to the present position by dropping its last digits.
         beyond = (self._parked_length - self._position).clamp_(min=0)
         parked = self._parked_code // torch.pow(self.vocabulary_size, beyond)
@@ -128,7 +128,7 @@ class FiniteModel:
         names = {name: None for system in self.systems.values() for name in system.actions}
         return {name: _distributions_sha256(systems, name, horizon) for name in (None, *names)}
 
-    def twins(self, count: int, before: Callable[[], None]) -> list[FiniteModel]:  # noqa: ARG002 - never waited for
+    def twins(self, count: int, before: Callable[[], None]) -> list[FiniteModel]:  # noqa: ARG002 - no pass takes long
         """Return the model itself, which threads can share."""
         return [self] * count
 
@@ -162,17 +162,17 @@ class PreparedSystem:
         beside: Sequence[PreparedSystem] = (),  # noqa: ARG002
         parked: int = 0,  # noqa: ARG002
     ) -> FiniteStreams:
-        """Return kernels that look up distributions; systems with different alphabets are not decoded side by side."""
+        """Return the decoder of this system; ``beside`` is empty, since each system is decoded alone."""
         return FiniteStreams(self.system, self.actions)
 
     def under(self, sampling: Sampling) -> PreparedSystem:
         """Raise an error: tables hold one sampling, and a study with another sampling has systems of its own."""
         raise OperationError(
-            f"system '{self.system.name}': its tables hold one sampling, which is not {sampling.words}"
+            f"system '{self.system.name}': its tables hold distributions of another sampling than {sampling.words}"
         )
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - histories take no room
-        """Return the number of all replicates, since histories take almost no memory."""
+        """Return a number above all numbers of replicates, since histories take almost no memory."""
         return sys.maxsize
 
     def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - nothing is kept of a prompt

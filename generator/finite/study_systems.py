@@ -91,7 +91,7 @@ def system_document(system: FiniteSystem, stratum: str) -> Document:
 def exact_value_rows(
     study: str, model: str, system: FiniteSystem, revisions: Mapping[str, int] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of table ``exact_values`` for every action of a system, of the given revisions."""
+    """Return the rows of table ``exact_values`` for every action of a system; actions not in ``revisions`` have 0."""
     named = {"study": study, "model": model, "doc": system.name}
     return [
         {**named, "action": action, "action_revision": (revisions or {}).get(action, 0), **row}

@@ -90,7 +90,9 @@ class FiniteSystem:
 
     def _check_distributions(self, where: str, distributions: Distributions) -> None:
         if len(distributions) != self.horizon:
-            raise InputError(f"{where}: distributions of {len(distributions)} position(s), horizon {self.horizon}")
+            raise InputError(
+                f"{where}: has distributions of {len(distributions)} position(s), and the horizon is {self.horizon}"
+            )
         for t, table in enumerate(distributions):
             shape = (self.alphabet**t, self.alphabet)
             if table.shape != shape or table.dtype != np.float64:

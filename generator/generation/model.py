@@ -39,9 +39,9 @@ class Model(Protocol):
 
     @property
     def batch_deviation(self) -> float | None:
-        """The most that other rows of a batch change a row's results, relative to the largest result; 0 if nothing.
+        """The most by which other rows of a batch change a row's results, relative to the largest result.
 
-        None if they depend on each other by an unknown amount.
+        0 if no row changes another row's results; None if the amount is unknown.
         """
 
     @property
@@ -52,11 +52,14 @@ class Model(Protocol):
     def pairs_at_once(self) -> int:
         """Documents are decoded side by side up to this number of pairs (action, replicate).
 
-        0 if documents are decoded alone, since one keeps the device busy; then one thread is enough, too.
+        0 if each document is decoded alone, since one document keeps the device busy; then one thread is enough, too.
         """
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterable[Model]:
-        """Return the model for ``count`` threads; ``before`` is called often, and its errors end the work."""
+        """Return a model for each of ``count`` threads.
+
+        Transformers call ``before`` before each pass through the network, and its errors end the work.
+        """
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action's units."""
@@ -75,7 +78,7 @@ class PrefilledDocument(Protocol):
     """A document's prompt, processed once for all actions."""
 
     def evict(self) -> PreparedDocument:
-        """Make the cache of every action."""
+        """Make the cache of every action; return the document with its caches."""
 
 
 class PreparedDocument(Protocol):
@@ -84,7 +87,9 @@ class PreparedDocument(Protocol):
     def kernels(
         self, streams: int, sharing: SharingOptions, beside: Sequence[Self] = (), parked: int = 0
     ) -> StreamDecoder:
-        """Return kernels with room for open and parked streams of this document and of the documents ``beside`` it.
+        """Return a decoder with room for ``streams`` open and ``parked`` parked streams.
+
+        The streams are those of this document and of the documents ``beside`` it.
 
         The caches of a document are numbered after those of the documents before it.
         """
@@ -96,7 +101,7 @@ class PreparedDocument(Protocol):
         """Return how many replicates of each action fit into the free memory; at least 1."""
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """Return the columns of ``units`` about cache ``number`` and its streams: entries, bytes, hashes, seconds."""
+        """Return the columns of ``units`` on cache ``number`` with so many streams: entries, bytes, hashes, seconds."""
 
     def kept(self, number: int) -> Sequence[KeptEntries]:
         """Return the prompt entries that cache ``number`` has, by position; empty if they are unknown."""

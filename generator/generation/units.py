@@ -45,8 +45,8 @@ from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import ModelSection
 from kvdrift.schema.tables import BRANCH, COUPLED, EVENTS, PLAIN, SCAN, SWRB
 
-_Place = tuple[int, int]  # of an item: its document's in the group, and its own there, from 1
-THREADS = 2  # more wait for the interpreter's lock, which a small model needs about half of the time
+_Place = tuple[int, int]  # of an item: the number of its document in the group, and its number there, from 1
+THREADS = 2  # more threads would wait for the interpreter's lock, which a small model holds about half of the time
 
 _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, replicates, horizon, purposes, estimator
 
@@ -79,7 +79,7 @@ class PendingUnit:
         return range(self.first, self.first + self.count)
 
     def study(self, whole: str) -> str:
-        """Return the name of the unit's study, if the whole work belongs to study ``whole``."""
+        """Return the name of the unit's study: that of ``of``, or without it ``whole``, the study of the whole work."""
         return whole if self.of is None else self.of.study
 
     def within(self, start: int, stop: int) -> PendingUnit:
@@ -102,7 +102,10 @@ def generate_units(
 
 
 def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]:
-    """Divide work, in its order, into parts whose documents are decoded together, as many for each thread."""
+    """Divide work, in its order, into parts whose documents are decoded together, about equally many for each thread.
+
+    A part of several documents has at most ``pairs_at_once`` pairs (action, replicate).
+    """
     total = sum(_pairs(pending) for _, pending in work)
     rounds = -(-total // max(pairs_at_once * threads, 1))
     enough = min(-(-total // max(rounds * threads, 1)), pairs_at_once)
@@ -120,7 +123,7 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
 
 
 def _pairs(pending: Sequence[PendingUnit]) -> int:
-    """Return how many pairs are decoded at once: the most pairs that have the same sampling."""
+    """Return how many pairs of a document are decoded together: the most pairs that have the same sampling."""
     counts = Counter[StudySampling | None]()
     for item in pending:
         counts[item.of] += item.count
@@ -146,7 +149,7 @@ def generate_together(
         for of, estimator in itertools.product(samplings, (PLAIN, SWRB)):
             for group in _groups(prepared, of, estimator):
                 # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
-                # and half as many if it was not enough; the samplings one after the other, from the same caches
+                # and half as many if it ran out; the samplings one after the other, from the same caches
                 decoded, seconds = _decode(group, of, estimator, horizon, sharing)
 
                 # 4) Record: one unit for each item, with its share of the time
@@ -202,14 +205,14 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
             raise
         raise OperationError(
             f"document '{document.doc}': the memory is too small for its prompt of {document.prompt_tokens} tokens and "
-            f"what the actions keep of it ({first_line(error)}); ask for fewer actions or shorter prompts, or "
+            f"the entries that the actions keep ({first_line(error)}); ask for fewer actions or shorter prompts, or "
             "take a larger device"
         ) from None
     return _Prepared(document, items, caches, partial(uniform_table, seed, document.doc))
 
 
 def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: str) -> list[list[_Prepared]]:
-    """Group the documents with items of a sampling and estimator; a group is decoded side by side."""
+    """Group the documents that have items of sampling ``of`` and an estimator; each group is decoded side by side."""
     having = [
         prompt if of is None else replace(prompt, caches=prompt.caches.under(of.sampling))
         for prompt in prepared
@@ -225,7 +228,7 @@ def _decode(
 ) -> tuple[dict[_Place, Any], float]:
     """Return the decoded steps of each item of a sampling and estimator, [replicates, H], and the seconds of all steps.
 
-    Steps that the model tries first for a new size are not in the seconds.
+    The seconds leave out the steps that a model tries before it decodes a new number of streams.
     """
     items = {
         (d, a): item
@@ -260,13 +263,13 @@ def _decode(
 
 
 def _batch(items: Mapping[_Place, PendingUnit], numbers: Sequence[int]) -> dict[_Place, PendingUnit]:
-    """Return the items with some of these consecutive replicates, restricted to these replicates."""
+    """Return the items with any of the consecutive replicates ``numbers``, restricted to these replicates."""
     shares = {place: item.within(numbers[0], numbers[-1] + 1) for place, item in items.items()}
     return {place: share for place, share in shares.items() if share.count}
 
 
 def _too_large(group: Sequence[_Prepared], actions: int, horizon: int, error: Exception) -> OperationError:
-    documents = f"document '{group[0].document.doc}'" + (f" and {len(group) - 1} beside it" if group[1:] else "")
+    documents = f"document '{group[0].document.doc}'" + (f" and {len(group) - 1} others" if group[1:] else "")
     return OperationError(
         f"{documents}: the memory is too small for one replicate of {actions} actions over {horizon} positions "
         f"({first_line(error)}); ask for fewer actions, a shorter horizon or shorter prompts, or take a larger device"
@@ -278,7 +281,7 @@ def _coupling(
 ) -> Callable[[], list[CoupledSteps]]:
     """Return a function that runs coupled rollouts of the items.
 
-    All actions of a document meet the same reference continuation of a replicate.
+    In each replicate, all actions of a document are coupled with the same reference continuation.
     """
     documents, cache, streams = [], 0, 0
     for d, prompt in enumerate(group):
@@ -304,7 +307,7 @@ def _coupling(
 def _branching(
     group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, sharing: SharingOptions
 ) -> Callable[[], list[ResidualBranches]]:
-    """Return a function that branches one document's items; their uniforms differ from those of coupled rollouts."""
+    """Return a function that runs residual branching of one document's items, with uniforms of its own."""
     (prompt,) = group
     actions = []
     for (_, a), item in items.items():
@@ -391,7 +394,7 @@ def versions_on(device: str) -> dict[str, str]:
 
 
 def gpu_here(model: ModelSection) -> str | None:
-    """Return the name of the GPU that a study's model computes on here, with a device map the first; None of a CPU."""
+    """Return the name of the GPU here on which a study's model computes, the first of a device map; None on a CPU."""
     device = "cuda" if model.device_map is not None else model.device
     there = torch.device(device).type == "cuda" and torch.cuda.is_available()
     return versions_on(device)["gpu"] if there else None
@@ -405,7 +408,7 @@ def join_replicates(parts: Sequence[Decoded]) -> Decoded:
 def event_rows(record: Mapping[str, Any], decoded: CoupledSteps | ResidualBranches) -> pa.Table:
     """Make the rows of ``events`` of one unit, from its row of ``units`` and the decoded steps of its replicates.
 
-    Rows are by replicate and position; of residual branching, a replicate's scan before its branch.
+    Rows are sorted by replicate and position; with residual branching, a replicate's scan comes before its branch.
     """
     if isinstance(decoded, CoupledSteps):
         steps = {name: getattr(decoded, name) for name in _STEP_COLUMNS}  # [replicates, H] each

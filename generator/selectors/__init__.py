@@ -42,7 +42,7 @@ SELECTOR_KIND: PartKind[Selector] = PartKind(
     keys=("name", "selector", "keep", "codec"), counts=("window", "sinks"), forms=(f"{PREFIX}NAME",),
 )  # fmt: skip
 
-# Parameters that cost memory or time for each position, whatever the prompt; no model reads as many positions.
+# Parameters that cost memory or time for each position, whatever the prompt, and their bound, which no model reaches.
 _POSITIONS = ("future_positions", "kernel")
 _MOST_POSITIONS = 2**20
 
@@ -55,8 +55,11 @@ __all__ = [
 def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Selector:
     """Make a selector from the parameters that differ from its defaults.
 
-    It is one of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and a press. A module is looked
-    for in ``folder``, if any, before installed modules. What cannot be used is refused.
+    ``name`` is a key of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and a press. A module
+    is looked for in ``folder``, if any, before installed modules.
+
+    Raises:
+        InputError: There is no such selector, it cannot be used, or a parameter is unknown or wrong.
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)

@@ -45,7 +45,7 @@ class QueryMoments:
         count = 0
         for query, cos, sin in zip(*parts, strict=True):
             query, cos, sin = query.double(), cos.double(), sin.double()  # noqa: PLW2901 - the same, wider
-            # Turned back; the squares sum to twice the factor by which the embedding scales lengths: mostly 1.
+            # Rotated back; the squares sum to the squared factor by which the embedding scales lengths: mostly 1.
             plain = (query * cos - _quarter_turn(query) * sin) / (cos**2 + sin**2)
             count += plain.shape[1]
             total += plain.sum(1)
@@ -88,7 +88,7 @@ class ExpectedAttention(ScoringSelector):
         mean, covariance = self._future_queries(layer)
         scores = []
         for head, key in enumerate(layer.key[:, self.sinks :].float()):
-            center = key @ mean[head].transpose(-1, -2) * layer.scaling  # [positions, query heads of it]
+            center = key @ mean[head].transpose(-1, -2) * layer.scaling  # [positions, query heads of the KV head]
             half = torch.einsum("nj,gnj->ng", key, key @ covariance[head]) * (layer.scaling**2 / 2)
             cap = layer.terms.softcap
             logits = center + half if cap is None else _capped_expectation(center, half, cap)
@@ -97,7 +97,7 @@ class ExpectedAttention(ScoringSelector):
         return pad((torch.stack(scores) + self.epsilon) * length, (self.sinks, 0))
 
     def _future_queries(self, layer: PromptLayer) -> tuple[Tensor, Tensor]:
-        """Mean [KV heads, query heads of it, size] and covariance [..., size, size] of future queries, float32."""
+        """Mean [KV heads, query heads of each, size] and covariance [..., size, size] of future queries, float32."""
         kv_heads, entries, size = layer.key.shape
         moments = layer.gathered(QueryMoments(self.sinks))
         mean = moments.total / moments.count

@@ -13,12 +13,12 @@ from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Stati
 from kvdrift.generator.selectors.selector import Selector, check_finite
 
 _LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB; on a GPU it may be more
-_GPU_SHARE = 256  # a GPU holds no more of them at once than this part of its memory
+_GPU_SHARE = 256  # on a GPU, logits held at once take at most 1/256 of its memory, or 64 MiB if that is more
 
 
 @dataclass(frozen=True)
 class AccumulatedAttention:
-    """Statistic: the softmax attention that each position receives, summed over queries, float64 [KV heads, b].
+    """Statistic: the softmax attention that each position receives, summed over queries, float64 [KV heads, positions].
 
     Attention is scaled and causal; query heads of a KV head are averaged. It is computed for blocks of queries, so that
     the n x n attention is never in memory. A block is summed in float32, so that the last bits of sums depend on the

@@ -43,7 +43,7 @@ VERSION = "0.5.5"
 
 @dataclass(frozen=True)
 class Press:
-    """What a press uses and promises."""
+    """The inputs that a press uses, and the positions that it always keeps."""
 
     hidden: bool = False  # whether it uses the hidden states of all positions
     attention: bool = False  # whether it uses the whole n x n attention
@@ -162,7 +162,7 @@ class KVPress(Selector):
 
     @property
     def statistics(self) -> tuple[Statistic[Any], ...]:
-        """The inputs of attention layers."""
+        """The inputs of each layer's attention."""
         return (self._inputs,)
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:
@@ -172,7 +172,7 @@ class KVPress(Selector):
         return entries**2 * (heads * (2 * item_bytes + 4) + item_bytes)  # the softmax is float32
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """m of each layer, from 0; where PyramidKV's rounding misses the sum, the first layers are corrected."""
+        """m of each layer, layer 0 first; if PyramidKV's rounding misses the sum, the first layers are corrected."""
         if self.press != "PyramidKVPress":
             return super().budgets(kept, entries, layers)
         press = self.build(1 - kept / entries)
@@ -232,7 +232,7 @@ class KVPress(Selector):
         return getattr(module, self.press)(press=inner, **options)
 
     def _chosen(self, layer: PromptLayer, kept: int, places: list[dict[bytes, list[int]]]) -> list[list[int]]:
-        """Positions that the press keeps of each KV head, ascending, for ``kept`` positions."""
+        """Positions that the press keeps of each KV head, ascending, if it should keep ``kept`` positions."""
         entries = layer.key.shape[1]
         press = self.build(1 - (kept + 0.5) / entries)
         if self.press == "PyramidKVPress":  # the layer's number is already its budget
@@ -272,8 +272,8 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
 
     Args:
         name: ``kvpress:`` and the name of a press.
-        parameters: The press' options. If it wraps another press, ``press`` names that one, and its options are given
-            here too; an option that both have is the outer one's.
+        parameters: The press' options. If it wraps another press, ``press`` names the inner press, whose options are
+            given here too; an option that both have is the outer press'.
 
     A press that is no pure selection, or an option that it does not take, is refused.
     """
@@ -312,7 +312,7 @@ def _known(press: str, where: str) -> Press:
 
 
 def _defaults(press: str) -> dict[str, Any]:
-    """The options of a press with their defaults, without those that are set here."""
+    """The options of a press with their defaults, without ``compression_ratio`` and ``press``, which are set here."""
     signature = inspect.signature(getattr(load_kvpress(), press))
     return {
         name: parameter.default

@@ -15,7 +15,7 @@ _OWN = "model"  # the dtype that the model computes in
 
 @dataclass(frozen=True)
 class Numerics(Full):
-    """All n prompt entries, prefilled in other chunks, held in another dtype, or read in tiles of other rows.
+    """All n prompt entries, prefilled in other chunks, held in another dtype, or read by other numbers of rows.
 
     Nothing is evicted, so any divergence is rounding that an uncompressed deployment has too (definitions, "Noise
     floor").
@@ -34,5 +34,5 @@ class Numerics(Full):
 
     @property
     def holding(self) -> Holding:
-        """Entries rounded to ``cache_dtype``."""
+        """The storage of entries: rounded to ``cache_dtype``, or as the model computed them."""
         return AsComputed() if self.cache_dtype == _OWN else InDtype(self.cache_dtype)

@@ -20,7 +20,7 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
-    """Refuse parameters that do not have the types of their defaults; where the default is None, a number."""
+    """Refuse parameters that do not have the types of their defaults; a parameter whose default is None is a number."""
     for name, value in parameters.items():
         kinds, wanted = KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
@@ -35,7 +35,7 @@ def at_least(bound: int, **parameters: float) -> None:
 
 
 def unknown(parameter: str, part: str, known: Iterable[str]) -> str:
-    """Return the line about a parameter that a part, such as "selector 'h2o'", lacks: the nearest one, or all."""
+    """Return the line about a parameter that a part, such as "selector 'h2o'", lacks: with the nearest one, or all."""
     if close := difflib.get_close_matches(parameter, known := sorted(known), n=1):
         return f"{parameter}: unknown key; did you mean '{close[0]}'?"
     return f"{part} has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"

@@ -30,7 +30,7 @@ class PyramidKV(SnapKV):
         at_least(1, beta=self.beta)
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """m of each layer, from 0, never increasing; the mean is exactly ``kept``."""
+        """m of each layer, layer 0 first, never increasing; the mean is exactly ``kept``."""
         mean, most = Fraction(kept - self.window), entries - self.window
         first = min(2 * mean - mean / self.beta, Fraction(most))
         step = 2 * (first - mean) / max(layers - 1, 1)

@@ -24,7 +24,7 @@ class Selector(ABC):
     summary: ClassVar[str]  # one line for ``kvdrift list selectors``
     paper: ClassVar[str | None] = None  # authors, year and arXiv number
     head_reduction: ClassVar[str | None] = None  # how scores of a KV head's query heads are combined, if they are
-    applies_softcap: ClassVar[bool] = False  # to its own products of queries and keys, if the model has a cap
+    applies_softcap: ClassVar[bool] = False  # whether its own products of queries and keys are capped as the model's
 
     @property
     def window(self) -> int:
@@ -42,14 +42,14 @@ class Selector(ABC):
         return ()
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - others need them
-        """Return how many bytes choosing needs at once if they are many; prompts without enough memory are refused.
+        """Return how many bytes choosing entries of a layer needs; 0 if few. Prompts that need too many are refused.
 
-        The layer has so many query heads and n entries, whose numbers have ``item_bytes`` bytes.
+        The layer has ``heads`` query heads and n = ``entries`` entries, each of whose numbers has ``item_bytes`` bytes.
         """
         return 0
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:  # noqa: ARG002 - others need the length
-        """Return m of each layer, from 0; the mean is exactly ``kept``, the action's m."""
+        """Return m of each of ``layers`` layers, layer 0 first; the mean is exactly ``kept``, the action's m."""
         return [kept] * layers
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Selector(ABC):
         """Choose the kept positions of one layer: in 0..n-1, int64 [KV heads, kept], ascending within a head."""
 
     def identity(self) -> dict[str, Any]:
-        """Columns of the ``actions`` table: kernel, pooling and head reduction, and all other parameters in one."""
+        """Columns of the ``actions`` table: kernel, pooling, head reduction, and parameters but window and sinks."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
         columns = {"kernel": own.pop("kernel", None), "pooling": None, "head_reduction": self.head_reduction}
         return columns | {"parameters": {name: own[name] for name in own if name not in ("window", "sinks")}}
@@ -77,9 +77,11 @@ class ScoringSelector(Selector):
         """Scores, floating-point [KV heads, n]; scores of sinks and window are ignored."""
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Kept positions, int64 [KV heads, kept], ascending within a head.
+        """Return the kept positions, int64 [KV heads, kept], ascending in a head: sinks, highest scores, and window.
 
-        Scores of another shape, or that are not finite, are refused.
+        Raises:
+            OperationError: ``score`` returns another shape than [KV heads, n], or numbers that are not finite between
+                sinks and window.
         """
         heads, entries, _ = layer.key.shape
         positions = torch.arange(entries, device=layer.key.device)

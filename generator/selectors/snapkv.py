@@ -38,7 +38,7 @@ class SnapKV(ScoringSelector):
             raise InputError(f"kernel = {self.kernel}: must be odd, since a pooling kernel has a middle")
 
     def score(self, layer: PromptLayer) -> Tensor:
-        """Pooled mean attention from the window, float32 [KV heads, n]; 0 within it."""
+        """Pooled mean attention of the window's queries, float32 [KV heads, n]; 0 within the window."""
         received = window_attention(layer, self.window)[..., : -self.window].mean(dim=(1, 2))
         return pad(avg_pool1d(received, self.kernel, stride=1, padding=self.kernel // 2), (0, self.window))
 
@@ -48,10 +48,10 @@ class SnapKV(ScoringSelector):
 
 
 def window_attention(layer: PromptLayer, window: int) -> Tensor:
-    """Softmax attention (scaled, causal) of the last queries, float32 [KV heads, query heads of it, window, n]."""
+    """Softmax attention (scaled, causal) of the last queries, float32 [KV heads, query heads of each, window, n]."""
     kv_heads, entries, size = layer.key.shape
     query = layer.window_query[:, -window:].float()
-    grouped = query.reshape(kv_heads, -1, size)  # [KV heads, query heads of it x window, size]
+    grouped = query.reshape(kv_heads, -1, size)  # [KV heads, query heads of each x window, size]
     logits = capped(grouped @ layer.key.float().transpose(-1, -2) * layer.scaling, layer.terms.softcap)
     last = torch.arange(entries - window, entries, device=logits.device)
     hidden = torch.arange(entries, device=logits.device) > last[:, None]  # [window, n], causal

@@ -1,1 +1,1 @@
-"""Servers as sides: llama-server, vLLM and SGLang with whole distributions; others with tokens at temperature 0."""
+"""Servers as sides: llama-server, vLLM and SGLang give whole distributions; others, tokens at temperature 0."""

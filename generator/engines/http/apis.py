@@ -1,4 +1,4 @@
-"""The kinds of servers: what each reports of itself, and its distributions after some tokens, which must be whole."""
+"""The kinds of servers: how each reports about itself, and how it gives the next-token distribution of a history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServerFacts:
     Attributes:
         reported: Facts that determine its distributions, as far as it reports them; another value is another identity.
         beside: Other facts, such as the number of slots.
-        vocabulary: V.
+        vocabulary: V, the number of tokens.
         positions: The largest number of tokens, prompt and generated tokens; 0 if unknown.
         eos_tokens: Tokens that end a text; () if unknown.
         tokenizer_sha256: SHA-256 of its report about its tokenizer; None if it reports nothing.
@@ -47,9 +47,13 @@ class ServerFacts:
 def whole_distribution(
     tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str
 ) -> NDArray[np.float32]:
-    """Return log-probabilities, float32 [V], from those of token ids in any order; errors name ``where``.
+    """Return the log-probabilities of all V tokens, float32 [V], from the ``logarithms`` of token ids in any order.
 
-    None is the logarithm of probability 0, since JSON has no infinity and servers write null.
+    None is the logarithm of probability 0, since JSON has no infinity and servers write null. Errors name ``where``.
+
+    Raises:
+        InputError: A token is missing, or is beyond the vocabulary.
+        OperationError: A logarithm is no number, or the probabilities do not sum to 1.
     """
     nulls = sum(value is None for value in logarithms)
     try:
@@ -59,8 +63,8 @@ def whole_distribution(
         raise OperationError(f"{where}: the server's log-probabilities are no numbers") from None
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise InputError(
-            f"{where}: the server has token {int(ids.max())}, and the vocabulary has {vocabulary:,}: a side's settings "
-            "state their number by vocabulary"
+            f"{where}: the server returned token {int(ids.max())}, beyond the vocabulary of {vocabulary:,}: write the "
+            "server's number of tokens as vocabulary in the side's settings"
         )
     if unknown := int(np.isnan(values).sum()):
         raise OperationError(
@@ -211,8 +215,8 @@ class OpenAi:
             return _token_ids(choice), choice.get("finish_reason") == "stop"
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise InputError(
-                f"{connection.url}/v1/completions: the answer has no token ids, and a text cannot be compared token by "
-                "token: neither token_ids, nor logprobs.content with ids, nor logprobs.tokens of the form token_id:7"
+                f"{connection.url}/v1/completions: the answer has no token ids, by which texts are compared: "
+                "neither token_ids, nor logprobs.content with ids, nor logprobs.tokens of the form token_id:7"
             ) from None
 
 
@@ -247,7 +251,7 @@ class LlamaServer:
         properties = connection.optional_object("/props")
         if "total_slots" not in properties:
             raise InputError(
-                f"{where}: {connection.url} is no llama-server: it has no /props; write api in its settings"
+                f"{where}: {connection.url} is no llama-server: it has no /props; write its kind as api in the settings"
             )
         models = connection.optional_object("/v1/models").get("data") or [{}]
         meta = models[0].get("meta") or {}
@@ -255,7 +259,9 @@ class LlamaServer:
         parameters = defaults.get("params") or {}
         vocabulary = settings.vocabulary or int(meta.get("n_vocab") or 0)
         if not vocabulary:
-            raise InputError(f"{where}: {connection.url} does not report its number of tokens; write vocabulary")
+            raise InputError(
+                f"{where}: {connection.url} does not report its number of tokens; write vocabulary in the settings"
+            )
         reported = {
             "server": "llama-server",
             "model": str(properties.get("model_path", "")).rpartition("/")[2],
@@ -306,7 +312,7 @@ class LlamaServer:
     def _complete(
         connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool, vocabulary: int
     ) -> dict[str, Any]:
-        """Return the answer to a request that decodes some tokens; it draws a token only if it wants a distribution."""
+        """Return the answer to a request that decodes some tokens, with the next distribution unless V is 0."""
         body = {
             "prompt": list(tokens), "id_slot": slot, "cache_prompt": cached, "n_predict": 1 if vocabulary else 0,
             "n_probs": vocabulary, "samplers": [], "post_sampling_probs": False, "temperature": 1.0, "seed": 1,
@@ -344,7 +350,7 @@ class _Vocabulary:
 
 
 def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any) -> _Vocabulary:
-    """Return a server's tokens, requested once in a process, from a whole distribution; ``eos`` is the EOS text."""
+    """Return a server's tokens, which a process requests once as a whole distribution; ``eos`` is the EOS as text."""
     key = (connection.url, reported)
     if key in _vocabularies:
         return _vocabularies[key]
@@ -358,7 +364,7 @@ def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any
 
 
 def all_tokens(connection: Connection, vocabulary: int) -> list[dict[str, Any]]:
-    """Return a server's report on each of its ``vocabulary`` tokens, in the order of a distribution."""
+    """Return a server's report on each of its ``vocabulary`` tokens: id, text, bytes, and a log-probability."""
     body = {
         "prompt": [0], "n_predict": 1, "n_probs": vocabulary, "samplers": [], "cache_prompt": False, "stream": False,
     }  # fmt: skip
@@ -369,8 +375,8 @@ def all_tokens(connection: Connection, vocabulary: int) -> list[dict[str, Any]]:
 def _ends(connection: Connection, eos: Any) -> tuple[int, ...]:
     """Return the tokens at which the server ends a text, its EOS first.
 
-    No report lists them, but a request to go on past the end is answered with the tokens that it excludes: all that
-    llama.cpp calls ends of generation.
+    No report lists these tokens, but the answer to a request with ``ignore_eos`` lists the tokens that it excludes: all
+    that llama.cpp calls ends of generation.
     """
     body = {"prompt": [0], "n_predict": 0, "ignore_eos": True, "cache_prompt": False, "stream": False}
     excluded = (connection.ask("/completion", body).get("generation_settings") or {}).get("logit_bias") or []

@@ -1,4 +1,4 @@
-"""Send requests to one server, with time-outs, waits for a lost server, and a limit on requests at once.
+"""Send requests to one server, with time-outs, waits for a lost server, and a limit on concurrent requests.
 
 This module does not know what requests mean. After a lost server is back, its report of itself is compared with the
 earlier report, since another server may have taken its place.
@@ -81,7 +81,7 @@ class Requests:
 KEY: Final = "KVDRIFT_SERVER_KEY"
 """The environment variable with the key that servers may require; the key is stored nowhere."""
 
-_BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of what stands before one
+_BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of a proxy before it
 _CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
 _WORDS = 300  # characters quoted of a server's refusal
@@ -126,7 +126,7 @@ class Connection:
         self.received = 0
         self._known = False  # whether the server has answered at all
         self._losses = 0
-        self._late: dict[str, float] = {}  # of each path whose answers are late, since when
+        self._late: dict[str, float] = {}  # of each path whose answers are late: since when they are
         self._cut_off = Counter[str]()  # of each path, the connections in a row that ended without an answer
 
     def ask(self, path: str, body: Any = None) -> Any:
@@ -137,7 +137,13 @@ class Connection:
         return self.patiently(lambda: self.ask_once(path, body))
 
     def ask_once(self, path: str, body: Any = None) -> Any:
-        """Send a request and return the answer's JSON."""
+        """Send a request as ``ask`` does, but once.
+
+        Raises:
+            LostServerError: The server was gone, and is back.
+            InputError: No server has answered yet, or the server refuses the request.
+            OperationError: The server fails, stays away, or answers without JSON.
+        """
         answer = self._answered(path, body)
         if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise OperationError(f"{self.url}{path}: answered {answer.status_code}: {answer.text[:_WORDS]}")
@@ -149,7 +155,7 @@ class Connection:
             raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
     def optional_object(self, path: str, body: Any = None) -> dict[str, Any]:
-        """Return the JSON object of a path that not every server has; {} if the server lacks it."""
+        """Return the JSON object of a path that not every server has; {} if the answer is an error or no object."""
         answer = self.patiently(lambda: self._answered(path, body))
         try:
             content = {} if answer.is_error else answer.json()
@@ -159,13 +165,13 @@ class Connection:
 
     @staticmethod
     def patiently(request: Callable[[], _Found]) -> _Found:
-        """Make a request, again if the server was lost meanwhile and is back."""
+        """Make a request and return its result; repeat it each time that the server was lost meanwhile and is back."""
         while True:
             with suppress(LostServerError):
                 return request()
 
     def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
-        """Apply a function that makes requests in turn to some items at once, and return the results in their order.
+        """Apply a function that makes requests to several items concurrently; return the results in the items' order.
 
         ``most`` is the number of items that the server can work on at once; 0 if unknown.
         """
@@ -213,12 +219,12 @@ class Connection:
         since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
         if time.monotonic() - since > self._requests.timeout + self._requests.patience:
             raise OperationError(
-                f"{self.url}{path}: no answer within {self._requests.timeout} s, for {self._requests.patience} s; "
-                "write a longer timeout under model.requests, or fewer requests at_once"
+                f"{self.url}{path}: no request was answered within {self._requests.timeout} s, for "
+                f"{self._requests.patience} s; write a longer timeout under model.requests, or fewer requests at_once"
             )
 
     def _check_cut_off(self, path: str, why: str) -> None:
-        """Raise an error if a server that is there ends each connection on which a request comes."""
+        """Raise an error if a server that is ready has ended too many connections in a row without an answer."""
         self._cut_off[path] += 1
         if self._cut_off[path] > _MOST_CUT_OFF:
             raise OperationError(
@@ -238,8 +244,8 @@ class Connection:
             while not self._ready():
                 if time.monotonic() > end:
                     raise OperationError(
-                        f"{self.url}: the server is gone for {self._requests.patience} s ({why}); start it again, and "
-                        "run the same command: it goes on"
+                        f"{self.url}: the server has been gone for {self._requests.patience} s ({why}); start it "
+                        "again, and run the same command: it goes on"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

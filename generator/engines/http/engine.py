@@ -100,7 +100,7 @@ class ServerSide(Side):
         return DistributionSession(*about, self._read_back, partial(api.distribution, *about))
 
     def check_same(self) -> None:
-        """Raise an error if the server is not the same as before."""
+        """Raise an error if the server's report of itself is not that with which the side was made."""
         now = _facts(self.connection, self.settings, self.where)
         before = {**self.server.reported, "tokenizer": self.server.tokenizer_sha256}
         for name, value in {**now.reported, "tokenizer": now.tokenizer_sha256}.items():
@@ -150,7 +150,7 @@ def check_same_model(action: str, reference: ServerSide, side: ServerSide) -> No
         if None not in (ours, theirs) and ours != theirs:
             raise InputError(
                 f"action '{action}': the model at {side.connection.url} has {theirs:,} {what}, that of the reference "
-                f"{ours:,}: it is another model, and its texts would part for that alone"
+                f"{ours:,}: it is another model, and its texts would diverge for that alone"
             )
 
 
@@ -180,7 +180,7 @@ class PositionCost:
 
 
 def position_cost(side: ServerSide, tokens: Sequence[int]) -> PositionCost:
-    """Measure a prompt and some positions of one stream."""
+    """Measure the time to read the prompt ``tokens``, and the time and bytes of 8 positions of one stream."""
     session, began = side.open(0), time.perf_counter()
     distribution = session.prefill(tokens)
     prompt_seconds = time.perf_counter() - began
@@ -206,7 +206,7 @@ class ServerTokenizer:
 
     @functools.cached_property
     def bos_token_id(self) -> int | None:
-        """The id of BOS; None if the server names none."""
+        """The id of BOS; None if the server names no BOS, or one that is not a single token."""
         tokens = self(self._bos, add_special_tokens=False)["input_ids"] if self._bos else []
         return tokens[0] if len(tokens) == 1 else None
 
@@ -237,7 +237,10 @@ class ServerTokenizer:
     ) -> str:  # fmt: skip
         """Write a conversation in the model's own form, by the server's template.
 
-        The server leaves out the template's BOS if its tokenizer adds one; the text has it all the same.
+        The server leaves out the template's BOS if its tokenizer adds one; the returned text has BOS then, too.
+
+        Raises:
+            ValueError: The server does not write the conversation.
         """
         variables.pop("tokenize", None)
         body: dict[str, Any] = {"messages": conversation, "chat_template_kwargs": variables}
@@ -255,7 +258,7 @@ class ServerTokenizer:
 def server_tokenizer(section: ModelSection) -> ServerTokenizer | None:
     """Return the tokenizer of a reference's server; None if the study file names another, or if the server has none.
 
-    llama-server alone writes conversations without answering them, and cuts texts with and without control tokens.
+    Only llama-server writes conversations without answering them, and tokenizes texts with and without control tokens.
     """
     if section.engine != HTTP or section.tokenizer is not None:
         return None

@@ -67,7 +67,7 @@ class DistributionSession(TokenStreams):
         self._distribution = distribution
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Take a prompt, and return the distribution after it."""
+        """Take a prompt in place of an earlier prompt and its streams; return the log-probabilities after it, [V]."""
         self._prompt, self._streams = tuple(tokens), {}
         return self._distribution(self._prompt)
 
@@ -98,7 +98,7 @@ class GreedySession(DistributionSession):
         self._written: dict[Tokens, int] = {}  # the next token after each history of this prompt
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Take a prompt, and return the distribution after it."""
+        """Take a prompt in place of an earlier prompt; return the probabilities after it: 1 for the token written."""
         self._written = {}
         return super().prefill(tokens)
 
@@ -135,7 +135,7 @@ class SlotSession(TokenStreams):
         self._slots = [_Slot(number) for number in slots]
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Decode a prompt in the first slot; return the next distribution. Other slots read the prompt when needed."""
+        """Decode a prompt in the first slot; return the log-probabilities after it. Other slots read it when needed."""
         self._prompt, self._streams = tuple(tokens), {}
         for slot in self._slots:
             slot.held = ()
@@ -186,7 +186,7 @@ class SlotSession(TokenStreams):
         return [placed[stream] for stream in streams]
 
     def _read_prompt(self, slot: _Slot, history: Tokens) -> None:
-        """Make a slot read the prompt, unless the slot has read it. Slots read in turn, so no two share a batch."""
+        """Make a slot read the prompt, unless it holds the prompt. Slots read in turn, so that no two share a batch."""
         if _common(slot.held, history) < len(self._prompt):
             arguments = self._connection, slot.number, self._prompt
             self._connection.patiently(lambda: self._api.take(*arguments, cached=False))

@@ -1,8 +1,8 @@
 """Load modules with custom classes: from a folder beside a study file, or from installed packages.
 
-Modules of a folder have their own names, and always the text that their files have now. ``sys.path`` is not touched,
-and no bytecode is read or written. Modules that one of them imports from the folder are loaded in the same way. If any
-of their files has changed, all modules of the folder are loaded anew.
+Modules of a folder have the names of their files, and are compiled from the present text of the files. ``sys.path`` is
+not touched, and no bytecode is read or written. Modules that one of them imports from the folder are loaded in the same
+way. If any of their files has changed, all modules of the folder are loaded anew.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class SourceLoader(SourceFileLoader):
     text: bytes = b""
 
     def get_code(self, _fullname: str) -> CodeType:
-        """Compile the file, whatever bytecode there is."""
+        """Compile the present text of the file; bytecode is not used."""
         self.text = self.get_data(self.path)
         code: CodeType = self.source_to_code(self.text, self.path)
         return code
 
     @property
     def is_current(self) -> bool:
-        """Whether the file still has the text."""
+        """Whether the file still has the text that was compiled."""
         path = Path(self.path)
         return path.is_file() and path.read_bytes() == self.text
 
 
 class _Folder:
-    """A folder with custom modules, which finds them on ``sys.meta_path`` while one is loaded."""
+    """A folder with custom modules: their finder, which is on ``sys.meta_path`` while one of them is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,20 +110,20 @@ def _custom_modules() -> dict[str, ModuleType]:
 
 
 def _withdraw() -> None:
-    """Remove the modules of all folders from those that are imported, so that none stands in for another."""
+    """Remove the modules of all folders from ``sys.modules``: another folder can have modules of the same names."""
     for name in _custom_modules():
         del sys.modules[name]
 
 
 def load_module(name: str, folder: Path | None, where: str) -> ModuleType:
-    """Load a module from a folder, if any has the name, else from installed packages; error lines begin ``where``."""
+    """Load a module from ``folder`` if it has the module, else from installed packages; errors begin with ``where``."""
     with _LOCK:
         source = None if folder is None else _FOLDERS.setdefault(folder.absolute(), _Folder(folder.absolute()))
     beside = None if source is None else source.file_of(name)
     top = name.partition(".")[0]
     other = None if _loader(sys.modules.get(top)) is not None else sys.modules.get(top)
     taken_by = getattr(other, "__file__", None)
-    # A module that somebody else has imported from this very file must not be there twice.
+    # A module that other code has imported from the same file must not be loaded a second time.
     if source is None or beside is None or (taken_by is not None and Path(taken_by) == beside):
         return _installed(name, source, where)
     if other is not None or top in sys.stdlib_module_names:
@@ -155,13 +155,13 @@ def _installed(name: str, source: _Folder | None, where: str) -> ModuleType:
 
 
 def _missing(error: BaseException, name: str) -> str | None:
-    """Return the module, or package that it is in, that was not found; None if the error is about anything else."""
+    """Return the name of the module or package that was not found; None if the error is about anything else."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return missing if missing and f"{name}.".startswith(f"{missing}.") else None
 
 
 def _import_failure(error: BaseException, where: str, folder: Path | None) -> str:
-    """Return the line for an exception during an import, with the innermost place in the folder, or in any module."""
+    """Return the line for an exception in an import: the innermost place in the folder or module, and the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]

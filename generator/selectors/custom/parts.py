@@ -1,4 +1,4 @@
-"""Parts of actions by the names and parameters of a study file: what a class of each kind must be, and how it is made.
+"""Make selectors, codecs and policies by the names and parameters of a study file, and check custom classes.
 
 A name is one of the package's, an entry point of an installed distribution, or ``module:Class``.
 """
@@ -26,11 +26,11 @@ class PartKind(Generic[Part]):
 
     noun: str
     plural: str
-    base: type[Any]  # from which all of them are derived
+    base: type[Any]  # from which all parts of the kind are derived
     known: Mapping[str, type[Part]]  # the package's classes, by name
     derive: str  # the class to derive a part from, and its module, for error lines
     says: str  # the content of a part's summary, for error lines
-    keys: tuple[str, ...] = ("name",)  # of a study file, which stand beside parameters: none may have such a name
+    keys: tuple[str, ...] = ("name",)  # of an action in a study file; no parameter may have such a name
     counts: tuple[str, ...] = ()  # properties that must be numbers of positions or entries
     common: Mapping[str, object] = field(default_factory=dict)  # parameters of every part besides its fields
     forms: tuple[str, ...] = ()  # further forms of names, for the line about an unknown name
@@ -89,7 +89,7 @@ class PartKind(Generic[Part]):
         return found, file
 
     def build(self, name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Part:
-        """Make a part of the package or, as ``find`` does, a custom one, from parameters that differ from defaults."""
+        """Make a part, of the package or a custom one that ``find`` finds; ``parameters`` differ from the defaults."""
         if name in self.known:
             return self._made(self.known[name], name, parameters)
         kind, file = self.find(name, folder)
@@ -144,7 +144,7 @@ class PartKind(Generic[Part]):
     def _check_field(self, parameter: Field[Any], name: str) -> None:
         where, annotation = f"{name}.{parameter.name}", str(self.base.__annotations__.get(parameter.name))
         if annotation.startswith("ClassVar"):
-            raise InputError(f"{where} is a parameter now; annotate it as {annotation}")
+            raise InputError(f"{where} would be a parameter; annotate it as {annotation}")
         if parameter.name in self.keys or parameter.name in self.common:
             raise InputError(f"{where}: [[actions]] has a key of this name already; rename the parameter")
         if parameter.default is MISSING or not parameter.init:
@@ -167,7 +167,7 @@ def is_custom(part: object) -> bool:
 
 
 def property_of(part: object, kind: str, name: str) -> object:
-    """Return a property of a part; an exception in it, which may be a user's, becomes one line."""
+    """Return property ``name`` of a part; an exception in it, whose code may be a user's, becomes one error line."""
     try:
         return getattr(part, name)
     except KvdriftError:
@@ -177,7 +177,7 @@ def property_of(part: object, kind: str, name: str) -> object:
 
 
 def check_statistics(selector: Selector) -> None:
-    """Check the statistics that a selector asks for."""
+    """Check that the statistics of a selector are hashable objects with a method ``update``."""
     requested = property_of(selector, "selector", "statistics")
     where = f"selector {type(selector).__name__}: statistics"
     if not isinstance(requested, Iterable):

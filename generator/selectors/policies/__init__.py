@@ -1,4 +1,4 @@
-"""Decode-time policies bound what every step reads; every file has one policy."""
+"""Decode-time policies limit the entries that every step reads; each policy has its own file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["POLICIES", "POLICY_KIND", "Policy", "ScoringPolicy", "build_policy"]
 
 
 def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Policy:
-    """Make a policy, as ``build_selector`` makes a selector; a first cut that is no selector is refused, too."""
+    """Make a policy, as ``build_selector`` makes a selector; a policy whose first cut is no selector is refused."""
     policy = POLICY_KIND.build(name, parameters, folder)
     cut = property_of(policy, "policy", "first_cut")
     if not isinstance(cut, Selector):

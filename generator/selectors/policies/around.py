@@ -1,4 +1,4 @@
-"""Rules around the rules of policies: one counts which prompt entries streams still have, one guards custom policies.
+"""Wrappers of policies' rules: one counts which prompt entries streams still have, one guards custom policies.
 
 An exception in a custom policy or its rule becomes one line, and their results are checked.
 """
@@ -31,7 +31,7 @@ class Left:
     """The prompt entries that streams still have after a step."""
 
     streams: int = 0
-    of_layer: dict[int, Tensor] = field(default_factory=dict)  # by number, in how many each entry is, [KV heads, m]
+    of_layer: dict[int, Tensor] = field(default_factory=dict)  # by layer: how many streams have each, [KV heads, m]
 
 
 def watched_steps(horizon: int) -> list[int]:
@@ -41,7 +41,7 @@ def watched_steps(horizon: int) -> list[int]:
 
 
 class RuleAround(CacheRule):
-    """Another rule, whose methods are called inside the context of ``calling``."""
+    """A wrapper of a rule, whose methods are called inside the context of ``calling``."""
 
     def __init__(self, rule: CacheRule) -> None:
         self.rule = rule
@@ -52,12 +52,12 @@ class RuleAround(CacheRule):
         return nullcontext()
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Return the other rule over other entries."""
+        """Return the wrapped rule's rule over other entries."""
         with self.calling():
             return self.rule.over(entries, kv_heads)
 
     def first_scores(self, layer: int) -> Tensor:
-        """Return the rule's first scores."""
+        """Return the wrapped rule's first scores."""
         with self.calling():
             return self.rule.first_scores(layer)
 
@@ -65,30 +65,31 @@ class RuleAround(CacheRule):
         self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
         length: int,
     ) -> None:  # fmt: skip
-        """Call the rule."""
+        """Let the wrapped rule change entries."""
         with self.calling():
             self.rule.before_step(prompt, suffixes, slots, length)
 
     def passes(self, length: int) -> bool:
-        """Ask the rule."""
+        """Return whether the wrapped rule has nothing to do."""
         with self.calling():
             return self.rule.passes(length)
 
     def replaces(self, length: int) -> bool:
-        """Ask the rule."""
+        """Return whether the wrapped rule returns attention of its own."""
         with self.calling():
             return self.rule.replaces(length)
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
-        """Ask the rule."""
+        """Return which prompt entries streams still have, by the wrapped rule."""
         with self.calling():
             return self.rule.left(entries, scores)
 
 
 class WatchedRule(RuleAround):
-    """Another rule, whose streams' remaining entries are counted after some steps.
+    """A wrapper of a rule that counts the remaining prompt entries of its streams after some steps.
 
-    ``left_after`` has the counts by step, unless no stream was open, the rule had nothing to do, or reports none.
+    ``left_after`` has the counts by step. A step is missing if no stream was open or the rule had nothing to do. It is
+    empty if the rule does not report which entries remain.
     """
 
     def __init__(self, rule: CacheRule, steps: Collection[int]) -> None:
@@ -97,7 +98,7 @@ class WatchedRule(RuleAround):
         self.left_after: dict[int, Left] = {}
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Attend by the rule, and count after some steps."""
+        """Attend by the rule, and count the remaining entries if the step is one of ``steps``."""
         found, after = self.rule.attend(entries, scores)
         length = entries.suffix_key.shape[2]
         if length in self._steps:
@@ -120,8 +121,8 @@ class WatchedRule(RuleAround):
 def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
     """Return a policy's rule for a prompt's streams.
 
-    A custom policy that fails, keeps unlike numbers of entries in the layers at first, or returns something of a wrong
-    shape or range, is refused, now or when its rule, which is guarded, is used.
+    The rule of a custom policy is guarded: a policy that fails, or returns something of a wrong shape or range, is
+    refused, now or when the rule is used. So is a policy whose first cut keeps unlike numbers of entries in the layers.
     """
     if not is_custom(policy):
         return policy.rule(prompt, kept, budget)
@@ -153,11 +154,11 @@ class _Bounded(ScoringPolicy):
 
     @property
     def accumulates(self) -> bool:
-        """The policy's answer."""
+        """Whether the policy's scores depend on more queries than the latest."""
         return self._policy.accumulates
 
     def recent(self, budget: int) -> int:
-        """The policy's number, from 1 to ``budget``."""
+        """How many of the latest entries the policy never drops; from 1 to ``budget``, or the policy is refused."""
         recent = self._policy.recent(budget)
         if not (isinstance(recent, Integral) and 1 <= recent <= budget):
             self._refuse(f"recent({budget}) is {recent}; it should be a whole number from 1 to {budget}")
@@ -185,7 +186,10 @@ class _Bounded(ScoringPolicy):
 
 
 class GuardedRule(RuleAround):
-    """The rule of a custom policy with m = ``budget``, whose results are checked; without m, their number is not."""
+    """The rule of a custom policy with m = ``budget``, whose results are checked.
+
+    If ``budget`` is None, the number of remaining entries is not checked.
+    """
 
     def __init__(self, policy: Policy, rule: CacheRule, budget: int | None) -> None:
         super().__init__(rule)
@@ -196,7 +200,7 @@ class GuardedRule(RuleAround):
         return _failing_as_policy(self._policy)
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Guard the rule over other entries, without a budget: whole steps are tried where nothing is dropped yet."""
+        """Guard the rule over other entries, without a budget: in the steps that are tried, nothing is dropped yet."""
         return GuardedRule(self._policy, super().over(entries, kv_heads), None)
 
     def first_scores(self, layer: int) -> Tensor:
@@ -207,7 +211,7 @@ class GuardedRule(RuleAround):
         return scores
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
-        """Return the rule's result if its shape is right; None otherwise."""
+        """Return which prompt entries streams still have, by the rule; None if the shape of its result is wrong."""
         found = super().left(entries, scores)
         expected = (*entries.query.shape[:2], entries.prompt_key.shape[1])
         return found if isinstance(found, Tensor) and found.shape == expected else None
@@ -229,7 +233,7 @@ class GuardedRule(RuleAround):
         return found, after
 
     def _check(self, scores: Tensor, shape: Sequence[int], length: int) -> None:
-        """Check the scores after a step: of each head's remaining entries, they are finite and not negative."""
+        """Check scores after a step: their shape, and that as many as a budget leaves are finite and not negative."""
         if not self.scores:
             return
         sound = scores.shape == torch.Size(shape)

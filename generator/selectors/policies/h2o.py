@@ -26,11 +26,11 @@ class H2O(ScoringPolicy):
 
     @property
     def accumulates(self) -> bool:
-        """Scores are sums over all queries."""
+        """Whether scores depend on more queries than the latest: True, they are sums over all queries."""
         return True
 
     def recent(self, budget: int) -> int:
-        """Half of the entries."""
+        """How many of the latest entries are not dropped: m // 2, but at least 1."""
         return max(budget // 2, 1)
 
     @property
@@ -43,5 +43,5 @@ class H2O(ScoringPolicy):
         return layer.gathered(selectors_h2o.AccumulatedAttention())
 
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """The sums with the step's attention added."""
+        """The sums with the step's attention added, mean over query heads, [R, KV heads, E]."""
         return scores + weights.mean(2)

@@ -33,7 +33,7 @@ class Policy(ABC):
 
     @property
     def least(self) -> int:
-        """The smallest m."""
+        """The smallest m with which the policy works."""
         return 1
 
     @property
@@ -43,7 +43,7 @@ class Policy(ABC):
 
     @abstractmethod
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-        """Return the rule that a prompt's streams read by, if m is ``budget``.
+        """Return the rule by which a prompt's streams read entries if m is ``budget``.
 
         For each layer there are the record of the whole prompt, with the statistics of ``first_cut``, and the positions
         that the first cut has kept, [KV heads, min(m, n)], ascending.

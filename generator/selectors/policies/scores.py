@@ -17,7 +17,7 @@ _DROPPED = -torch.inf
 
 
 class ScoringPolicy(Policy):
-    """Drops the entry with the least score, and the latest of several; scores are never negative."""
+    """Drops the entry with the least score, the latest of entries with equal scores; scores are never negative."""
 
     keeps_scores: ClassVar[bool] = True
 
@@ -36,14 +36,15 @@ class ScoringPolicy(Policy):
 
     @abstractmethod
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """Scores after a step, [R, KV heads, E], from those before it, float32 and 0 for the new entry.
+        """Return the scores after a step, [R, KV heads, E], of R streams with E entries each.
 
-        Weights are the attention of the step's queries, float32 [R, KV heads, query heads of it, E], 0 to dropped
-        entries, whose scores are ignored.
+        ``scores`` are those before the step, float32 of that shape; the new entry has 0. ``weights`` are the attention
+        of the step's queries, float32 [R, KV heads, query heads of a KV head, E]; dropped entries get 0, and their
+        scores are ignored.
         """
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-        """The rule that keeps the scores of every stream's entries."""
+        """Return the rule that keeps scores of every stream's entries and drops the least."""
         first = [
             self.prompt_scores(layer).gather(1, index.long()).float() for layer, index in zip(prompt, kept, strict=True)
         ]
@@ -64,12 +65,12 @@ class _LeastScore(CacheRule):
         self._first = [self._after_drop(scores, 0) for scores in first]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """The same rule with as many entries in all as the prompt has, and equal scores."""
+        """The same rule over other entries, with m equal to their number and scores of 0."""
         first = [torch.zeros((kv_heads, entries), device=scores.device) for scores in self._first]
         return _LeastScore(self._policy, first, entries)
 
     def first_scores(self, layer: int) -> Tensor:
-        """Scores at the end of the prompt, after the first drop."""
+        """Scores of a layer's prompt entries after the first drop, float32 [KV heads, ``scores``]."""
         return self._first[layer]
 
     def passes(self, length: int) -> bool:
@@ -77,7 +78,7 @@ class _LeastScore(CacheRule):
         return not self._policy.accumulates and self.scores + length < self._budget
 
     def replaces(self, length: int) -> bool:
-        """Whether something has been dropped."""
+        """Whether an entry has been dropped by L = ``length``."""
         return self.scores + length > self._budget
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:

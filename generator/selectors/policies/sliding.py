@@ -35,7 +35,7 @@ class Sliding(Policy):
 
     @property
     def first_cut(self) -> Selector:
-        """The same positions of the prompt."""
+        """The sinks and the most recent other positions of the prompt."""
         return Recent(self.sinks)
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:  # noqa: ARG002
@@ -53,26 +53,26 @@ class _Slices(CacheRule):
     sinks: int
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """The same rule with as many entries in all as the prompt has."""
+        """The same rule over other entries, with m equal to their number."""
         return _Slices(entries, entries, min(self.sinks, entries))
 
     def passes(self, length: int) -> bool:
-        """Whether nothing has been dropped."""
+        """Whether no entry has been dropped by L = ``length``."""
         return self.entries + length <= self.budget
 
     def replaces(self, length: int) -> bool:
-        """Whether something has been dropped."""
+        """Whether an entry has been dropped by L = ``length``."""
         return not self.passes(length)
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """The sinks, and the prompt entries in the window."""
+        """Mark the sinks and the prompt entries in the window, bool [R, KV heads, entries]."""
         rows, kv_heads = entries.query.shape[:2]
         places = torch.arange(self.entries, device=entries.query.device)
         first = self._first(entries.suffix_key.shape[2])
         return ((places < self.sinks) | (places >= first)).expand(rows, kv_heads, -1)
 
     def _first(self, length: int) -> int:
-        """The window's first entry, counted from the prompt's first."""
+        """The index of the window's first entry, from the prompt's first, if the suffix has ``length`` entries."""
         return self.sinks + self.entries + length - self.budget
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:

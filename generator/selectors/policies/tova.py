@@ -43,5 +43,5 @@ class TOVA(ScoringPolicy):
         return _FirstCut().score(layer)
 
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """Attention of the latest query."""
+        """Attention of the latest query, mean over all query heads of the layer, [R, KV heads, E]."""
         return weights.mean((1, 2))[:, None].expand_as(scores)

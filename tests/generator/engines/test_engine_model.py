@@ -207,11 +207,11 @@ def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, check: Side
 @pytest.mark.parametrize(
     ("name", "broken", "said"),
     [
-        ("fork", lambda self, _=None: FORK(self, None), "diverge by"),
+        ("fork", lambda self, _=None: FORK(self, None), "differ by"),
         ("drop", lambda _, __: None, "no room"),
-        ("prompt_bytes", lambda _: 100, "holds 100 bytes"),
-        ("prompt_bytes", lambda _: 0, "holds 0 bytes"),
-        ("_logits", lambda self, tokens, rows: LOGITS(self, tokens, 1) * rows, "itself alone"),
+        ("prompt_bytes", lambda _: 100, "takes 100 bytes"),
+        ("prompt_bytes", lambda _: 0, "takes 0 bytes"),
+        ("_logits", lambda self, tokens, rows: LOGITS(self, tokens, 1) * rows, "alone and with others"),
         ("read_back", property(lambda _: {"bits": 16}), "bits: 4 "),
     ],
 )
