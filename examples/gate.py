@@ -1,7 +1,7 @@
 """Let CI decide whether a compressed cache may be deployed: python examples/gate.py STORE ACTION MARGIN
 
-Exit code 0 if the action's mismatch is at most MARGIN above the baseline's, 1 if it is worse, 3 if the documents do
-not decide: the exit codes of ``kvdrift gate``.
+The baseline is the action snapkv-half. Exit code 0 if the action's mismatch is at most MARGIN above the baseline's,
+1 if it is worse, 3 if the documents do not decide: the exit codes of ``kvdrift gate``.
 """
 
 import sys

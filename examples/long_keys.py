@@ -13,7 +13,7 @@ from kvdrift import PromptLayer, ScoringSelector, at_least
 
 @dataclass(frozen=True)
 class LongKeys(ScoringSelector):
-    """The last ``window`` positions, and earlier ones whose keys are longest."""
+    """Keeps the last ``window`` positions, and of the earlier positions those with the longest keys."""
 
     summary: ClassVar[str] = "last positions and those with the longest keys"
     window: int = 32
@@ -22,5 +22,5 @@ class LongKeys(ScoringSelector):
         at_least(1, window=self.window)
 
     def score(self, layer: PromptLayer) -> Tensor:
-        """Lengths of keys, float32 [KV heads, n]; the highest scores are kept."""
+        """Return the lengths of the keys, float32 [KV heads, n]; positions with the highest scores are kept."""
         return layer.key.float().norm(dim=-1)

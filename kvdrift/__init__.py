@@ -2,8 +2,8 @@
 
 ``kvdrift.open(store).sql("from summary")`` gives a DuckDB relation over a store's views;
 ``kvdrift.run("study.toml")`` runs a study and returns the path of its page. ``kvdrift.write_report`` writes pages
-again, and ``kvdrift.gate`` decides whether an action passes. A custom selector, codec or policy imports all that it
-needs from here: ``from kvdrift import ScoringSelector``.
+again, and ``kvdrift.gate`` decides whether an action is at most a margin worse than a baseline. A custom selector,
+codec or policy imports all that it needs from here: ``from kvdrift import ScoringSelector``.
 """
 
 # ruff: noqa: F405 - type checkers read the interfaces' names from their module
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import errors and interfaces at their first use: the interfaces need torch, which takes a second to import."""
+    """Import an error or an interface at its first use: the interfaces need torch, which takes a second to import."""
     if name not in __all__:
         raise AttributeError(f"module 'kvdrift' has no attribute '{name}'")
     module = "kvdrift.schema.errors" if name.endswith("Error") else "kvdrift.interfaces"
@@ -69,12 +69,12 @@ def __getattr__(name: str) -> Any:
 def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles
     """Open the views of a store at its present versions; ``.sql(query)`` gives a DuckDB relation.
 
-    All cores work on a query. Stored estimates are computed on one core, so that they have the same last bits in every
-    run.
+    All cores work on a query, so the last bits of sums may vary between calls. Stored estimates do not vary, since
+    they are computed on one core.
 
     Args:
         store: folder or URL of a store.
-        checked: whether to make sure first that no file is damaged, which reads each file of a local store once.
+        checked: whether to check first that no file is damaged, which reads every file of a local store.
 
     Raises:
         kvdrift.schema.errors.InputError: there is no store.
@@ -118,18 +118,19 @@ def run(
         progress: whether to show the progress: on standard error, in a notebook below the cell.
         endpoint: ``grpc://HOST:PORT`` of the ``kvdrift serve`` that generates; this process by default.
         token_file: a file with the token that the endpoint requires.
-        tls_root_certs: a PEM file of the authorities to trust; the system's by default.
+        tls_root_certs: a PEM file of the certificate authorities to trust; those of the system by default.
         endpoint_timeout: seconds of silence after which the endpoint counts as lost.
         cluster: ``tcp://HOST:PORT`` of a Dask scheduler whose workers generate, or ``local:N``.
         gpus: ``all``, or how many GPUs of this machine generate, with a worker each.
 
     Returns:
-        The path of the report; of the last report for a file with several models. None if the run stopped before its
-        reports, as ``limit``, ``plan_only`` and ``dry_run`` make it.
+        The path of the report. If the file has several models, it is the last model's; if it has several temperatures,
+        it is the page that compares them. None if the run stopped before its reports, because of ``limit``,
+        ``plan_only`` or ``dry_run``.
 
     Raises:
-        kvdrift.schema.errors.KvdriftError: the errors of ``kvdrift.schema.errors``, each one line.
-        KeyboardInterrupt: Ctrl-C, or a notebook's interrupt. The next run goes on.
+        kvdrift.schema.errors.KvdriftError: an error of ``kvdrift.schema.errors``, whose message is one line.
+        KeyboardInterrupt: Ctrl-C, or a notebook's interrupt. The next run goes on where this run stopped.
     """
     from kvdrift.commands.run import run_study
     from kvdrift.console import listener
@@ -184,9 +185,9 @@ def gate(
     Args:
         store: folder or URL of a store with a finished study.
         quantity: such as ``mismatch``; ``kvdrift list quantities`` has all.
-        action: the action that is to pass.
+        action: the action to test.
         margin: the largest difference that still counts as no worse; 0.02 is 2 percentage points.
-        baseline: the action to compare with; by default the larger of the study's floors.
+        baseline: the action to compare with; by default, of the study's floors, the one with more mismatches.
         level: the confidence level of the answer.
         study: the study, if the store has several.
         model: the model, if the study has several.

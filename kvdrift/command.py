@@ -52,14 +52,14 @@ from kvdrift.schema.errors import (
 
 
 def _returning(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that must end by returning: ``sys.exit`` within, say in a user's selector, is a failure."""
+    """Wrap a command so that ``sys.exit`` inside it, for example in a user's selector, counts as a failure."""
 
     @functools.wraps(command)
     def returning(**options: Any) -> None:
         try:
             command(**options)
         except SystemExit as error:
-            raise OperationError(f"ended from inside: {failure_of(error, None)}") from error
+            raise OperationError(f"the command was ended by sys.exit: {failure_of(error, None)}") from error
 
     return returning
 
@@ -140,7 +140,7 @@ def _group() -> Any:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0, 1 for a failure (4 of ``gate``), 2 for the user's mistake, 130 when interrupted."""
+    """Run the command and exit with its code: 1 after a failure (``gate``: 4), 2 after a mistake, 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere: whoever adds it to a failing command adds it at the end.
     debug = "--debug" in arguments
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
             junit.write_error("the call was killed, or has not ended")
         with noting_interrupts() as interrupts:
             code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False, obj=junit)
-        if code and interrupts:  # a command counted it among its faults
+        if code and interrupts:  # a command reported the interrupt as a fault
             code = INTERRUPTED
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED  # Typer, too, turns Ctrl-C within a command into this code
@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _line_and_code(error: Exception, failure: int) -> tuple[str, int]:
-    """Return the line about an error, and its exit code; ``failure`` is the code of errors that are no mistake."""
+    """Return the line about an error, and the exit code: ``failure`` unless the error is the user's mistake."""
     if isinstance(error, KvdriftError):
         return str(error), error.exit_code if isinstance(error, InputError) else failure
     if isinstance(error, OSError):  # for example a disk that is full or broken, or a folder that may not be written

@@ -1,4 +1,7 @@
-"""Completion in the shell, from names and folders alone: a keystroke must not load heavy libraries."""
+"""Completion in the shell: functions that return the names that begin with ``incomplete``, the word typed so far.
+
+No function reads rows of events, and only ``checked`` imports torch: a keystroke should be answered quickly.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quanti
 
 
 def stores(incomplete: str) -> list[str]:
-    """Return local folders that hold a store; if there are none, the shell completes file names."""
+    """Return the stores one or two levels below the typed folder; if there are none, the shell completes file names."""
     folder = Path(incomplete) if incomplete.endswith("/") or not incomplete else Path(incomplete).parent
     logs = (log for depth in ("*", "*/*") for log in folder.glob(f"{depth}/events/_delta_log"))
     return _starting((str(log.parents[1]) for log in logs), incomplete)
 
 
 def studies(incomplete: str) -> list[str]:
-    """Return study files below the folder that was typed so far."""
+    """Return the files ``*.toml`` in the typed folder and in its subfolder ``studies``."""
     folder = Path(incomplete) if incomplete.endswith("/") or not incomplete else Path(incomplete).parent
     places = [folder, folder / "studies"]
     return _starting((str(file) for place in places for file in place.glob("*.toml")), incomplete)
 
 
 def kinds(incomplete: str) -> list[str]:
-    """Return the kinds of names that ``kvdrift list`` lists."""
+    """Return the kinds of names that ``kvdrift list`` lists and that begin with ``incomplete``."""
     return _starting(LISTED, incomplete)
 
 
@@ -38,7 +41,7 @@ def examples(incomplete: str) -> list[str]:
 
 
 def of_store(table: str, column: str) -> Complete:
-    """Return a completer of the names in one column of a small table of the typed store."""
+    """Return a function that completes names from a column of the typed store's ``table``, which should be small."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
         from kvdrift.log.store import Store
@@ -56,7 +59,7 @@ def of_store(table: str, column: str) -> Complete:
 
 
 def views(incomplete: str) -> list[str]:
-    """Return a whole query for each view; views of the schema ``internal``, steps to others, are left out."""
+    """Return a whole query for each view, except for views of the schema ``internal``, which only other views read."""
     from kvdrift import sql
 
     contracts = (Path(sql.__path__[0]) / "views").rglob("*.toml")

@@ -42,7 +42,7 @@ class Listener:
         self.say(what)
 
     def derived(self, done: int, total: int) -> None:
-        """Count units of a derivation; a derivation in a single commit shows no stage."""
+        """Show that ``done`` of ``total`` units are derived, unless all of them are derived in a single commit."""
         if not self._derived and done < total:
             self.begin("derive", total, "units")
         if self._derived or done < total:
@@ -85,7 +85,7 @@ class SilentProgress(Listener):
 class ConsoleProgress(Listener):
     """Shows progress to people: a live bar on a terminal, an occasional line elsewhere.
 
-    If ``at_once``, a line about present work does not wait until the work has taken a while.
+    If ``at_once``, the line about the present work is printed immediately, not after ``QUIET_SECONDS``.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
@@ -176,7 +176,7 @@ class NotebookProgress(Listener):
 
     def show(self) -> None:
         """Show the progress of the stage in the stage's line."""
-        display = importlib.import_module("IPython.display").display  # a notebook has it
+        display = importlib.import_module("IPython.display").display  # every notebook has IPython
         line = {"text/plain": self._stage_line()}
         if self._shown is None:
             self._shown = display(line, raw=True, display_id=True)
@@ -189,7 +189,7 @@ class NotebookProgress(Listener):
 
 
 class LogLines(Listener):
-    """Writes JSON lines with the time, for ``--log-json``; libraries' warnings and logs meanwhile are lines too.
+    """Writes progress as JSON lines with the time, for ``--log-json``, and meanwhile libraries' warnings and logs.
 
     A line of progress has ``stage``, ``done``, ``total`` and ``unit``, and, once something is done, ``rate`` in units a
     second and ``seconds_left``.
@@ -244,7 +244,7 @@ def write_line(level: str, message: str, **fields: Any) -> None:
 
 
 def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) -> str:
-    """Return the progress of a stage as a line: its name, then the count, the rate, and the time left."""
+    """Return a stage's progress after some seconds as a line: its name, the count, the rate, and the time left."""
     counted = f"{total} {unit.removesuffix('s') if total == 1 else unit}"
     if not done:
         return f"{stage}: {counted} to do"

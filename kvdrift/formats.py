@@ -42,7 +42,7 @@ def table_text(rows: pa.Table) -> str:
 def csv_text(rows: pa.Table) -> str:
     """Return rows as CSV, names in the first line; lists and structs are JSON in one field.
 
-    A text has quotes only if it needs them: if it is empty, unlike null, or has a comma, a quote or a line break.
+    A text is in quotes only if it is empty, which distinguishes it from null, or has a comma, a quote or a line break.
     """
     fields = [_csv_fields(rows.column(number)) for number in range(rows.num_columns)]
     lines = pc.binary_join_element_wise(*fields, ",", null_handling="replace", null_replacement="").to_pylist()

@@ -1,6 +1,6 @@
-"""The classes that a user's selector, codec or policy derives from, and those that its methods meet.
+"""The classes that a user's selector, codec or policy derives from, and the classes and functions that it uses.
 
-``from kvdrift import ScoringSelector`` takes them from here. Their modules may change; their names here stay.
+``from kvdrift import ScoringSelector`` imports these names from here. They stay, even if their own modules change.
 """
 
 from __future__ import annotations

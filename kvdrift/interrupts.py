@@ -1,4 +1,4 @@
-"""Ctrl-C within libraries that turn it into another error; DuckDB turns it into a RuntimeError."""
+"""Recognize Ctrl-C in libraries that turn it into another error, as DuckDB turns it into a RuntimeError."""
 
 from __future__ import annotations
 

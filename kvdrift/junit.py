@@ -17,7 +17,7 @@ from kvdrift.schema.errors import InputError, printable
 
 SUITE: Final = "kvdrift gate"
 _OPTION = "--junit"
-_TOTALS = {"failure": "failures", "error": "errors", "skipped": "skipped"}  # element of an outcome: attribute of counts
+_TOTALS = {"failure": "failures", "error": "errors", "skipped": "skipped"}  # outcome: attribute with its count
 
 
 class JUnitFile(NamedTuple):

@@ -145,7 +145,8 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
 
     A page is rewritten when more of its study is derived. The preliminary page is not the report, which is made at the
     study's end in another folder; from then on the preliminary page links to the report. Ctrl-C ends this quietly.
-    ``output`` is the folder of the page, or of the pages' folders if there are several; in the report's by default.
+    ``output`` is the folder of the page, or the parent of the pages' folders if there are several; by default a page is
+    in the folder ``live`` of its report's folder.
     """
     with suppress(KeyboardInterrupt):
         _write_until_finished(location, output, study, interval)
@@ -192,13 +193,13 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
             for snapshot in snapshots:
                 report = page_folder(store, snapshot.study, snapshot.model, pages) / "index.html"
                 end_preliminary(live_folder(store, snapshot, output, pages), snapshot.study, report, location)
-            typer.echo(f"finished: kvdrift report {location} has the report")
+            typer.echo(f"finished: kvdrift report {location} writes the report")
             return
         time.sleep(interval)
 
 
 def live_folder(store: Store, snapshot: StudySnapshot, output: Path | None, pages: Sequence[tuple[str, str]]) -> Path:
-    """Return the folder of a snapshot's page, arranged as ``kvdrift report`` arranges the studies' pages."""
+    """Return the folder of a snapshot's page: as ``kvdrift report -o`` names it, or ``live`` in the report's folder."""
     from kvdrift.flows.pages.reports import page_folder
 
     folder = page_folder(store, snapshot.study, snapshot.model, pages, output)

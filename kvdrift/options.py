@@ -28,11 +28,16 @@ StudyStoreOption = Annotated[
 NoCompactOption = Annotated[bool, typer.Option("--no-compact", help="Do not merge small files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 TokenOption = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must send.")
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="File with the token that the service requires of its callers."),
 ]
 EndpointOption = Annotated[
     list[str] | None,
-    typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve process that generates."),
+    typer.Option(
+        "--endpoint",
+        metavar="URI",
+        help="grpc://HOST:PORT, or with TLS grpc+tls://HOST:PORT, of the kvdrift serve that generates.",
+    ),
 ]
 RootCertsOption = Annotated[
     Path | None,

@@ -18,9 +18,9 @@ _NEW_OBJECTS = 10_000
 
 
 def program() -> None:
-    """Run the command that the arguments name, and exit as it does.
+    """Run the command that the arguments name, and exit with its code.
 
-    The process ends as soon as everything that registered with ``atexit`` has been called. Python would then take
+    The process ends as soon as everything that registered with ``atexit`` has been called. Otherwise Python would take
     modules and objects apart one by one, which takes two seconds if torch and Prefect were imported.
     """
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])

@@ -1,6 +1,6 @@
-"""Upkeep of a store that is derived live: merged files and the catalogue, for which fresh rows do not wait.
+"""Upkeep of a store while its events are derived: small files are merged and the catalogue is written.
 
-Upkeep runs in processes of low priority; each gives its memory back at its end.
+Each upkeep runs in a new process of low priority, so that it delays no new rows, and its memory is freed at its end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _NICE = 10
 
 
 class Upkeep:
-    """The upkeep that a derivation leaves undone, in a small part of the time: merged files and the catalogue.
+    """Starts an upkeep of a store in another process now and then, for at most a thirtieth of the time.
 
-    A store behind a URL has no catalogue.
+    An upkeep merges small files, if ``compacts``, and writes the catalogue, which a store behind a URL does not have.
     """
 
     def __init__(self, location: str, *, compacts: bool = True) -> None:
@@ -32,14 +32,14 @@ class Upkeep:
         self._begun = self._ended = self._cost = 0.0  # of the last upkeep, in seconds
 
     def rows_came(self) -> None:
-        """Take note of new rows."""
+        """Record that new rows were derived, so that an upkeep is due."""
         self._behind = True
 
     def begin_if_due(self) -> None:
-        """Begin an upkeep if there are new rows, unless an upkeep is under way or has just ended.
+        """Begin an upkeep if there are new rows, unless an upkeep is under way or the pause after it has not passed.
 
         Raises:
-            OperationError: something could not be kept up the last time.
+            OperationError: the last upkeep failed.
         """
         if self._under_way is not None and self._under_way.done():
             self._end()
@@ -47,7 +47,11 @@ class Upkeep:
             self._begin()
 
     def finish(self) -> None:
-        """Wait for the upkeep under way, and do the upkeep that is left."""
+        """Wait for the upkeep under way; if rows came after its beginning, do another.
+
+        Raises:
+            OperationError: an upkeep failed.
+        """
         with self._process:
             self._end()
             if self._behind:
@@ -65,13 +69,13 @@ class Upkeep:
         try:
             done.result()
         except (KvdriftError, BrokenProcessPool) as error:
-            raise OperationError(f"upkeep: {first_line(error)}") from error
+            raise OperationError(f"upkeep (merging files, writing the catalogue): {first_line(error)}") from error
         self._ended = time.perf_counter()
         self._cost = self._ended - self._begun
 
 
 def keep_up(location: str, *, compacts: bool) -> None:
-    """Merge small files if it ``compacts``, and write the catalogue."""
+    """Merge the small files of a store, if ``compacts``, and write the catalogue, if the store is local."""
     from kvdrift.log.store import Store
     from kvdrift.sql.catalog_file import refresh_catalog
 

@@ -9,8 +9,8 @@ import numpy as np
 
 SPLITS = ("development", "evaluation")
 ALL_ANSWERS = "all"  # a document's answers are scored by the share that occurs
-ANY_ANSWER = "part"  # or by whether any does
-NORMALIZED = "normalized"  # or by whether any does, both without case, punctuation, articles and further white space
+ANY_ANSWER = "part"  # or by whether any answer occurs
+NORMALIZED = "normalized"  # as ANY_ANSWER, without case, punctuation, articles and repeated white space
 SCORINGS = (ALL_ANSWERS, ANY_ANSWER, NORMALIZED)
 
 
@@ -34,9 +34,9 @@ class Document:
         answers: The texts that a right continuation states; empty if the source does not know them.
         scoring: The rule that scores the answers, one of ``SCORINGS``; empty without answers.
         templated: Whether the model's chat template wrote the prompt.
-        turns: The turns of such a prompt in order; the last one is that of the answer, if it has a header.
-        control_tokens: The tokenizer's control tokens that stand in the user's text. Those of a prompt without a
-            template are tokens of the prompt as such.
+        turns: The turns of a templated prompt in order; the last is the answer's, if the template writes its header.
+        control_tokens: The tokenizer's control tokens that stand in the user's text. A template keeps them as text;
+            without a template they act as control tokens of the prompt.
     """
 
     doc: str

@@ -175,7 +175,7 @@ def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | 
 
 
 def installing(extra: str) -> str:
-    """Return the command that installs an extra of kvdrift, which a wheel and a clone have both declared."""
+    """Return the command that installs an optional extra of kvdrift, both for a wheel and for a clone."""
     return f"pip install 'kvdrift[{extra}]'"
 
 

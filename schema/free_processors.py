@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _WINDOW = 0.25  # seconds between two readings of the clock
-_WAITED = 0.5  # of a window, by all threads together, from which the machine counts as busy
+_WAITED = 0.5  # share of a window: if all threads together wait longer, the machine counts as busy
 _ALONE = 5.0  # seconds with one thread before more are tried again
 
 _TASKS = Path("/proc/self/task")
@@ -37,7 +37,7 @@ class FreeProcessors:
     """Chooses the number of threads by how long the process's threads wait for processors.
 
     Args:
-        waited: Returns the seconds that they have waited so far.
+        waited: Returns the seconds that these threads have waited so far.
         clock: Returns the present time in seconds.
     """
 
@@ -45,7 +45,7 @@ class FreeProcessors:
         self._waited, self._clock = waited, clock
         self._lock = threading.Lock()
         self._alone_until = 0.0
-        self._looked: tuple[float, float] | None = None  # when, and what the threads had waited until then
+        self._looked: tuple[float, float] | None = None  # time of the last reading, and the seconds waited until then
 
     def threads(self, most: int) -> int:
         """Return how many of at most ``most`` threads compute next; called before every part of a computation."""

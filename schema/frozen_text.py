@@ -32,7 +32,7 @@ def frozen_sha256(text: str) -> str:
 
 
 def wanted_documents(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many evaluation documents a plan asks for by stratum: N, less those that were removed for good."""
+    """Return how many evaluation documents a plan needs by stratum: N, less removed ones that no others replace."""
     count = int(content["documents_per_stratum"])
     frozen, forgotten = (content.get(name, {}).get("evaluation", {}) for name in ("documents", "forgotten"))
     return {
@@ -49,7 +49,7 @@ def with_measured(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(value: Any, more: Any) -> Any:
-    """Return nested JSON with the entries of ``more`` added; lists have equal lengths."""
+    """Return nested JSON with the entries of ``more`` added; a list of ``more`` may be shorter than its counterpart."""
     if isinstance(value, dict) and isinstance(more, dict):
         return value | {name: _merged(value[name], inner) if name in value else inner for name, inner in more.items()}
     if isinstance(value, list) and isinstance(more, list):

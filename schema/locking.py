@@ -3,7 +3,7 @@
 Concurrent writers commit to a table in turn, so that they do not race for its next version. A temporary folder is
 locked by its process, so that other processes know which of them a killed process has left.
 
-The locks are on folders of the store and end with their processes. Without locks of the file system nobody waits.
+The locks are on folders of the store and end with their processes. On a file system without locks nobody waits.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def repaired(location: str) -> Iterator[None]:
         while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             if time.monotonic() - begun > PATIENCE:
                 raise OperationError(
-                    f"{location}: another process repairs or writes to it; let it end, then kvdrift verify --repair"
+                    f"{location}: another process repairs it or writes to it; let that process end, then "
+                    "kvdrift verify --repair"
                 )
             time.sleep(0.05)
         _repaired.add(location)
@@ -149,7 +150,7 @@ def sweep(folder: Path, pattern: str = f"{TEMPORARY}*") -> None:
 
 @contextmanager
 def _opened(location: str) -> Iterator[int | None]:
-    """Open a store's folder for locking; yield None if the folder cannot be opened, whose reader reports why."""
+    """Open a store's folder for locking; yield None if it cannot be opened: code that reads it reports why."""
     try:
         folder = os.open(location, os.O_RDONLY)
     except OSError:

@@ -13,7 +13,7 @@ _RAISED: dict[str, tuple[int, int]] = {}  # by logger: the number of blocks insi
 
 @contextmanager
 def raised_level(name: str, level: int) -> Iterator[None]:
-    """Give a logger a level inside the block; the last of several blocks that overlap restores the level before all."""
+    """Give a logger a level inside the block; if blocks overlap, the end of the last restores the original level."""
     logger = logging.getLogger(name)
     with _LOCK:
         inside, before = _RAISED.get(name, (0, logger.level))

@@ -35,7 +35,7 @@ DIFFERENCE: Final = "difference, -1..1"
 
 @dataclass(frozen=True, eq=False)
 class Replicates:
-    """K complete replicates with the same windows: columns of their trajectories [K], of their steps [K, H]."""
+    """K complete replicates with the same windows: columns of their trajectories, [K], and of their steps, [K, H]."""
 
     windows: Windows
     mismatches: Values  # sum of I_t
@@ -43,8 +43,8 @@ class Replicates:
     sum_f: Reals
     exposed: Values  # (H - tau) 1{tau <= H}
     occupied: Values  # sum of I_t over t > tau
-    tau: Ints  # first mismatch; NEVER if there is none, as for both ends
-    eos_x: Ints
+    tau: Ints  # first mismatch; NEVER if there is none
+    eos_x: Ints  # first EOS of X; NEVER if there is none, as for Y
     eos_y: Ints
     longest_agreement: Values  # -1 without divergence
     mismatch_after_agreement: Flags
@@ -54,7 +54,7 @@ class Replicates:
 
     @property
     def horizon(self) -> int:
-        """H."""
+        """H, the number of positions."""
         return self.windows.horizon
 
     @cached_property
@@ -160,7 +160,7 @@ COMPENSATORS: Final[Mapping[str, Moment]] = {
 }  # fmt: skip
 """The compensators of occupation and exposure: the same sums with delta_t in place of I_t.
 
-Every control variate of the definitions is a difference of a moment and its compensator. No quantity reads them.
+Each control variate of the definitions is a difference of a moment and its compensator. No quantity reads compensators.
 """
 
 

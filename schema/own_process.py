@@ -1,4 +1,4 @@
-"""Start other Python processes of ours: a pool, the environment of a process, and the last line of a failed one."""
+"""Start further Python processes: a pool, the environment of a process, and the last line that a process wrote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OwnProcesses(ProcessPoolExecutor):
         )
 
     def kill(self) -> None:
-        """End the processes at once; their unfinished work is lost.
+        """End the processes immediately; their unfinished work is lost.
 
         The pool's own thread is ended, too. If the interpreter ended while that thread closes its pipe, Python would
         print a traceback.

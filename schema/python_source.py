@@ -1,4 +1,4 @@
-"""Python source as a syntax tree: a hash that prose does not change, and the modules that it imports."""
+"""Python source as a syntax tree: a hash that comments and docstrings do not change, and the imported modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 _PARSING: Final = threading.Lock()
 _IGNORED: Final = {"ctx", "kind", "type_comment", "type_ignores"}
-"""Fields of nodes that do not count: what follows from the node's place, the u before a text, and comments."""
+"""Fields that the hash leaves out: ``ctx``, which a node's place decides; ``kind``, the u before a string; comments."""
 
 
 @lru_cache(maxsize=256)
@@ -31,9 +31,9 @@ def parsed(text: bytes) -> ast.Module:
 def syntax_sha256(text: bytes) -> str:
     """Return the SHA-256, in hexadecimal, of a module's syntax tree without prose.
 
-    Comments, formatting, docstrings and all other statements that are only a text do not count. Names, constants and
-    annotations do. The hash does not depend on Python's version as long as the grammar means the same: fields without a
-    value, such as those that a later version adds, are left out.
+    Comments, formatting, docstrings and all other statements that are only a string do not count. Names, constants and
+    annotations do. Fields without a value do not count either, so that the hash stays the same under later versions of
+    Python, which add fields.
 
     Raises:
         SyntaxError: The text is not Python.
@@ -63,15 +63,15 @@ def _fields(node: ast.AST) -> dict[str, Any]:
 
 
 def _is_prose(part: Any) -> bool:
-    """Tell whether a node is a statement that is only a text."""
+    """Tell whether a node is a statement that is only a string, such as a docstring."""
     return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
 
 
 def imported_modules(text: bytes, name: str, *, package: bool) -> Iterator[str]:
     """Yield the full names of all modules that a module may import, anywhere in its text.
 
-    ``name`` is the module's own name, and ``package`` says whether it is that of a package. A name that is imported
-    from a module may be a module, too, so both names are returned.
+    ``name`` is the module's own name, and ``package`` says whether the module is a package. In ``from a import b``,
+    ``b`` may be a module, too, so both ``a`` and ``a.b`` are yielded.
     """
     parts = name.split(".")
     for node in ast.walk(parsed(text)):

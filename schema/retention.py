@@ -29,10 +29,10 @@ class Retention:
             message = f'keep = {value!r}: write an integer, an exact fraction such as "1/2", or "all"'
             raise InputError(message) from None
         if isinstance(rule, Fraction) and not 0 < rule <= 1:
-            raise InputError(f"keep = {value!r}: a fraction of the prompt lies above 0 and at most at 1")
+            raise InputError(f"keep = {value!r}: a fraction of the prompt must be above 0 and at most 1")
         if isinstance(rule, int) and rule < 1:
             raise InputError(f"keep = {value!r}: keep at least 1 entry")
-        return cls(None if isinstance(rule, Fraction) and rule == 1 else rule)  # else 1 is a count
+        return cls(None if isinstance(rule, Fraction) and rule == 1 else rule)  # the integer 1 is a count
 
     def kept(self, entries: int) -> int:
         """Return m for a prompt of n ``entries``: floor(n p/q) in integer arithmetic, at most n."""
@@ -40,7 +40,7 @@ class Retention:
         return entries if count is None else min(count, entries)
 
     def count(self, entries: int) -> int | None:
-        """Return the count, or floor(n p/q) for a prompt of n ``entries``, which may exceed n; None for all."""
+        """Return the rule's count, which may exceed n, or floor(n p/q) for a prompt of n ``entries``; None for all."""
         if isinstance(self.rule, Fraction):
             return entries * self.rule.numerator // self.rule.denominator
         return self.rule

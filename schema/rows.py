@@ -33,7 +33,7 @@ def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -
     for codes, bound in columns:
         if bound <= 1:  # usual case: one study, model, document and action
             continue
-        if size * bound > _LARGEST:  # number the combinations so far densely before the product overflows
+        if size * bound > _LARGEST:  # renumber the combinations so far without gaps, before the product overflows
             kept, combined = np.unique(combined, return_inverse=True)
             size = len(kept)
         combined = combined * bound + codes

@@ -122,7 +122,7 @@ ACTIONS = stored_table(
         "retention rule: an integer, an exact fraction of n, or all; with a policy, the most entries that a step reads",
     ),
     integer("window", "observation window W kept whole", "tokens", null=True),
-    integer("kernel", "score pooling kernel", "tokens", null=True),
+    integer("kernel", "positions that the pooling of scores spans", "tokens", null=True),
     text("pooling", "score pooling: average", null=True),
     text("head_reduction", "how and when the scores of a KV head's query heads are combined", null=True),
     integer("sinks", "initial positions always kept", "tokens", null=True),
@@ -195,7 +195,7 @@ UNITS = stored_table(
     long("seed", "seed of the study", "none", null=True),
     texts("kept_sha256", "SHA-256 of kept indices (int32), per layer", null=True),
     text("estimator", "plain: coupled rollouts; swrb: residual branching", default=PLAIN),
-    long("pair_evaluations", "kernel pairs evaluated: positions not yet absorbed", "count", null=True),
+    long("pair_evaluations", "positions of all pairs before both sides had ended", "count", null=True),
     real(
         "batch_deviation",
         "largest difference that other rows of the batch made in the self-test, relative to the largest output",

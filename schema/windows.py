@@ -31,9 +31,9 @@ class Windows:
         if horizon < 1:
             raise InputError(f"horizon = {horizon}: must be at least 1")
         if not 0 <= bound <= horizon // 2:
-            raise InputError(f"windows.cohort_bound = {bound}: at most half the horizon, {horizon // 2}")
+            raise InputError(f"windows.cohort_bound = {bound}: must be at most half the horizon, {horizon // 2}")
         if not 0 <= self.early_last <= bound:
-            raise InputError(f"windows.early_last = {self.early_last}: at most cohort_bound, {bound}")
+            raise InputError(f"windows.early_last = {self.early_last}: must be at most cohort_bound, {bound}")
         if not 1 <= self.late_first <= bound + 1:
             raise InputError(f"windows.late_first = {self.late_first}: must be in 1..{bound + 1} (cohort_bound + 1)")
         if not 0 <= self.first_block_last <= self.second_block_last <= horizon:
@@ -44,7 +44,7 @@ class Windows:
 
     @classmethod
     def of(cls, horizon: int, **overrides: float | None) -> Windows:
-        """Return the windows that scale with a horizon: halves, quarters and eighths of H are floors.
+        """Return the windows that scale with a horizon: halves, quarters and eighths of H, rounded down.
 
         ``overrides`` are values by the windows' names, in place of the defaults; None keeps the default.
         """

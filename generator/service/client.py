@@ -1,8 +1,8 @@
-"""The client side of one endpoint: its address and answers, and generation that survives a lost endpoint.
+"""The client of one endpoint: its address, its answers, and generation that goes on when a lost endpoint is back.
 
 An endpoint may die, hang or fail for a while without loss of work. A thread requests one document at a time, and the
-thread that consumes the units watches it. The next document is requested before the consumer stores the last one. A
-lost endpoint is tried again after ever longer pauses.
+thread that consumes the units watches the request. The next document is requested before the consumer stores the last
+one. A lost endpoint is tried again after ever longer pauses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kvdrift.generator.transformer.files.local_folders import model_location
 from kvdrift.generator.transformer.files.text_ends import joined_ends
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
-from kvdrift.schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, nearest
+from kvdrift.schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError
 from kvdrift.schema.study import TRANSFORMER, Study
 from kvdrift.schema.tables import EVENTS, SCHEMA_VERSION
 
@@ -152,7 +152,7 @@ class ServiceAddress:
         Raises:
             InputError: The endpoint refuses the request.
             WorkFailed: The endpoint could not do the work.
-            EndpointLost: The endpoint went away, sent something else, or the call was cancelled.
+            EndpointLost: The endpoint went away or sent other units than requested, or the call was cancelled.
         """
         try:
             with self._connection() as client:
@@ -226,7 +226,7 @@ class ServiceAddress:
         """Return a hint why a service may end a connection at once, since gRPC reports none."""
         if not self.location.startswith(TLS_SCHEME):
             return "a service with TLS is grpc+tls://HOST:PORT"
-        return "a service with a token wants --token-file" if self.token is None else "is the token the same there?"
+        return "a service with a token needs --token-file" if self.token is None else "has it the same token?"
 
     def _reason(self, text: str) -> str:
         """Return the reason of a failed call, from gRPC's text without the parts for its developers."""
@@ -266,12 +266,12 @@ class RemoteGenerator:
         self._call: Call | None = None  # the request under way
 
     def check(self, made_on: GpuKinds | None = None) -> None:
-        """Ask the endpoint for its identity, unless that was done, and check it.
+        """Ask the endpoint for its identity, unless it was asked before, and check the identity.
 
         ``made_on`` are the GPU models that made the studies' units so far.
 
         Raises:
-            InputError: The endpoint refuses the caller or serves something else than the studies ask for.
+            InputError: The studies cannot use one service, or the endpoint refuses the caller or serves something else.
             OperationError: The endpoint does not answer.
         """
         if self._study.model.kind != TRANSFORMER:
@@ -288,7 +288,7 @@ class RemoteGenerator:
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return a function that gives an action's identity, from the endpoint's weights and this machine's tokenizer.
 
-        Raises as ``check`` does; without an answer only if the weights are ``required``.
+        Raises as ``check`` does; if the endpoint does not answer, only if its weights are ``required``.
         """
         try:
             self.check()
@@ -389,7 +389,7 @@ class RemoteGenerator:
             if (theirs := getattr(identity, name)) != ours:
                 raise InputError(f"{where}: another version of kvdrift ({name} {theirs}, not {ours})")
         if identity.model != model.id:
-            raise InputError(f"{where}: serves '{identity.model}'; model.id: {nearest(identity.model, [model.id])}")
+            raise InputError(f"{where}: serves '{identity.model}', the study asks for '{model.id}' (model.id)")
         requested = {name: getattr(model, name) for name in ("dtype", "revision")}
         served = {name: getattr(identity, name) for name in requested}
         if model.device_map is None:  # of several GPUs of one kind, any will do
@@ -426,7 +426,7 @@ class RemoteGenerator:
 
 
 def requests(pending: Units, horizon: int) -> list[Units]:
-    """Return a document's units as one request or, if they are too many events for one, as one for each sampling."""
+    """Return a document's units as one request or, if these have too many events, as one request for each sampling."""
     if sum(item.count for item in pending) * horizon <= MAX_EVENTS:
         return [pending]
     samplings = dict.fromkeys(item.of for item in pending)

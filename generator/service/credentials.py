@@ -1,8 +1,8 @@
 """Tokens and certificates of both ends of a service: their files, and the certificate of a token.
 
 By the certificate of a token, a service with TLS recognizes its callers before they send a message. Both ends make the
-same key and certificate from the token. The service trusts no other certificate of a caller, and the caller shows it in
-the handshake. So a stranger cannot send a message that the service would have to receive.
+same key and certificate from the token. The caller shows this certificate in the handshake, and the service trusts no
+other. So a stranger cannot send a message that the service would have to receive.
 """
 
 from __future__ import annotations

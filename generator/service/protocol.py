@@ -49,7 +49,7 @@ class RequestState(StrEnum):
 
 
 class ErrorKind(StrEnum):
-    """The reason of a failed call: the caller's mistake, failed work, or a service that cannot take it now."""
+    """The reason of a failed call: the caller's mistake, failed work, or a service that cannot take the call now."""
 
     REFUSED = "refused"
     FAILED = "failed"
@@ -124,8 +124,8 @@ class SamplingMessage(_Message):
 class PendingMessage(_Message):
     """Replicates ``first .. first + count - 1`` of a revision of an action, from the study file or the control.
 
-    ``selector_sha256`` is computed by the client, and the service's must equal it. ``of`` is the study of the
-    replicates, if it differs from the request's study.
+    ``selector_sha256`` is computed by the client; the service refuses the request if its own differs. ``of`` is the
+    study of the replicates, if it differs from the request's study.
     """
 
     action: ActionSection
@@ -199,7 +199,7 @@ class GenerationRequest(SamplingMessage):
         needed = len(self.document.tokens) + self.horizon
         if needed > identity.positions:
             raise InputError(
-                f"document.tokens and horizon: {needed} tokens, the model has {identity.positions} positions"
+                f"document.tokens and horizon: {needed} tokens in all, but the model has {identity.positions} positions"
             )
         for number, item in enumerate(self.pending):
             item.action.check_kind(f"pending.{number}.action", finite=False)
@@ -209,7 +209,7 @@ class GenerationRequest(SamplingMessage):
                 )
         events = sum(item.count for item in self.pending) * self.horizon
         if events > MAX_EVENTS:
-            raise InputError(f"pending: {events} replicates x positions, at most {MAX_EVENTS} in one request")
+            raise InputError(f"pending: {events} events (replicates x positions); one request has at most {MAX_EVENTS}")
 
     def expected_records(self) -> list[dict[str, Any]]:
         """Return the values that the record of each requested unit must have."""

@@ -100,14 +100,14 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """Refuse a call of another method, with a wrong token or an overlong ticket, or beyond ``MOST_CALLS``."""
         method = info.method.name
         if method not in _SERVED:
-            raise refusal("not part of this service", method.lower(), "a caller")
+            raise refusal("this method is not part of the service", method.lower(), "a caller")
         if (reason := self._reason(headers.get("authorization", ()))) is not None:
             raise refusal(reason, method.lower(), "a caller", flight.FlightUnauthenticatedError)
         announced = headers.get(LENGTH_HEADER, ("0",))[0][:18]
         if announced.isdecimal() and (line := too_long(int(announced), self._max_request_bytes)) is not None:
             raise refusal(line, method.lower(), "a caller")
         if not self._free.acquire(blocking=False):
-            raise unavailability(f"{MOST_CALLS} calls are under way")
+            raise unavailability(f"{MOST_CALLS} calls are under way, the most that the service takes")
         return _Admission(self._free)
 
     def _reason(self, tokens: Sequence[str]) -> str | None:
@@ -224,7 +224,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
             self._under_way.generate(model)
 
     def _go_on(self) -> None:
-        """Raise an error before the next pass through the network if nobody waits for the work."""
+        """Raise an error if nobody waits for the work any more; called before each pass through the network."""
         if self._under_way is not None and self._under_way.abandoned.is_set():
             raise StoppedError
 
@@ -299,7 +299,7 @@ class _Request:
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
 
     def error(self) -> flight.FlightError | None:
-        """Take all waiting messages, and return the error among them, with which the service may have ended."""
+        """Remove all waiting messages; return the error among them, with which the service may have ended, or None."""
         while True:
             try:
                 message = self.messages.get_nowait()
@@ -309,7 +309,11 @@ class _Request:
                 return message
 
     def generate(self, model: LoadedModel) -> None:
-        """Generate the units and put them into the messages, unless nobody waits for them."""
+        """Generate the units and put them into the messages, unless nobody waits for them.
+
+        Raises:
+            OperationError: The device of the model is lost, so that the service must end.
+        """
         if self.abandoned.is_set():
             return
         self.messages.put(RequestState.GENERATING)
@@ -398,8 +402,8 @@ def check_modules(pending: Collection[PendingMessage], allowed: Collection[str])
             module, colon, _ = (name or "").partition(":")
             if colon and module + colon != PREFIX and module not in allowed:
                 raise InputError(
-                    f"pending.{number}.action.{key}: the service may not import module '{module}'; who trusts the "
-                    f"module starts the service with {_OPTION} {module}"
+                    f"pending.{number}.action.{key}: the service may not import module '{module}'; to allow a "
+                    f"module that you trust, start the service with {_OPTION} {module}"
                 )
 
 
@@ -410,7 +414,7 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     the files change.
     """
     if model.files.weights_sha256 is None:
-        raise InputError(f"model.id = '{model.id}': the files of its weights are not found again")
+        raise InputError(f"model.id = '{model.id}': the files of its weights were not found, so they have no checksum")
     for kind in (*SELECTORS.values(), *CODECS.values(), *POLICIES.values(), GeneratedEntries):
         source_of(kind)
     return Identity(

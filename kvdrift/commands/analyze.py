@@ -8,10 +8,10 @@ from kvdrift.options import StoreArgument
 
 
 def analyze(store: StoreArgument) -> None:
-    """Bootstrap every study of a store whose estimates are not up to date; without a plan, as exploratory.
+    """Estimate every study of a store whose estimates are not up to date; without a plan, estimates are exploratory.
 
-    Continuations of documents with answers are scored first, and tokens get their texts, if the model's tokenizer can
-    be loaded.
+    First, if the model's tokenizer can be loaded, continuations of documents with answers are scored, and the texts of
+    tokens are stored.
 
     Examples:
         kvdrift analyze stores/quickstart

@@ -1,4 +1,4 @@
-"""``kvdrift check``: the checks of a selector, codec or policy, which those of the package pass."""
+"""``kvdrift check``: checks of a selector, codec, policy or engine; those of the package pass them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(
         ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The weights for an engine such as llama.cpp.")
+        Path | None, typer.Option(metavar="FILE", help="The weights on which an engine such as llama.cpp is checked.")
     ] = None,
     kind: Annotated[
         str | None,
@@ -82,20 +82,20 @@ def check(
 
 
 def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoReturn:
-    """Check an engine's adapter on weights that are named as in a study file of a folder; end with the exit code."""
+    """Check an engine's adapter on weights named as in a study file of ``folder``, or on its sample, and exit."""
     from kvdrift.generator.engines.registry import engine_of
     from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS
 
     engine = engine_of(name)
     written = weights or engine.sample
     if written is None:
-        raise InputError(f"engine {name}: needs weights to be checked on: --weights")
+        raise InputError(f"engine {name}: its check needs weights; add --weights FILE")
     location = engine.location(written, folder, "weights = ")
     _end(name, [_holds(side_check, partial(side_check.function, engine, location)) for side_check in ADAPTER_CHECKS])
 
 
 def _check_study(path: Path) -> NoReturn:
-    """Check the servers of a study file, or the engine's adapter with the file's weights; end with the exit code."""
+    """Check the servers of a study file, or the engine's adapter with the file's weights, and exit."""
     from kvdrift.generator.engines.http.engine import ServerSide
     from kvdrift.generator.engines.registry import engine_model
     from kvdrift.generator.engines.side_checks import SERVER_CHECKS
@@ -119,7 +119,7 @@ def _check_study(path: Path) -> NoReturn:
 def _holds(
     side_check: SideCheck[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
 ) -> bool | None:
-    """Print and return whether a check holds, None if unknown; an error of class ``faults`` means no."""
+    """Print and return whether a check holds, None if unknown; an error of class ``faults`` means that it fails."""
     from kvdrift.generator.engines.side_checks import Unknown
 
     holds: bool | None

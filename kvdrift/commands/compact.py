@@ -1,4 +1,4 @@
-"""``kvdrift compact``: the many small files of a store merged into few."""
+"""``kvdrift compact``: merge the many small files of a store into few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvdrift confirm``: a study file with documents that no study has used, to confirm an exploration."""
+"""``kvdrift confirm``: write a study file with documents that no study has evaluated, to confirm an exploration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def confirm(
         typer.Option("-o", "--output", metavar="FILE", help="The file to write; by default NAME-confirm.toml."),
     ] = None,
 ) -> None:
-    """Write a study file of some actions and the baseline, on documents that no study in the store has evaluated.
+    """Write a study file of actions to confirm and the baseline, on documents that no study in the store has evaluated.
 
     If the new study runs in the same store, its plan is prespecified.
 

@@ -1,4 +1,4 @@
-"""``kvdrift derive``: trajectories and steps of stored events, once or continuously."""
+"""``kvdrift derive``: derive trajectories and steps from stored events, once or continuously."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvdrift.schema.errors import InputError
 if TYPE_CHECKING:
     from kvdrift.transforms.segments import DerivationReport
 
-# Arrow is set to C's allocator, and delta-rs, which has another jemalloc, to one empty pool.
+# Arrow then uses C's allocator, and the jemalloc of delta-rs one pool that returns freed memory immediately.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0,tcache:false",
@@ -42,7 +42,9 @@ def derive(
     ] = None,
     cluster: ClusterOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep deriving new events until interrupted.")] = False,
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two checks with --watch.")] = 0.2,
+    interval: Annotated[
+        float, typer.Option(min=0.05, help="Seconds between two checks for new events with --watch.")
+    ] = 0.2,
     no_compact: NoCompactOption = False,
 ) -> None:
     """Derive trajectories and steps of all events that lack them.
@@ -56,7 +58,7 @@ def derive(
     if runner and cluster:
         raise InputError(f"--cluster {cluster}: derives with Beam's runner for Dask, not {runner}; give one of the two")
     if runner_option and not runner:
-        raise InputError(f"--runner-option {runner_option[0]}: says how a runner works; add --runner NAME")
+        raise InputError(f"--runner-option {runner_option[0]}: is an option of a runner; add --runner NAME")
     if watch:
         typer.echo(_watching(store, interval, compacts=not no_compact))
     else:
@@ -87,7 +89,7 @@ def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts:
     from kvdrift.sql.catalog_file import may_write_catalog, refresh_catalog
 
     report, store = derive(location), Store.open(location)
-    nothing = f"nothing to derive: events version {report.events_version} is covered"
+    nothing = f"nothing to derive: all events up to version {report.events_version} are derived"
     if not report.units and is_local(store.location) and not may_write_catalog(store):
         return f"{nothing}; the store may only be read, and its catalogue stays as it is"
     if compacts and report.units:
@@ -98,7 +100,8 @@ def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts:
     rate = report.events / max(report.seconds, 1e-9)
     return (
         f"derived {_counts(report)} "
-        f"in {report.seconds:.1f} s ({rate:,.0f} events/s); events version {report.events_version} is covered"
+        f"in {report.seconds:.1f} s ({rate:,.0f} events/s); all events up to version {report.events_version} are "
+        "derived"
     )
 
 
@@ -107,7 +110,7 @@ def _watching(location: str, interval: float, *, compacts: bool) -> str:
     from kvdrift.transforms.watch import watch
     from kvdrift.upkeep import Upkeep
 
-    gc.freeze()  # imported objects stay, and need not be searched each time
+    gc.freeze()  # imported objects stay, so that no garbage collection needs to search them
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))
@@ -138,9 +141,9 @@ def _counts(report: DerivationReport) -> str:
 def bound_memory() -> None:
     """Make allocators keep little memory; call this before pyarrow and deltalake load, which then read the settings.
 
-    The allocators of glibc, Arrow and delta-rs each keep the memory of a large batch, in a pool for each few threads. A
-    process that puts files of all sizes together then grows for long without holding more. Settings in the user's
-    environment win. Child processes inherit the settings.
+    By default the allocators of glibc, Arrow and delta-rs keep the freed memory of a large batch, in a pool for each
+    few threads, so that a process that merges files of all sizes grows for long although it does not hold more.
+    Settings in the user's environment win. Child processes inherit the settings.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -150,9 +153,9 @@ def bound_memory() -> None:
 
 
 def release_memory() -> None:
-    """Free objects that hold each other, and give back the memory that glibc keeps for a further batch.
+    """Free objects that refer to each other, and give back the memory that glibc keeps for a further batch.
 
-    ``kvdrift.program`` has Python look for such objects seldom, and some hold memory of Arrow and delta-rs.
+    ``kvdrift.program`` makes Python search for such objects seldom, and some hold memory of Arrow and delta-rs.
     """
     gc.collect()
     with suppress(OSError, AttributeError):  # as above

@@ -1,4 +1,4 @@
-"""``kvdrift drop``: an action removed from the views; its units stay in the log."""
+"""``kvdrift drop``: remove an action from the views; its units stay in the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def drop(
         ),
     ],
     study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The action's study, if several studies have such an action.")
+        str | None,
+        typer.Option(metavar="NAME", help="The action's study, if several studies have an action of this name."),
     ] = None,
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log.

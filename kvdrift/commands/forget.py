@@ -1,4 +1,4 @@
-"""``kvdrift forget``: a document removed from a store for good."""
+"""``kvdrift forget``: remove a document from a store for good."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ def forget(
         ),
     ],
     study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Remove it from this study only; by default from all studies.")
+        str | None,
+        typer.Option(metavar="NAME", help="Remove the document from this study only; by default from all studies."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this option nothing is changed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove the document; without this option nothing is changed.")
+    ] = False,
 ) -> None:
     """Remove a document for good: no file of the store has its id, its prompt or its events afterwards.
 
-    Earlier versions of the tables are deleted with it, and so are reports, estimates, files set aside, and the record
-    of past runs; run or analyze makes estimates and reports again from the documents that are left. The document does
-    not come back, even if its source still has it. Copies of the store elsewhere stay as they are.
+    Earlier versions of the tables are deleted, too, and so are reports, estimates, files set aside, and the record of
+    past runs. kvdrift run makes estimates and reports again from the documents that are left; so do kvdrift analyze and
+    kvdrift report. The document does not come back, even if its source still has it. Copies of the store elsewhere stay
+    as they are.
 
     Examples:
         kvdrift forget stores/my-study --document p17 --yes
@@ -44,4 +48,4 @@ def forget(
             f"{store}: {what} would be removed for good, with all earlier versions of the store; add --yes"
         )
     remove_document(Store.create(store), removal, typer.echo)
-    typer.echo(f"removed {what}; kvdrift run or analyze estimates again from the documents that are left")
+    typer.echo(f"removed {what}; kvdrift run or kvdrift analyze estimates again from the documents that are left")

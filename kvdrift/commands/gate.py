@@ -46,7 +46,7 @@ def gate(
     over_floor: Annotated[
         bool,
         typer.Option(
-            "--over-floor", help="Compare with the larger of the study's floors: the repeat, and the kernel floor."
+            "--over-floor", help="Compare with the study's larger floor: the reference repeated, or by another kernel."
         ),
     ] = False,
     level: Annotated[float, typer.Option(metavar="L", help="The confidence level of the answer.")] = 0.95,
@@ -63,9 +63,9 @@ def gate(
 ) -> None:
     """Decide whether an action is at most a margin worse than a baseline, on a finished study.
 
-    Exit codes: 0 equivalent or better, 1 worse, 3 unresolved. Without an answer nothing is on standard output, and the
-    code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse, a
-    skipped test for unresolved, and an error without an answer.
+    Exit codes: 0 equivalent or better, 1 worse, 3 unresolved. If there is no answer, nothing is on standard output, and
+    the code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse,
+    a skipped test for unresolved, and an error if there is no answer.
 
     Examples:
         kvdrift gate stores/quickstart --quantity mismatch --action snapkv-half --baseline recent-half --margin 0.02

@@ -1,4 +1,4 @@
-"""``kvdrift ingest``: events that another generator made, checked and appended."""
+"""``kvdrift ingest``: check events that another generator made, and append them to a store."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ def ingest(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="CSV, JSONL or Parquet file with columns doc, stratum, split, and optional columns of documents.",
+            help="CSV, JSONL or Parquet file with columns doc, stratum, split, and any others of table documents.",
         ),
     ] = None,
     facts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="CSV, JSONL or Parquet file with column action, and any of bytes, seconds and engine."
+            metavar="FILE",
+            help="CSV, JSONL or Parquet file with facts of actions: column action, and any of bytes, seconds, engine.",
         ),
     ] = None,
     pieces: Annotated[bool, typer.Option("--pieces", help="Take replicates whose rows are in several files.")] = False,
@@ -51,13 +52,19 @@ def ingest(
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(min=1, metavar="H", help="The number of positions of a replicate; by default, most replicates'."),
+        typer.Option(
+            min=1,
+            metavar="H",
+            help="The number of positions of a replicate; by default, the number that most replicates have.",
+        ),
     ] = None,
     revise: Annotated[
         bool,
         typer.Option("--revise", help="Take events that differ from the store's as a new revision of their actions."),
     ] = False,
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two checks with --watch.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(min=0.05, help="Seconds between two checks for new files with --watch.")
+    ] = 1.0,
 ) -> None:
     """Check the events that another generator made, and append those without errors.
 

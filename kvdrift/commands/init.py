@@ -1,4 +1,4 @@
-"""``kvdrift init``: a new study file, with a comment to each key."""
+"""``kvdrift init``: write a new study file, with a comment to each key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def init(
         str | None,
         typer.Option(
             metavar="EXAMPLE",
-            help="Write a shipped study as it is (see kvdrift list examples).",
+            help="Write a shipped study unchanged (see kvdrift list examples).",
             autocompletion=completion.examples,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def init(
         str | None, typer.Option(metavar="NAME", help="The engine that decodes in place of kvdrift: llama.cpp.")
     ] = None,
     gguf: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The engine's weights, as --model FILE.gguf names them.")
+        Path | None, typer.Option(metavar="FILE", help="A GGUF file for llama.cpp; means the same as --model FILE.")
     ] = None,
     cache_types: Annotated[
         str | None,
@@ -78,7 +78,7 @@ def init(
 ) -> None:
     """Write a study file with a comment to each key, ready to run; an existing file is never replaced.
 
-    Without options it compares two actions of the embedded model, which needs no download.
+    Without options the study compares two actions of the embedded model, which needs no download.
 
     Examples:
         kvdrift init

@@ -1,4 +1,4 @@
-"""``kvdrift list``: the names that a study file or a query can use, the keys of study files, and shipped studies."""
+"""``kvdrift list``: list names that a study file or a query can use, the keys of study files, or shipped studies."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def report(
             "-o",
             "--output",
             metavar="DIR",
-            help="The folder to write; by default STORE/report/NAME, or a folder in reports/.",
+            help="The folder to write; by default STORE/report/NAME, or for a comparison a folder in reports/.",
         ),
     ] = None,
     study: Annotated[str | None, typer.Option(metavar="NAME", help="Report only this study.")] = None,
@@ -36,7 +36,7 @@ def report(
         bool, typer.Option("--live", help="While a study runs: derive new events and update a preliminary page.")
     ] = False,
     side_by_side: Annotated[
-        bool, typer.Option("--side-by-side", help="Also write a page that compares the studies of one store.")
+        bool, typer.Option("--side-by-side", help="Write only a page that compares the studies of one store.")
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates with --live.")] = 30.0,
     prune: Annotated[
@@ -51,11 +51,12 @@ def report(
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
     A leaderboard compares several stores, or the studies of one store with --side-by-side: for example models, or
-    versions of a selector. If two studies share documents, the page has the differences of their actions over these.
+    versions of a selector. If two studies share documents, the page has the differences of their actions over the
+    shared documents.
     Studies that differ only in temperature have a figure of divergence against temperature.
 
     With --live a running study has a page of its present results, in the folder live of its report. The page says that
-    it is preliminary, recommends nothing and reloads itself. It ends with the study.
+    it is preliminary, recommends nothing and reloads itself. The command ends when all studies are finished.
 
     With --prune only files of pages are deleted, which kvdrift report writes again from the store. Other files in their
     folders stay, and so do the answers of gates.
@@ -78,7 +79,9 @@ def report(
         return
     if live:
         if len(stores) > 1 or side_by_side or output_format != "html":
-            raise InputError("--live: takes one store and writes HTML; leave others, --side-by-side and --format out")
+            raise InputError(
+                "--live: takes one store and writes HTML; leave out other stores, --side-by-side and --format"
+            )
         from kvdrift.live import write_live_pages
 
         write_live_pages(stores[0], output, study, interval)
@@ -121,9 +124,10 @@ def _compare(stores: list[str], output: Path | None, study: str | None, *, latex
 
 
 def report_pages(location: str, output: Path | None, study: str | None, *, latex: bool) -> list[Path]:
-    """Write the report of each study of a store, or of one; return the paths of the pages.
+    """Write the report of each study of a store, or only of ``study``; return the paths of the pages.
 
-    ``output`` is the folder of the page, or of the pages' folders if there are several; in the store by default.
+    ``output`` is the folder of the page, or the parent of the pages' folders if there are several; by default pages are
+    in the store.
     """
     from kvdrift.flows.pages.reports import model_in_path, page_beside, page_folder, write_report
     from kvdrift.generator.transformer.files.tokenizer import token_reader

@@ -1,4 +1,4 @@
-"""``kvdrift run``: a study from its documents to its report."""
+"""``kvdrift run``: run a study from its documents to its report."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def run(
         bool,
         typer.Option(
             "--replan",
-            help="Make a new revision of the plan from the changed [plan]; after evaluation the revision is marked "
-            "seen.",
+            help="Make a new revision of the plan from the changed [plan]; if documents were evaluated before, the "
+            "revision is marked as seen.",
         ),
     ] = False,
     plan_only: Annotated[
@@ -150,7 +150,7 @@ def run_study(
     ``listener`` makes the listener of the progress; with ``at_once`` it shows the present work without delay.
 
     Raises:
-        OperationError: another run is going on in this process. Prefect's settings and server are the process's.
+        OperationError: another run is going on in this process, which has one Prefect server and its settings.
     """
     if not _RUNNING.acquire(blocking=False):
         raise OperationError(f"{study}: another run is going on in this process; wait for it, or use another process")

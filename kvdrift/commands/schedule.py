@@ -1,4 +1,4 @@
-"""``kvdrift schedule``: a study as a deployment on the user's Prefect server."""
+"""``kvdrift schedule``: make a study a deployment on the user's Prefect server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def schedule(
         ),
     ] = None,
     notify: Annotated[
-        str | None, typer.Option(metavar="BLOCK", help="Notify a block of the server, TYPE/NAME, when a run ends.")
+        str | None,
+        typer.Option(
+            metavar="BLOCK", help="Send a notification through a block of the server, TYPE/NAME, when a run ends."
+        ),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Keep this process running, and run the study in it.")] = False,
 ) -> None:
@@ -65,7 +68,7 @@ def schedule(
     from kvdrift.schema.study import load_studies
 
     if serve and work_pool is not None:
-        raise InputError(f"--work-pool {work_pool}: --serve also chooses the process that runs it; give one")
+        raise InputError(f"--work-pool {work_pool}: with --serve, this process runs the study; give one of the two")
     studies = load_studies(study)
     service = named_service(endpoint or [], token_file, tls_root_certs, timeout=60.0)
     if gpus is None or cluster is not None or service is not None:

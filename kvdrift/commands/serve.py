@@ -32,7 +32,7 @@ def serve(
     ] = None,
     device: Annotated[str, typer.Option(help="The device, as in [model]: cpu, cuda, cuda:1, …")] = "cpu",
     dtype: Annotated[str, typer.Option(help="The floating-point type, as in [model].")] = "float32",
-    revision: Annotated[str | None, typer.Option(help="The revision, as in [model].")] = None,
+    revision: Annotated[str | None, typer.Option(help="The revision of a Hugging Face id, as in [model].")] = None,
     device_map: Annotated[
         str | None, typer.Option(help="The device map, as in [model]: auto uses all GPUs in place of one device.")
     ] = None,
@@ -58,7 +58,7 @@ def serve(
 
     if not is_loopback(host) and (token_file is None or tls_cert is None):
         raise InputError(
-            f"--host {host}: others can reach it; give --token-file, --tls-cert and --tls-key, or --host 127.0.0.1"
+            f"--host {host}: other machines reach it; give --token-file, --tls-cert and --tls-key, or --host 127.0.0.1"
         )
     from kvdrift.generator.service.credentials import read_pem, read_token
 

@@ -1,4 +1,4 @@
-"""``kvdrift show``: one trajectory as text, the reference beside the compressed model."""
+"""``kvdrift show``: print one trajectory as text, the reference beside the compressed model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PAIR = ("study", "model", "doc", "action", "action_revision", "replicate")
 _OF_DOCUMENT = ("split", "stratum", "task", "answers")
-_AROUND = 8  # tokens shown on either side of a record, within its line
+_AROUND = 8  # most tokens of the record's line that are shown on either side of a record
 _SHOWN = ("t", "x_token", "y_token", "delta", "f", "x_eos", "y_eos")
 
 
@@ -45,10 +45,10 @@ def show(
     model: ModelOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Print a trajectory: both tokens of each position as text, the positions of mismatches, delta and f.
+    """Print a trajectory: both tokens of each position as text, the mismatches, and the distances delta and f.
 
-    For a document with answers, it also prints the lines of the prompt that state them and that the action does not
-    keep.
+    For a document with answers, it also prints how much the action keeps of the places where the prompt states an
+    answer, and the lines of those places that lost tokens.
 
     If the model's tokenizer is not on this machine, tokens are printed as numbers.
 
@@ -150,7 +150,7 @@ def _record_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each answer with records: the share that the action keeps, and the records' places and lines.
 
-    There are none if the store has no prompt of the document.
+    A record is a place where the prompt states the answer. There are no rows if the store lacks the prompt.
     """
     names = {name: trajectory[name] for name in ("study", "model", "doc")}
     prompts = views.rows("prompts", **names, action=None).to_pylist()

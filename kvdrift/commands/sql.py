@@ -1,4 +1,4 @@
-"""``kvdrift sql``: answers to ad hoc SQL, as a table to read or a file to keep."""
+"""``kvdrift sql``: answer SQL queries, as a table to read or a file to keep."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def sql(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the rows to FILE.")
     ] = None,
     checked: Annotated[
-        bool, typer.Option("--checked", help="Check first that no file is damaged; each file is checked once.")
+        bool,
+        typer.Option("--checked", help="Check first that no file is damaged, which reads all files of a local store."),
     ] = False,
 ) -> None:
     """Answer SQL over a store's tables and views, also while a study is running.
@@ -192,7 +193,7 @@ def rows_of(views: Views, query: str) -> pa.Table:
 
 
 def _misspelt(views: Views, query: str) -> str:
-    """Suggest names for the texts of a query without rows that look like a document, action or stratum.
+    """Return suggestions for texts in a query, which gave no rows, that resemble a document, stratum, split or action.
 
     Empty if each text is a known name, or resembles none.
     """

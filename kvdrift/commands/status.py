@@ -45,7 +45,7 @@ _GAUGES = {
     "kvdrift_pending_units": "Units of the study that are still to be generated.",
     "kvdrift_documents": "Documents of the study, by split.",
     "kvdrift_generated_documents": "Documents of the study that have units, by split.",
-    "kvdrift_waiting_replicates": "Replicates that wait for positions and are in no estimate.",
+    "kvdrift_waiting_replicates": "Replicates that lack positions and are in no estimate.",
     "kvdrift_table_bytes": "Bytes in the folder of a table, with its log and replaced files.",
     "kvdrift_table_files": "Files in the folder of a table, with its log and replaced files.",
     "kvdrift_store_bytes": "Bytes of everything in the store.",
@@ -56,9 +56,12 @@ _GAUGES = {
 def status(
     store: StoreArgument,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Keep showing progress until the study is finished, or until interrupted.")
+        bool,
+        typer.Option("--watch", help="Keep showing progress until all studies are finished, or until interrupted."),
     ] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two checks with --watch.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two reads of the store with --watch.")
+    ] = 2.0,
     as_json: JsonOption = False,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Print numbers and times for a monitor, as OpenMetrics text.")
@@ -66,8 +69,8 @@ def status(
 ) -> None:
     """Show a store's content, the work left to generate, derive, estimate and write, and the next command.
 
-    With --watch: done and planned units, rate, time left, and the divergence so far, which is preliminary. It only
-    reads, and does not disturb writers of the store.
+    With --watch: done and planned units, rate, time left, and the divergence so far, which is preliminary. The command
+    only reads, and does not disturb writers of the store.
 
     Examples:
         kvdrift status stores/quickstart
@@ -77,7 +80,7 @@ def status(
     from kvdrift.log.store import Store
 
     if as_json and metrics:
-        raise InputError("--json and --metrics: two forms of one status; give one of the two")
+        raise InputError("--json and --metrics: two forms of the same status; give one of the two")
     if watch and (as_json or metrics):
         raise InputError(f"--{'json' if as_json else 'metrics'}: prints the status once; leave --watch out")
     if watch:

@@ -1,4 +1,4 @@
-"""``kvdrift verify``: requested repairs, a line for each check with its faults, and the verdict."""
+"""``kvdrift verify``: make requested repairs, and print a line for each check with its faults, and the verdict."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="First repair damaged or lost files; end all processes that write to the store before. Nothing is "
-            "deleted.",
+            help="First repair damaged or lost files. Nothing is deleted. End all other processes that write to the "
+            "store beforehand.",
         ),
     ] = False,
     since: Annotated[
         str | None,
         typer.Option(
             metavar="AGE",
-            help="Read only files that were not found whole within AGE, such as 90m, 12h or 7d. Regular checks then "
-            "find disk damage within AGE.",
+            help="Read only files that were not found whole within the last AGE, such as 90m, 12h or 7d. Regular "
+            "checks then find disk damage within AGE.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read everything in a store, and compare it with the log and with its sources.
 
-    No row is changed unless --repair asks for it. Files taken away by a repair are then in STORE/set-aside.
+    No row is changed unless --repair asks for it. A repair moves files that it takes out of tables to
+    STORE/set-aside.
     STORE/.checked says which files were found whole, and when; STORE/.last when the store was last verified.
 
     Examples:

@@ -1,6 +1,6 @@
-"""``kvdrift run --dry-run``: the work or the refusal of a run, and the memory and time that it needs.
+"""``kvdrift run --dry-run``: forecast the work, memory and time of a run, or raise the error that would refuse the run.
 
-Nothing is fetched or written.
+Nothing is downloaded, and no store is written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNIT_BYTES = 25_000
 _EVENT_BYTES = 18
 _PROMPT_TOKEN_BYTES = 2  # for each prompt token and action: which layers keep the token
 _BESIDE_SECONDS = 20.0  # of imports, a plan, estimates and a report of a few actions, measured on two cores
-_NEARLY = 0.8  # share of the longest prompt that is as good as the whole
+_NEARLY = 0.8  # share of the longest prompt from which on the rest does not count as extrapolated
 
 _Footprints = dict[str | None, Footprint]  # by the name of an action's weights; None is the reference
 
@@ -52,12 +52,13 @@ def describe_studies(
 ) -> Iterator[str]:
     """Yield lines on what a run of a file's studies would generate, derive and estimate, with memory and time.
 
-    If the plan is not frozen yet, the evaluation is shown at the largest size that the plan may choose. The last lines
-    are measured, which takes up to two minutes if units are to be generated and the model is on this machine.
+    If the plan is not frozen yet, the evaluation is shown at the largest size that the plan may choose. If units are to
+    be generated and the model is on this machine, the last lines come from generating and timing some documents, which
+    takes up to two minutes.
 
     ``studies`` has a study for each model and sampling. ``redo`` names actions that the run is to redo. ``doing``
-    receives a line before each step that takes long. If an endpoint or a cluster generates (``served``), it is not
-    asked; ``gpus`` of this machine generate with a worker each.
+    receives a line before each step that takes long. ``served`` says that an endpoint or a cluster would generate; the
+    forecast does not contact it. ``gpus`` is the number of this machine's GPUs that would generate, or 0.
     """
     doing("checking the model and reading the documents")
     local, gathered = storing(LocalGenerator()), SharedMaterial()
@@ -186,7 +187,7 @@ def end_lines(study: Study) -> Iterator[str]:
 def _need_lines(
     material: Material, expected: Forecast, doing: Callable[[str], None], *, served: bool, gpus: int
 ) -> Iterator[str]:
-    """Yield the needs of a study, for this machine or, if ``served``, for another.
+    """Yield lines on the caches, memory and time of a study, on this machine or, if ``served``, on another.
 
     ``doing`` receives a line before each step that takes long.
     """
@@ -223,7 +224,7 @@ def _need_lines(
 
 
 def _engine_lines(material: Material, expected: Forecast, doing: Callable[[str], None]) -> Iterator[str]:
-    """Yield the needs of a study that an engine decodes."""
+    """Yield lines on the actions, memory and time of a study that an engine decodes."""
     for action in material.actions:
         yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
     made = engine_model(material.study)
@@ -237,7 +238,7 @@ def _engine_lines(material: Material, expected: Forecast, doing: Callable[[str],
 
 
 def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
-    """Yield a line for each server: the cost of a position of the longest prompt."""
+    """Yield a line for each server on the cost of a position after the longest prompt, and a line on its streams."""
     longest = max(material.of_split("development"), key=lambda document: document.prompt_tokens)
     for name, side in {"reference": made.reference, **made.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
@@ -365,7 +366,7 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
             [0 if action.control else action.retention.kept(longest) for action in actions],
             [min(least, most) if action.control else most for action in actions],
         )
-        for weights, footprint in footprints.items()  # the reference's is the first; a control reads its entries
+        for weights, footprint in footprints.items()  # the reference's is the first; a control shares its entries
         for actions in [[action for action in material.actions if action.weights == weights]]
     ]
     (shape, kept, replicates), *others = sides

@@ -1,9 +1,9 @@
-"""Forecast of a study's time: some documents are generated for a moment, and nothing is stored.
+"""Forecast of a study's time: some documents are generated and timed for about a minute, and nothing is stored.
 
 A document costs its prefill, and steps whose cost grows with its pairs and its prompt. Both are measured on the study's
 device by generating for real: documents of several lengths, as far as a budget goes. If a document is too much for the
-budget, only the beginning of its prompt is read, or only its first positions are decoded. The other documents follow
-from their numbers of prompt tokens and pairs.
+budget, only the beginning of its prompt is read, or only its first positions are decoded. The time of every other
+document is calculated from its numbers of prompt tokens and pairs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 BUDGET_SECONDS = 75.0  # approximate time that loading and measuring may take
 _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
-_WARM = 0.1  # share of the budget above which a first prefill is not repeated, to be timed without its preparations
+_WARM = 0.1  # a first prefill is repeated, to be timed without preparations, unless it took this share of the budget
 _COMMIT = 0.05  # seconds that a document's units take to enter a local store
 _PLACES = (0.5, 1.0, 0.0)  # places of measured documents among a stratum's documents, ordered by length
-_SIDE_BY_SIDE = 0.25  # least share of a document's time alone if several are decoded together in two threads
-_ALIKE = 1.2  # lengths within this ratio show no dependence on the length
+_SIDE_BY_SIDE = 0.25  # least time of a document if two threads decode several together, relative to its time alone
+_ALIKE = 1.2  # lengths within this ratio cannot show how a cost depends on the length
 
 _Pending = Sequence[PendingUnit]
 
@@ -65,8 +65,8 @@ class Sample:
     positions: int  # decoded positions; the first costs no step
     prefill: float  # seconds
     decode: float  # seconds of all steps
-    branched: float  # seconds of residual branching among them
-    trials: float  # other seconds, of trials and preparations that a size takes once
+    branched: float  # part of ``decode``: seconds of residual branching
+    trials: float  # other seconds: trials and preparations, which are needed once for each size
 
     @property
     def steps(self) -> int:
@@ -119,7 +119,7 @@ def study_time(
 
 
 class _Trial:
-    """The measuring of some documents until a moment of the clock, and the seconds of other documents by it."""
+    """Measures some documents until the clock shows ``until``, and estimates the seconds of all others from these."""
 
     def __init__(
         self, model: LoadedModel | ModelWithOthers | EngineModel, material: Material, until: float,
@@ -128,12 +128,12 @@ class _Trial:
         self._model, self._material, self._until, self._doing = model, material, until, doing
         self._horizon = material.study.study.horizon
         self._probe = Sample(1, 1, 1, 0.0, 0.0, 0.0, 0.0)
-        self.samples: list[Sample] = []  # all of as many pairs
+        self.samples: list[Sample] = []  # all with equally many pairs
         # The sample with one replicate of each action; None if the model is too slow for it.
         self._fewest_pairs: Sample | None = None
 
     def measure(self, work: Sequence[tuple[Document, _Pending]]) -> None:
-        """Measure the shortest document a little, then documents of each stratum as a whole, if there is time."""
+        """Measure the beginning of one document, then whole documents of each stratum, as far as there is time."""
         ordered = sorted(work, key=lambda item: item[0].prompt_tokens)
         first, pending = max(ordered, key=lambda item: (_pairs(item[1]), -item[0].prompt_tokens))
         self._read_a_little(first, pending)
@@ -197,7 +197,7 @@ class _Trial:
         return tokens * (fixed + growing * tokens)
 
     def _step(self, tokens: int, pairs: float) -> float:
-        """Return the seconds of a step."""
+        """Return the seconds of a step of some pairs after a prompt of some tokens."""
         if not self.samples:  # no step was measured: a pair's step takes about as long as two tokens of a prompt
             return 2 * pairs * self._probe.prefill / self._probe.tokens
         points = [(sample.tokens, sample.decode / sample.steps, float(sample.steps)) for sample in self.samples]
@@ -205,7 +205,7 @@ class _Trial:
         return (fixed + growing * tokens) * self._relative(pairs)
 
     def _relative(self, pairs: float) -> float:
-        """Return the cost of a step of some pairs, relative to a step of the samples' pairs: a part is fixed."""
+        """Return the cost of a step of some pairs, relative to a sample's step: only a part grows with the pairs."""
         most, smallest = self.samples[0].pairs, self._fewest_pairs
         if smallest is None or smallest.pairs == most:
             return max(pairs / most, 1.0)
@@ -253,7 +253,7 @@ class _Trial:
         return document
 
     def _sample(self, document: Document, pending: _Pending, positions: int) -> Sample:
-        """Generate a document, or the beginning of a document."""
+        """Generate the first ``positions`` positions after a document's prompt, and return what they cost."""
         study, positions = self._material.study, min(positions, self._horizon)
         self._doing(
             f"measuring: {document.prompt_tokens:,} prompt tokens of document '{document.doc}', "
@@ -304,7 +304,7 @@ def _line(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
 
 
 def _with_random_tokens(document: Document, most: int, vocabulary: int, seed: int) -> Document:
-    """Return a document whose prompt cannot be made here with random tokens, at ``most`` so many."""
+    """Replace the tokens of a document, whose prompt cannot be made here, by at most ``most`` random tokens."""
     length = min(document.prompt_tokens, most)
     uniforms = keyed_generator(f"generation time {document.doc} {seed}").random(length)
     return replace(document, tokens=tuple((uniforms * vocabulary).astype(int).tolist()))

@@ -11,7 +11,7 @@ from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study
 from kvdrift.schema.study.reading import of_each_member, toml
 
 _WIDTH = 100
-_FEWEST = 12  # evaluation documents of a stratum, if there are that many
+_FEWEST = 12  # the least N that a plan may choose, unless a stratum has fewer evaluation documents
 _KINDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "table"}
 _LARGEST = 1 << 63
 _HEAD = """\
@@ -29,7 +29,7 @@ class Heading:
 
     title: str  # The line that begins the section: ``[plan]``, or ``[[actions]]`` of which there may be several
     meaning: str  # The meaning of the section
-    keys: dict[str, Table]  # The JSON schema of each key; ``needed`` if a transformer needs the key
+    keys: dict[str, Table]  # The JSON schema of each key, and under ``needed`` whether a transformer needs the key
 
 
 def headings() -> dict[str, Heading]:
@@ -90,7 +90,7 @@ class Draft:
     def plan(self) -> Table:
         """Return the values of ``[plan]``: a small study whose size the development documents decide.
 
-        If there are few documents, all are measured, whatever half-width fewer would give.
+        N is at least ``_FEWEST``, or all documents of a smaller stratum, even if fewer would reach the half-width.
         """
         names = [action["name"] for action in of_each_member({"actions": [*self.actions]})["actions"]]
         compared = [name for name in names if name != KERNEL_FLOOR_ACTION]
@@ -109,7 +109,7 @@ class Draft:
 def commented_study(draft: Draft, file_name: str) -> str:
     """Return a study file's text, with each key explained where the key first appears.
 
-    The commands in its head name the file.
+    The commands in the comment at its beginning run ``file_name``.
     """
     known, parts = headings(), [_HEAD.format(file=file_name)]
     for name in ("study", "model", "documents", "actions", "plan"):

@@ -1,4 +1,4 @@
-"""The shipped studies, in the folder ``studies`` of a clone and of the wheel; and new files, which replace none."""
+"""The shipped studies, in the folder ``studies`` of a clone and of the wheel; and functions that write new files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def examples() -> dict[str, str]:
 
 
 def example_files(name: str, study: Path) -> dict[Path, str]:
-    """Return the texts of a shipped study, to be written to the file ``study``, and of the files that it names.
+    """Return texts by path: the shipped study ``name`` for the file ``study``, and the file beside it that it names.
 
     Raises:
         InputError: no shipped study has this name.

@@ -44,7 +44,7 @@ _COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum whose p
 class EngineChoice:
     """The options of the engine llama.cpp."""
 
-    gguf: Path | None  # The file of the reference's weights; None for the embedded model's
+    gguf: Path | None  # The file of the reference's weights; None for those of the embedded model
     option: str  # The option that names the file
     cache_types: Sequence[str]  # For each action the type of its keys and values; ``K/V`` names two types
     weights: Sequence[Path]  # For each further action the file of its weights
@@ -87,13 +87,13 @@ def engine_choice(
             raise InputError(f"{option}: belongs to an engine; add --model FILE{GGUF}, or --engine {LLAMA_CPP}")
         return None
     if engine in {HTTP, *ENGINES} - {LLAMA_CPP}:
-        raise InputError(f"--engine {engine}: its study is written by hand; kvdrift list keys has the keys of [model]")
+        raise InputError(f"--engine {engine}: kvdrift init cannot write its study file; kvdrift list keys has all keys")
     if engine not in (None, LLAMA_CPP):
         raise InputError(f"--engine {engine}: {nearest(engine, ENGINES)}")
     if gguf is not None and model != EMBEDDED_ID:
         raise InputError(f"--model {model}: --gguf names the model already; leave one of the two out")
     if gguf is not None and gguf.suffix != GGUF:
-        raise InputError(f"--gguf {gguf}: a GGUF file is named *{GGUF}")
+        raise InputError(f"--gguf {gguf}: the name of a GGUF file must end in {GGUF}")
     if gguf is None and not by_model and model != EMBEDDED_ID:
         raise InputError(f"--model {model}: engine {LLAMA_CPP} reads a GGUF file, *{GGUF}")
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
@@ -153,7 +153,7 @@ def new_study(
     horizon: int | None,
     engine: EngineChoice | None = None,
 ) -> NewStudy:
-    """Return a new study file, which the schema accepts.
+    """Return a new study file; ``write_study`` checks it against the schema.
 
     The model's tokenizer counts the prompts of ``documents``; a prompt and the horizon fit the model's positions.
 
@@ -201,7 +201,7 @@ def new_study(
 
 
 def write_study(made: NewStudy) -> None:
-    """Write a new study file, and the file beside it, if the schema accepts the text; never overwrite a file."""
+    """Write a new study file, and its file of excluded clusters, if the schema accepts it; overwrite no file."""
     check_absent(made.files)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / made.path.name
@@ -254,7 +254,7 @@ def _made_prompts(tasks: Sequence[str], length: int | None, model: TextModel | N
     known = SOURCES[source].generated
     for task in tasks:
         if task not in known:
-            raise InputError(f"--task {task}: no task that is made here for this model; {nearest(task, known)}")
+            raise InputError(f"--task {task}: kvdrift makes no such prompts for this model; {nearest(task, known)}")
     chosen = list(dict.fromkeys(tasks)) or (list(known) if model is None else list(_RULER_TASKS))
     lengths, remark = [*_EMBEDDED_LENGTHS], ""
     chat: Table = {}

@@ -31,7 +31,7 @@ _LEAST = 2  # documents of a stratum in each split
 _MOST = {"development": 8, "evaluation": 48}  # documents of a stratum that is read from a file
 _SPECIAL_TOKENS = 64  # most tokens that a tokenizer adds to a prompt, a chat template's included
 _BLOCK = 64  # lengths are multiples of this many tokens, if the model has as many positions
-_NAMED = 5  # documents in a line
+_NAMED = 5  # documents that a line lists
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def text_model(location: str) -> TextModel:
     if local_folder(location) is None and model_folder(location) is None:
         there = is_on_hub(location, None)
         if there is None:
-            return TextModel(location, None, None, "the hub cannot be reached, or does not give it out")
+            return TextModel(location, None, None, "the hub cannot be reached, or refuses access")
         if not there:
             raise InputError(f"--model {location}: the hub has no such model, or it is private")
     tokenizer: Any = load_tokenizer(location)
@@ -92,12 +92,12 @@ def _of_gguf(file: Path) -> TextModel:
 
 @dataclass(frozen=True)
 class OwnPrompts:
-    """The strata of a file.
+    """The strata of a file of prompts.
 
     Attributes:
-        strata: The values of each stratum.
+        strata: The keys and values of each stratum's section ``[[documents]]``.
         too_long: The clusters of documents that are too long for the model or for the user's bound.
-        remark: A line about such documents, or about lengths that are estimates; empty if there is nothing to say.
+        remark: A line about documents that are too long, or about estimated lengths; empty if there are none.
         shortest: The id and the tokens of the shortest prompt; None if prompts were not counted.
     """
 
@@ -108,13 +108,13 @@ class OwnPrompts:
 
 
 def own_prompts(documents: Path, folder: Path, length: int | None, model: TextModel, horizon: int) -> OwnPrompts:
-    """Return the strata that a file's rows name, or one stratum of all rows, each with all of the file's documents.
+    """Return the strata that a file's rows name, or one stratum of all rows, with at most ``_MOST`` documents each.
 
     Prompts are counted as a run counts them: by the model's tokenizer, with its chat template if it has one. If the
-    tokenizer is not known, the length is an estimate from the prompts' characters.
+    tokenizer is not known, the length is estimated as one token for each byte of a row.
 
     The path in the strata is relative to ``folder``, the study file's. ``length`` is the user's bound of a prompt's
-    tokens; None for the longest prompt that leaves room for H, the ``horizon``.
+    tokens; if it is None, a prompt and the ``horizon`` H must fit into the model's positions.
     """
     if not documents.is_file():
         raise InputError(f"--documents {documents}: no such file, expected JSON Lines with id and prompt")
@@ -127,7 +127,7 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
     if model.tokenizer is None:
         texts = (json.dumps(row.fields, ensure_ascii=False) for row in rows)
         longest = max((len(text.encode()) for text in texts), default=0) + _SPECIAL_TOKENS
-        uncounted = "prompts are not counted" if length else "length is an estimate from characters, a token to a byte"
+        uncounted = "prompts are not counted" if length else "length is an estimate of a token for each byte"
         remark = f"{model.unknown_tokenizer}: {uncounted}, and chat_template is not set"
     else:
         counted = {doc: counts for stratum in strata for doc, counts in _counted(documents, stratum, model).items()}

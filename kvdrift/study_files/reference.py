@@ -53,7 +53,8 @@ For finite-state models only: every system is a document. The section takes no `
 _SWEEPS = """\
 `keep = ["1/8", "1/4", "1/2"]` makes one action for each value, named by the sweep's name and the value: `snapkv@1/8`. A
 list of codecs does the same, and both lists together make every combination: `snapkv@1/8@int4`. Plans, gates and
-`--redo` name members. An action written with the name `snapkv@1/8` is the same action, so a sweep may grow.
+`--redo` name the single actions. An action that is written with the name `snapkv@1/8` is the same action as that of the
+sweep, so a sweep may begin as one action and grow.
 """
 
 
@@ -74,8 +75,8 @@ An action of a finite-state system has only its `name`.
 ### Codecs and their parameters
 
 Parameters stand in the codec's table, as in `codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the
-formulas, and [adding-a-codec.md](adding-a-codec.md) custom codecs. Every codec of the table but hqq's takes
-`generated` (`false`) besides: whether generated entries are coded, too, as they leave the window.
+formulas, and [adding-a-codec.md](adding-a-codec.md) custom codecs. Every codec of the table except those of HQQ also
+takes `generated` (`false`): whether generated entries are coded, too, when they leave the window.
 """,
         CODECS,
         ("codec", "stored form of entries", "parameters"),
@@ -136,8 +137,8 @@ def _source(name: str) -> str:
         "",
         f"- {source.summary}",
         f"- optional keys of this source: {', '.join(keys) or 'none'}",
-        *([f"- tasks that are made here: {_listed(generated)}"] if generated else []),
-        *([f"- tasks that are read from files: {_listed(read)}"] if read else []),
+        *([f"- tasks whose prompts kvdrift makes: {_listed(generated)}"] if generated else []),
+        *([f"- tasks whose prompts are read from files: {_listed(read)}"] if read else []),
     ]
     return "\n".join(lines) + "\n"
 

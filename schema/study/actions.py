@@ -28,7 +28,7 @@ _SIDE = ("settings", "weights", "url")  # keys of an engine's side
 Named = str | dict[str, Any]
 """A codec or policy as a study file names it: a name, or a table of a name and parameters.
 
-``kvdrift.generator.selectors.custom.parts`` checks names and types of the parameters; its errors list the known ones.
+``kvdrift.generator.selectors.custom.parts`` checks names and types of parameters; its errors list the known parameters.
 """
 
 
@@ -104,7 +104,7 @@ class ActionSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
-        """Return the section with the full selector, if it names a codec, weights, an engine or a policy alone."""
+        """Return the section with the selector and ``keep`` that its codec, policy, weights or engine imply."""
         side = isinstance(values, dict) and any(values.get(name) is not None for name in _SIDE)
         if side and "selector" not in values:
             floor = {"selector": NUMERICS} if values.get("name") == KERNEL_FLOOR_ACTION else {}
@@ -166,9 +166,9 @@ class ActionSection(Section):
             if name not in written:
                 raise InputError(missing(type(self), where, name, self.parameters))
         if isinstance(self.codec, dict) and not isinstance(self.codec.get("name"), str):
-            raise InputError(f'{where}.codec: has no name; write codec = {{ name = "int4", group = 64 }}, say')
+            raise InputError(f'{where}.codec: has no name; name it as in codec = {{ name = "int4", group = 64 }}')
         if isinstance(self.policy, dict) and not isinstance(self.policy.get("name"), str):
-            raise InputError(f'{where}.policy: has no name; write policy = {{ name = "sliding", sinks = 8 }}, say')
+            raise InputError(f'{where}.policy: has no name; name it as in policy = {{ name = "sliding", sinks = 8 }}')
         if self.policy is not None:
             self._check_policy(where)
 
@@ -177,10 +177,10 @@ class ActionSection(Section):
         if self.name == FLOOR_ACTION:
             others = (self.settings, self.weights, self.url, self.codec, self.policy)
             if self.selector != NUMERICS or any(value is not None for value in others) or self.parameters:
-                raise InputError(f"{where}: an engine's study has '{FLOOR_ACTION}' by itself; remove the action")
+                raise InputError(f"{where}: kvdrift adds '{FLOOR_ACTION}' to a study with an engine; remove the action")
             return
         if self.name == KERNEL_FLOOR_ACTION and self.weights is not None:
-            raise InputError(f"{where}.weights: a kernel floor has the reference's weights; name the action otherwise")
+            raise InputError(f"{where}.weights: a kernel floor has the reference's weights; choose another name")
         floor = {"selector": NUMERICS} if self.name == KERNEL_FLOOR_ACTION else {}
         whole = {"selector": self.selector, "keep": self.keep} == _WHOLE | floor
         parts = [name for name in ("codec", "policy") if getattr(self, name) is not None]
@@ -194,14 +194,16 @@ class ActionSection(Section):
                 f'{where}: no settings and no weights; write settings = {{ type_k = "q8_0" }} or weights = "OTHER.gguf"'
             )
         if other:
-            raise InputError(f"{where}.{other[0]}: does not apply to {engine}; an action has settings or weights there")
+            raise InputError(
+                f"{where}.{other[0]}: does not apply to {engine}, whose actions have only settings, weights or a url"
+            )
 
     def _check_server(self, where: str) -> None:
         """Check that the action names a server and no weights, since the server has its own weights."""
         if self.url is None:
-            raise InputError(f'{where}.url: missing; the address of the action\'s server, "http://127.0.0.1:8081", say')
+            raise InputError(f'{where}.url: missing; write the action\'s server, as in url = "http://127.0.0.1:8081"')
         if self.weights is not None:
-            raise InputError(f"{where}.weights: a server has its own weights; start one that has these")
+            raise InputError(f"{where}.weights: a server has its own weights; start a server with these weights")
 
     def _check_policy(self, where: str) -> None:
         """Check that an action with a policy has no selector or codec, and has an explicit budget."""

@@ -103,7 +103,7 @@ class WindowsSection(Section):
 
 
 class DocumentsSection(Section):
-    """``[[documents]]``: one stratum.
+    """``[[documents]]``: the documents of one stratum.
 
     ``kvdrift.generator.documents.registry.check_source`` checks which optional keys a source takes or needs. In a
     section read from a file, ``path`` and ``exclude`` are absolute paths.
@@ -277,9 +277,12 @@ class PlanSection(Section):
             any(share >= next_share for share, next_share in pairwise([Fraction(0), *self.shares]))
             or self.shares[-1] != 1
         ):
-            raise InputError(f"plan.looks = {self.looks}: shares of the documents must grow to 1")
+            raise InputError(f"plan.looks = {self.looks}: the shares of the documents must increase from above 0 to 1")
         if self.resolve == "equivalence" and self.margin is None:
-            raise InputError('plan.margin: missing; resolve = "equivalence" is inside or wholly outside +-margin')
+            raise InputError(
+                'plan.margin: missing; resolve = "equivalence" needs it: an interval must lie wholly inside or wholly '
+                "outside +-margin"
+            )
         if self.resolve != "equivalence" and self.margin is not None:
             raise InputError(f'plan.margin: belongs to resolve = "equivalence", not to "{self.resolve}"')
         if self.stopping == "sequential" and self.interval == "percentile":

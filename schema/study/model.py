@@ -28,7 +28,7 @@ EXACT_TYPES: Final = ("f32", "f16", "bf16")
 def _flash_attention_the_other_way(settings: Mapping[str, Value]) -> dict[str, Value] | None:
     """Return the kernel floor of llama.cpp; None if values are quantized, which needs flash attention.
 
-    There other sizes of calls change no bit with some weights, so that they are no other kernel.
+    With quantized values, calls of other sizes are no substitute for a kernel: with some weights they change no bit.
     """
     flash = settings.get("flash_attention", True) is not False
     if flash and settings.get("type_v", "f16") not in EXACT_TYPES:
@@ -39,11 +39,11 @@ def _flash_attention_the_other_way(settings: Mapping[str, Value]) -> dict[str, V
 OTHER_KERNELS: Final[dict[str, Callable[[Mapping[str, Value]], dict[str, Value] | None]]] = {
     LLAMA_CPP: _flash_attention_the_other_way
 }
-"""For engines whose studies have a kernel floor by default: its settings, from those of the reference."""
+"""By engine, the function that returns the kernel floor's settings from the reference's; None if there is no floor."""
 
 
 class ModelSection(Section):
-    """``[model]``: a transformer and how to run it; or finite-state systems, drawn or read.
+    """``[model]``: a transformer and how to run it; or finite-state systems, drawn from a family or read from a file.
 
     ``id`` is the model's name in the store, as written in the study file. If ``id`` names a folder,
     ``kvdrift.generator.transformer.files.local_folders`` finds it.
@@ -134,7 +134,7 @@ class ModelSection(Section):
 
     @property
     def has_floor(self) -> bool:
-        """Whether a study repeats the reference, the floor, in place of a control."""
+        """Whether a study has the action ``floor``, the repeated reference, in place of a full-retention control."""
         return self.engine is not None
 
     @property
@@ -181,6 +181,8 @@ class ModelSection(Section):
             raise InputError("model.engine: belongs to transformers; finite-state systems need no engine")
         for name in ("device", "device_map", "dtype", "logits_dtype", "revision"):
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise InputError(f"model.{name}: says how kvdrift computes, and {self.engine} does; use model.settings")
+                raise InputError(
+                    f"model.{name}: applies only if kvdrift decodes, but {self.engine} does; use model.settings"
+                )
         if self.engine == HTTP and self.url is None:
-            raise InputError('model.url: missing; the address of the reference\'s server, "http://127.0.0.1:8080", say')
+            raise InputError('model.url: missing; write the reference\'s server, as in url = "http://127.0.0.1:8080"')

@@ -110,7 +110,7 @@ def missing(
     field = section.model_fields[name]
     heading = f"[[{name}]]" if get_origin(field.annotation) is list else f"[{name}]"
     examples = field.examples if example is None else [example]
-    right = f"{name} = {json.dumps(examples[0])}, say" if examples else f"a section {heading}"
+    right = f"it as in {name} = {json.dumps(examples[0])}" if examples else f"a section {heading}"
     return f"{place}{name}: missing; write {right} ({(field.description or '').removesuffix('.')})"
 
 

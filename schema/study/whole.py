@@ -93,7 +93,7 @@ class Study(Section):
         strata = [section.stratum_name for section in self.documents]
         check_distinct("strata", strata)
         if POOLED in strata:
-            raise InputError(f"strata: '{POOLED}' is the name of the rows that pool them; choose another")
+            raise InputError(f"strata: '{POOLED}' is the name of rows that pool all strata; choose another name")
 
     def _check_actions(self) -> None:
         for number, action in enumerate(self.actions):
@@ -229,4 +229,4 @@ def check_distinct(what: str, names: list[str]) -> None:
     """Check that each name occurs once."""
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"{what}: '{name}' is given {names.count(name)} times; give each a name of its own")
+            raise InputError(f"{what}: '{name}' is given {names.count(name)} times; each must be different")

@@ -263,7 +263,7 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
     monkeypatch.setattr("kvdrift.sql.catalog_file.write_catalog", write)
     code, out, err = call(capsys, "derive", tmp_path / "store")
     assert (code, err) == (0, "")
-    assert out.startswith("nothing to derive: events version 0 ")
+    assert out.startswith("nothing to derive: all events up to version 0 ")
     assert "catalogue" in out
 
 

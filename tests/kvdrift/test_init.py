@@ -270,7 +270,7 @@ def test_without_a_tokenizer_a_line_says_that_the_length_is_an_estimate(
     documents = write_prompts(tmp_path / "mine.jsonl", ["The grass is green. " * 20] * 16)
     options = ("--model", "org/model", "--documents", documents)
     for name, more, what in (
-        ("a", (), "length is an estimate from characters"),
+        ("a", (), "length is an estimate of a token for each byte"),
         ("b", ("--length", "99"), "not counted"),
     ):
         code, out, err = call(capsys, "init", tmp_path / f"{name}.toml", *options, *more)

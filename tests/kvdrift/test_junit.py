@@ -106,7 +106,7 @@ def test_a_call_with_wrong_options_leaves_an_error(passed: Path, capsys: pytest.
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (RuntimeError("of a\n\x00library"), 4, "RuntimeError: of a"),
-        (SystemExit(0), 4, "ended from inside"),
+        (SystemExit(0), 4, "ended by sys.exit"),
         (DamagedStoreError("table 'events' is damaged"), 4, "table 'events' is damaged"),
         (BrokenPipeError(), 4, "standard output was closed"),
     ],

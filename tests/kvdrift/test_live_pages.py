@@ -67,7 +67,7 @@ def test_a_study_that_moves_has_a_page_that_says_so(tmp_path: Path, capsys: pyte
 
 def test_it_ends_with_the_study(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "report", finished, "--live")
-    assert (code, out, err) == (0, f"finished: kvdrift report {finished} has the report\n", "")
+    assert (code, out, err) == (0, f"finished: kvdrift report {finished} writes the report\n", "")
 
 
 def test_the_preliminary_page_then_leads_to_the_report(

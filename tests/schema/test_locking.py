@@ -29,7 +29,8 @@ def test_two_repairs_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     fcntl.flock(folder, fcntl.LOCK_EX)
     message = refused(list, repair(store), error=OperationError)
     assert message == (
-        f"{store.location}: another process repairs or writes to it; let it end, then kvdrift verify --repair"
+        f"{store.location}: another process repairs it or writes to it; let that process end, then "
+        "kvdrift verify --repair"
     )
     os.close(folder)
     assert list(repair(store)) == []

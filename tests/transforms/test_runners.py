@@ -98,7 +98,7 @@ def test_the_portable_job_service_with_external_workers(
         (("--cluster", "local:2", "--runner", "FlinkRunner"), "--cluster local:2: derives with Beam's runner for Dask, not FlinkRunner"),
         (("--cluster", "local:2", "--watch"), "--watch: derives in this process"),
         (("--runner", "FlinkRunner", "--watch"), "--watch: derives in this process"),
-        (("--runner-option", "flink_master=here"), "--runner-option flink_master=here: says how a runner works; add --runner"),
+        (("--runner-option", "flink_master=here"), "--runner-option flink_master=here: is an option of a runner; add --runner"),
         (("--cluster", "here"), "--cluster 'here': write tcp://HOST:PORT"),
     ],
 )  # fmt: skip
