@@ -32,7 +32,7 @@ test: $(STAMP)
 # have their own target.
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[multi-gpu]'
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m slow --ignore=tests/faults
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu" --ignore=tests/faults
 
 # Scheduled studies, on a real Prefect server with a worker: killed, gone on with, grown; the deployments of prefect.yaml.
 scheduling: $(STAMP)

@@ -31,6 +31,7 @@ from kvdrift.report.sections import (
     frontier,
     gap,
     plan,
+    ranking,
     study,
     systems,
     verdict,
@@ -39,6 +40,9 @@ from kvdrift.report.sections.section import Drawing, Section
 
 FILES = "files.json"
 """The file of a page's folder that lists the files written for the page."""
+
+VERDICT = "verdict.json"
+"""The file of a page's folder that has the verdict as data: its sentence, and each action's badge and reasons."""
 
 _ESTIMATES = "estimates.csv"  # among the tables
 
@@ -61,11 +65,12 @@ class Part:
 
 
 PARTS: tuple[Part, ...] = (
-    Part("first", "", ((verdict.section, ""), (frontier.sweeps_section, ""))),
+    Part("first", "", ((verdict.section, ""), (examples.happens, ""), (frontier.sweeps_section, ""))),
     Part(
         "why",
         "Why",
         (
+            (ranking.section, "Where does each action stand?"),
             (contrasts.section, "What does each action do?"),
             (answers.section, "Does it cost right answers?"),
             (divergence.decomposition, "How often do tokens differ, from when on, and for how long?"),
@@ -110,7 +115,7 @@ def build_report(
     preliminary: str = "",
     beside: Path | None = None,
 ) -> Path:
-    """Write ``index.html``, ``trajectories.html``, ``figures/``, ``tables/`` and their list under ``folder``.
+    """Write ``index.html``, ``trajectories.html``, ``verdict.json``, ``figures/``, ``tables/`` and their list.
 
     The same input gives the same bytes.
 
@@ -151,11 +156,13 @@ def build_report(
     figures = (draw or draw_figures)(
         [figure for section in sections for figure in section.drawings], folder / "figures"
     )
+    facts = json.dumps(verdict.verdict_record(content), ensure_ascii=False, indent=1)
+    (folder / VERDICT).write_text(f"{facts}\n", encoding="utf-8", newline="\n")
     page = folder / "index.html"
     link = "" if beside is None else relative_link(beside, folder)
     page.write_text(_html(content, parts, figures, link, gates_block(folder)), encoding="utf-8", newline="\n")
     tables = [table.name for section in sections for table in section.tables]
-    written = [page.name, *([explorer.name] if explorer else []), f"tables/{_ESTIMATES}"]
+    written = [page.name, VERDICT, *([explorer.name] if explorer else []), f"tables/{_ESTIMATES}"]
     written += [f"tables/{name}.{kind}" for name in tables for kind in (("csv", "tex") if latex else ("csv",))]
     written += [f"figures/{name}.{kind}" for name in figures for kind in ("svg", "pdf")]
     names = sorted({*page_files(folder), *written})  # an earlier page may have had others

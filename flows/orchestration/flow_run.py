@@ -206,21 +206,21 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
 
     from kvdrift.report.reading.content import read_content  # noqa: PLC0415
     from kvdrift.report.reading.estimates import Provenance, StudyRows  # noqa: PLC0415
-    from kvdrift.report.sections.choice import choose  # noqa: PLC0415 - if there is something to show
-    from kvdrift.report.sections.contrasts import contrasts_table  # noqa: PLC0415
-    from kvdrift.report.sections.verdict import recommendation  # noqa: PLC0415
+    from kvdrift.report.sections.contrasts import contrasts_table  # noqa: PLC0415 - if there is something to show
+    from kvdrift.report.sections.verdict import verdict_record  # noqa: PLC0415
     from kvdrift.sql.catalog import open_views  # noqa: PLC0415
 
     with open_views(store, checked_within=WEEK) as views:
         rows = StudyRows(views, study, model)
         content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
         decomposition = rows.of("decomposition", split=content.split, stratum=POOLED)
-        verdict = recommendation(content, choose(content))
+        verdict = verdict_record(content)
         differences = contrasts_table(content) if content.others else None
     where = f"study '{study}', model {model}, {content.split} documents, all strata"
     table = [{name: _cell(row[name]) for name in _COLUMNS} for row in decomposition]
     create_table_artifact(table=table, key=f"{key}-decomposition", description=f"Decomposition: {where}. Fractions.")
-    headline = [f"**{verdict.lead}** {' '.join(verdict.reasons)}"]
+    badges = ", ".join(f"{row['action']}: {row['badge']}" for row in verdict["actions"])
+    headline = [f"**{verdict['sentence']}** {' '.join(verdict['remarks'])}", badges]
     if differences is not None:
         heads = [f"{column.head} ({column.unit})" for column in differences.columns[1:]]
         for name, *cells in (row.cells for row in differences.rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,10 @@ def report(
     side_by_side: Annotated[
         bool, typer.Option("--side-by-side", help="Write only a page that compares the studies of one store.")
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the pages as JSON, each with its verdict: sentence, badges and reasons."),
+    ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates with --live.")] = 30.0,
     prune: Annotated[
         str | None,
@@ -64,6 +69,7 @@ def report(
     Examples:
         kvdrift report stores/quickstart
         kvdrift report stores/quickstart -o pages --format latex
+        kvdrift report stores/quickstart --json
         kvdrift report stores/one stores/other -o compared
         kvdrift report stores/quickstart --side-by-side
         kvdrift report stores/quickstart --prune 90d
@@ -72,6 +78,8 @@ def report(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
+    if as_json and (len(stores) > 1 or side_by_side or live or prune is not None):
+        raise InputError("--json: takes one store; leave out other stores, --side-by-side, --live and --prune")
     if prune is not None:
         if len(stores) > 1 or side_by_side or live or output is not None or output_format != "html":
             raise InputError("--prune: takes one store, and --study if you like; leave other options out")
@@ -87,6 +95,7 @@ def report(
         write_live_pages(stores[0], output, study, interval)
         return
     from kvdrift.console import ConsoleProgress
+    from kvdrift.report.page import VERDICT
 
     latex = output_format == "latex"
     if len(stores) > 1 or side_by_side:
@@ -95,6 +104,11 @@ def report(
     with ConsoleProgress() as console:
         console.doing("reading the store, and drawing figures")
         pages = report_pages(stores[0], output, study, latex=latex)
+    if as_json:
+        verdicts = [json.loads(page.with_name(VERDICT).read_text(encoding="utf-8")) for page in pages]
+        rows = [{"page": str(page), "verdict": verdict} for page, verdict in zip(pages, verdicts, strict=True)]
+        typer.echo(json.dumps(rows, ensure_ascii=False, indent=1))
+        return
     for page in pages:
         typer.echo(f"report: {page}")
 

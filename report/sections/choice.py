@@ -11,6 +11,7 @@ bytes is not recommended.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from kvdrift.schema.frozen_text import wanted_documents
 from kvdrift.stats.bootstrap import PRESPECIFIED, SEEN
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP
 
+_FURTHER = 25.0  # never suggest more than 25 times the documents
 _TOO_MANY = 0.5  # of the right answers are lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
 _RUN = "kvdrift run goes on to the end of the study."
@@ -133,6 +135,18 @@ def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimat
     if together.excludes_zero() and not single.excludes_zero():
         return single
     return replace(together, family=single.family, status=single.status)
+
+
+def documents_needed(gap: Estimate) -> int | None:
+    """Estimate how many documents would distinguish two actions if the true difference equals the estimate.
+
+    With that many documents the interval is about as wide as the difference to each side, and excludes 0 if the
+    estimate is larger. None if more than 25 times the documents are needed, or if the difference has no interval.
+    """
+    if not gap.estimate or gap.low is None or gap.high is None or gap.documents is None:
+        return None
+    times = ((gap.high - gap.low) / 2 / abs(gap.estimate)) ** 2
+    return None if times > _FURTHER else math.ceil(max(times, 1.1) * gap.documents)
 
 
 def _single_difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:

@@ -1,7 +1,9 @@
-"""The section with example trajectories as aligned text: the reference above the compressed model, by position.
+"""Example trajectories as aligned text: the reference above the compressed model, by position.
 
-Examples are chosen by a rule: the first document by id of each of the first strata, replicate 0, every compared action.
-The split is the page's. Positions after the EOS of both sides are left out.
+The second screen has one pair under the best and under the worst action: the first pair, by document and replicate,
+whose right answer the worst action loses; if no answer is lost, the first pair that diverges under the worst action.
+The later section has the first document by id of each of the first strata, replicate 0, every compared action. The
+split is the page's. Positions after the EOS of both sides are left out.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
+from kvdrift.report.printing.numbers import fixed
 from kvdrift.report.reading.content import PageContent, TokenReader
 from kvdrift.report.reading.estimates import ViewRow
+from kvdrift.report.sections.choice import choose
 from kvdrift.report.sections.section import Section
 from kvdrift.schema.tables import COUPLED
 
@@ -29,12 +34,69 @@ def section(content: PageContent) -> Section | None:
     for stratum in facts.strata[:_STRATA]:
         in_stratum = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
         chosen += in_stratum[:1]
-    documents = [document for document in _documents(content, chosen) if document["examples"]]
+    documents = [
+        document for document in _documents(content, chosen, REPLICATE, content.actions) if document["examples"]
+    ]
     return (
         Section("examples", "Examples", values={"documents": documents, "other": _other(content)})
         if documents
         else None
     )
+
+
+def happens(content: PageContent) -> Section | None:
+    """Make the section of the second screen; None for finite-state systems, and if no pair diverges."""
+    choice = choose(content)
+    if content.facts.finite or not choice.candidates:
+        return None
+    worst = choice.candidates[-1]
+    best = next((action for action in (*choice.recommended, *choice.candidates) if action != worst), worst)
+    found = _first_pair(content, worst)
+    if found is None:
+        return None
+    doc, replicate, rule = found
+    (row,) = (row for row in content.facts.documents if row["doc"] == doc)
+    (document,) = _documents(content, [row], replicate, list(dict.fromkeys((best, worst))))
+    roles = {
+        action: "recommended" if action in choice.recommended else "the largest R" if action == worst else "the least R"
+        for action in (best, worst)
+    }
+    examples = [
+        example
+        | {
+            "role": roles[example["action"]],
+            "kept": _kept_record(content, doc, example["action"]),
+            "link": "trajectories.html#" + urlencode({"doc": doc, "action": example["action"], "replicate": replicate}),
+        }
+        for example in document["examples"]
+    ]
+    values = {
+        "document": document, "replicate": replicate, "rule": rule, "examples": examples, "other": _other(content)
+    }  # fmt: skip
+    return Section("happens", "What it does to a text", values=values)
+
+
+def _first_pair(content: PageContent, worst: str) -> tuple[str, int, str] | None:
+    """Return document and replicate of the pair that the module's rule chooses, and the rule in words."""
+    where, key = {"split": content.split, "action": worst}, ("doc", "replicate")
+    lost = content.source.columns_of("trajectory_answers", *key, **where, lost=1.0).to_pylist()
+    if lost:
+        first = min(lost, key=lambda row: (row["doc"], row["replicate"]))
+        return first["doc"], first["replicate"], f"It is the first whose right answer {worst} loses."
+    rows = content.source.columns_of("analyzed_trajectories", *key, "tau", **where).to_pylist()
+    diverged = [row for row in rows if row["tau"] is not None]
+    if not diverged:
+        return None
+    first = min(diverged, key=lambda row: (row["doc"], row["replicate"]))
+    return first["doc"], first["replicate"], f"It is the first that diverges under {worst}."
+
+
+def _kept_record(content: PageContent, doc: str, action: str) -> str:
+    """Say how much of the answers' records an action keeps in a document; empty if the store does not know."""
+    rows = content.source.of("answer_records", doc=doc, action=action)
+    if not rows:
+        return ""
+    return f"keeps at least {fixed(100 * min(row['kept'] for row in rows), 0)}% of each answer’s record"
 
 
 def _other(content: PageContent) -> str:
@@ -47,15 +109,17 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE) or "∅"
 
 
-def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[dict[str, Any]]:
+def _documents(
+    content: PageContent, chosen: list[ViewRow], replicate: int, actions: list[str]
+) -> Iterator[dict[str, Any]]:
     """Read the examples of documents, all in two queries, since a query may read a file for each unit."""
-    where = {"doc": [row["doc"] for row in chosen], "replicate": REPLICATE}
+    where = {"doc": [row["doc"] for row in chosen], "replicate": replicate, "action": actions}
     trajectories = {(row["doc"], row["action"]): row for row in content.source.of("trajectories", **where)}
     events: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
     for event in sorted(content.source.of("events", kind=COUPLED, **where), key=lambda event: int(event["t"])):
         events[event["doc"], event["action"]].append(event)
     for row in chosen:
-        keys = [(row["doc"], action) for action in content.actions]
+        keys = [(row["doc"], action) for action in actions]
         examples = [
             _example(trajectories[key], events[key], content.token_text, _other(content))
             for key in keys if key in trajectories and key in events

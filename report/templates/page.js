@@ -40,7 +40,7 @@
   }
 
   var NEXT = {none: "ascending", ascending: "descending", descending: "none"};
-  document.querySelectorAll("table").forEach(function (table) {
+  document.querySelectorAll("table:not(#table-glance)").forEach(function (table) {
     var longest = Math.max.apply(null, Array.prototype.map.call(table.tBodies, function (body) { return body.rows.length; }));
     if (!table.tHead || longest < 2) { return; }
     Array.prototype.forEach.call(table.tHead.rows[0].cells, function (head, column) {
@@ -62,6 +62,32 @@
   window.addEventListener("resize", reach);
   document.addEventListener("toggle", reach, true);
   reach();
+
+  // A row of the first screen, under the pointer or with the focus, stands out in the figure, and a mark in the rows.
+  document.querySelectorAll("tr[data-figure]").forEach(function (row) {
+    var parts = document.querySelectorAll('[id^="' + row.dataset.figure + '"]');
+    if (!parts.length) { return; }
+    var together = [row, parts[0].ownerSVGElement].concat(Array.prototype.slice.call(parts));
+    function show(on) {
+      return function () { together.forEach(function (element) { element.toggleAttribute("data-on", on); }); };
+    }
+    [row].concat(Array.prototype.slice.call(parts)).forEach(function (element) {
+      element.addEventListener("pointerenter", show(true));
+      element.addEventListener("pointerleave", show(false));
+    });
+    row.addEventListener("focusin", show(true));
+    row.addEventListener("focusout", show(false));
+  });
+
+  // Of the reasons for badges one is open, until a click elsewhere or Escape.
+  document.addEventListener("click", function (event) {
+    document.querySelectorAll(".badge[open]").forEach(function (badge) {
+      if (!badge.contains(event.target)) { badge.open = false; }
+    });
+  });
+  document.addEventListener("keydown", function (event) {
+    if (event.key === "Escape") { document.querySelectorAll(".badge[open]").forEach(function (badge) { badge.open = false; }); }
+  });
 
   // On a phone a tap shows a figure so large that its text is read with ease; the styles say how large, and where.
   document.querySelectorAll("figure svg").forEach(function (figure) {
@@ -98,7 +124,7 @@
     button.hidden = false;
     button.addEventListener("click", function () {
       all = !all;
-      document.querySelectorAll("details").forEach(function (fold) { fold.open = all; });
+      document.querySelectorAll("details:not(.badge)").forEach(function (fold) { fold.open = all; });
       button.textContent = all ? "Close all sections that fold" : opens;
     });
   });

@@ -16,7 +16,7 @@ from fixtures.report_views import MODEL
 
 from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.report.explorer import page as prompts
-from kvdrift.report.explorer.page import write_explorer
+from kvdrift.report.explorer.page import read_prompts, write_explorer
 from kvdrift.report.explorer.trajectories import choose, read_outcomes
 from kvdrift.report.reading.content import PageContent
 from kvdrift.sql.catalog import Views
@@ -190,7 +190,7 @@ def test_thousands_of_records_stay_folded(
     """A page opens as quickly if the answer is a common word; the folds count its records, and a button opens each."""
 
     def stated_often(*given: Any) -> list[prompts.Prompt]:
-        found = prompts.read_prompts(*given)
+        found = read_prompts(*given)
         often = [[0, 0, p, p] for p in range(100, 20_000, 10)]
         return [replace(one, tokens=np.resize(one.tokens, 20_000), records=often, kept=[]) for one in found]
 

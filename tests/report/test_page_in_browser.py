@@ -156,13 +156,42 @@ def test_a_tap_enlarges_a_figure_on_a_phone_and_another_one_shows_it_whole(tabs:
     assert wide.locator("#figure-answers .on-phone").is_hidden()
 
 
-def test_the_first_table_is_on_the_first_screen(tabs: Tabs, page: Path) -> None:
-    for width in (1280, 390):
-        tab = tabs.open(page, width=width, height=844)
+def test_the_rows_of_actions_are_on_the_first_screen(tabs: Tabs, page: Path) -> None:
+    for width, height in ((1280, 800), (390, 844)):
+        tab = tabs.open(page, width=width, height=height)
         rows = tab.locator("#table-glance tbody tr")
-        assert rows.count() == 2
-        assert rows.last.evaluate("one => one.getBoundingClientRect().bottom") < 844
+        assert rows.evaluate_all("all => all.map(row => row.dataset.badge)")[-1] == "control"
+        assert rows.last.evaluate("one => one.getBoundingClientRect().bottom") < height
         assert tab.locator("main table").first.get_attribute("id") == "table-glance"
+
+
+def test_a_badge_opens_its_reasons_in_place_and_closes_again(tabs: Tabs, page: Path) -> None:
+    tab = tabs.open(page, height=800)
+    badges = tab.locator("#table-glance details.badge")
+    opened = "all => all.map(badge => badge.open)"
+    assert not any(badges.evaluate_all(opened))
+    badges.first.locator("summary").press("Enter")
+    reasons = badges.first.locator("div")
+    assert reasons.is_visible()
+    assert overflow(tab) == 0
+    assert tab.locator("details.badge[open] div p").count() >= 1
+    badges.last.locator("summary").click()
+    assert badges.evaluate_all(opened).count(True) == 1, "of several reasons one is open"
+    tab.keyboard.press("Escape")
+    assert not any(badges.evaluate_all(opened))
+
+
+def test_a_row_and_its_mark_in_the_figure_stand_out_together(tabs: Tabs, page: Path) -> None:
+    tab = tabs.open(page, height=800)
+    row = tab.locator("tr[data-figure]").first
+    parts = tab.locator(f'[id^="{row.get_attribute("data-figure")}"]')
+    assert parts.count() >= 2
+    for element in (row, parts.first):
+        assert row.get_attribute("data-on") is None
+        element.hover()
+        assert row.get_attribute("data-on") == ""
+        assert parts.evaluate_all("all => all.every(part => part.hasAttribute('data-on'))")
+        tab.mouse.move(1, 1)
 
 
 def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(tabs: Tabs, page: Path) -> None:
@@ -187,7 +216,7 @@ def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(tabs: Tabs, 
         if link is not None and link.startswith("#"):
             assert tab.locator(f'[id="{link[1:]}"]').count() == 1, link
         else:
-            assert (page.parent / str(link)).exists(), link
+            assert (page.parent / str(link).partition("#")[0]).exists(), link
     assert not tab.locator("#means-e").is_visible()
     tab.locator('a[href="#means-e"]').first.click()
     assert tab.locator("#means-e").is_visible(), "a link opens what it leads to"

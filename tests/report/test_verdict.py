@@ -5,33 +5,95 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
+from fixtures.house import ROOT
 from fixtures.report_views import PAIR, FakeViews, content_of, make_views
 
+from kvdrift.report.printing.tables import PrintedTable
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.sections.choice import Choice, choose
+from kvdrift.report.sections.choice import Choice, choose, documents_needed
 from kvdrift.report.sections.frontier import bytes_figure, frontier_values, undominated
+from kvdrift.report.sections.ranking import ranked_table
 from kvdrift.report.sections.study import actions_table, study_rows
 from kvdrift.report.sections.study import section as study_section
-from kvdrift.report.sections.verdict import (
-    Recommendation,
-    deciding_table,
-    documents_needed,
-    glance_table,
-    ranked_table,
-    recommendation,
-    section,
-)
+from kvdrift.report.sections.verdict import MOST_WORDS, action_verdicts, glance_rows, section, verdict_record
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 TWELVE = tuple(f"{selector}-{share}" for selector in ("snapkv", "recent", "knorm") for share in (90, 75, 50, 25))
 GAPS = ("gap", "gap_simultaneous")
 
 
-def decided(views: FakeViews) -> tuple[Choice, Recommendation]:
+def decided(views: FakeViews) -> tuple[Choice, dict[str, Any]]:
+    content = content_of(views)
+    record = verdict_record(content)
+    assert len(record["sentence"].split()) <= MOST_WORDS
+    assert len(record["remarks"]) <= 2
+    assert facts_in_sql(views) == facts_of_page(record) or content.split != "evaluation"
+    return choose(content), record
+
+
+Facts = set[tuple[str, str, str | None, str | None, tuple[Any, ...]]]
+_VALUES = ("estimate", "low", "high", "level", "status", "documents", "bytes_ratio", "documents_needed")
+
+
+def facts(action: str, badge: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    values = [row[name] for name in _VALUES]
+    return action, badge, row["says"], row["other"], tuple(
+        round(value, 9) if isinstance(value, float) else value for value in values
+    )  # fmt: skip
+
+
+def facts_of_page(record: dict[str, Any]) -> Facts:
+    nothing = dict.fromkeys(("says", "other", *_VALUES))
+    return {
+        facts(verdict["action"], verdict["badge"], row)
+        for verdict in record["actions"] if verdict["badge"] not in {"noise floor", "control"}
+        for row in verdict["reasons"] or [nothing]
+    }  # fmt: skip
+
+
+def facts_in_sql(views: FakeViews) -> Facts:
+    """The rows of view ``verdict`` over the same rows of other views."""
+    connection = duckdb.connect()
+    connection.execute("create schema internal")
+    pooled = [
+        row for row in views.views["decomposition"] if (row["split"], row["stratum"]) == ("evaluation", "pooled")
+    ]  # fmt: skip
+    status = {
+        row["action"]: row["status"] for row in views.views["estimates"]
+        if (row["quantity"], row["stratum"], row["baseline"]) == ("mismatch", "pooled", None)
+    }  # fmt: skip
+    columns = ("study", "model", "action", "mismatch")
+    summary = [{name: row[name] for name in columns} | {"status": status.get(row["action"])} for row in pooled]
+    summary += [dict.fromkeys((*columns, "status")) | {"action": None}]  # so that no column is without a type
+    tables = {
+        f"main.{name}": views.rows(name)
+        for name in ("units", "actions", "documents", "controls", "sequence", "estimates")
+    }
+    tables |= {"main.summary": pa.Table.from_pylist(summary), "internal.plans": views.rows("plans")}
+    tables["internal.superseded_plans"] = views.rows("plans").slice(0, 0)
+    for name, table in tables.items():
+        number = {*_VALUES, "estimate", "look"} - {"status"}
+        typed = [
+            field if not pa.types.is_null(field.type)
+            else pa.field(field.name, pa.float64() if field.name in number or "bytes" in field.name else pa.string())
+            for field in table.schema
+        ]  # fmt: skip
+        connection.register("given", table.cast(pa.schema(typed)))
+        connection.execute(f"create table {name} as from given")
+    for name in ("internal.document_bytes", "main.verdict"):
+        (path,) = (ROOT / "sql" / "views").rglob(f"{name.partition('.')[2]}.sql")
+        connection.execute(f"create view {name} as {path.read_text(encoding='utf-8')}")
+    rows = connection.sql("from main.verdict").to_arrow_table().to_pylist()
+    return {facts(row["action"], row["badge"], row) for row in rows}
+
+
+def ranked(views: FakeViews) -> PrintedTable:
     content = content_of(views)
     choice = choose(content)
-    return choice, recommendation(content, choice)
+    return ranked_table(content, choice, action_verdicts(content, choice))
 
 
 def gaps(views: FakeViews, **ends: Any) -> FakeViews:
@@ -57,52 +119,60 @@ def planned(views: FakeViews, status: str = "prespecified", **more: Any) -> Fake
     return views
 
 
-def deciding(views: FakeViews) -> dict[tuple[str, str], tuple[str, ...]]:
-    """The rows of the table of differences, by action and other action: group, bytes, difference, standing, documents."""
-    content = content_of(views)
-    table = deciding_table(content, choose(content))
-    assert table is not None
-    rows = [(row.group, *row.cells) for row in table.rows]
+def deciding(views: FakeViews) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """The reasons by action and other action: what is said, bytes, difference, status, documents needed."""
     return {
-        (action.text, other.text): (group, times.text, gap.text, standing.text, needed.text)
-        for group, action, other, times, gap, standing, needed in rows
-    }
+        (verdict["action"], row["other"]): (
+            row["says"], row["bytes_ratio"] and round(row["bytes_ratio"], 2), round(100 * row["estimate"], 1),
+            row["status"], row["documents_needed"],
+        )
+        for verdict in decided(views)[1]["actions"] for row in verdict["reasons"]
+    }  # fmt: skip
 
 
 def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
     views = make_views(documents_each=12)
-    choice, words = decided(views)
+    choice, record = decided(views)
     assert (choice.recommended, choice.ruled_out) == (["snapkv-half"], {"recent-half": "snapkv-half"})
-    assert "snapkv-half (597 KiB" in words.lead
-    assert words.lead.endswith("(95%, exploratory).")
-    assert "kvdrift confirm" in words.settles[0]
-    assert words.reasons == []
-    assert not words.open
-    assert deciding(views) == {("recent-half", "snapkv-half"): ("ruled out", "1.00", "33.2", "95%, exploratory", "–")}
-    assert "NIAH-4K, NIAH-16K and VT-4K" in decided(make_views(documents_each=4))[1].reasons[0], "few clusters"
+    assert "snapkv-half, with 50%" in record["sentence"]
+    assert "kvdrift confirm" in record["remarks"][0]
+    assert [(row["action"], row["badge"]) for row in record["actions"]] == [
+        ("snapkv-half", "recommended"), ("recent-half", "ruled out"), ("full", "control")
+    ]  # fmt: skip
+    assert deciding(views) == {
+        ("recent-half", "snapkv-half"): ("ruled out by", 1.0, 33.2, "exploratory", None),
+        ("snapkv-half", "recent-half"): ("rules out", 1.0, -33.2, "exploratory", None),
+    }
 
 
 def test_the_first_table_says_when_how_much_and_at_what_cost() -> None:
     """The numbers equal the estimates; accuracy has a column only if answers are scored."""
     views = make_views(THREE, documents_each=12)
-    rows = views.views["estimates"]
+    estimates = views.views["estimates"]
     pooled = {
-        (row["action"], row["quantity"]): row for row in rows
+        (row["action"], row["quantity"]): row for row in estimates
         if (row["stratum"], row["baseline"], row["x"]) == ("pooled", None, None)
     }  # fmt: skip
     content = content_of(views)
-    choice = choose(content)
-    table = glance_table(content, choice)
-    assert [(row.cells[0].text, row.cells[0].under) for row in table.rows] == [
-        ("snapkv-half", "recommended"), ("recent-half", "ruled out, by snapkv-half"), ("snapkv-10", "recommended"),
+    rows = glance_rows(content, action_verdicts(content, choose(content)))
+    assert [(row.verdict.action, row.verdict.badge) for row in rows] == [
+        ("snapkv-half", "recommended"), ("snapkv-10", "recommended"), ("recent-half", "ruled out"), ("full", "control"),
     ]  # fmt: skip
-    for name, tau, written in (row.cells for row in table.rows):
-        assert float(tau.text) == pytest.approx(pooled[name.text, "mean_entry"]["estimate"], abs=0.0501)
-        assert float(written.text) == pytest.approx(100 * pooled[name.text, "mismatch_written"]["estimate"], abs=0.0501)
+    largest = max(pooled[row.verdict.action, "mismatch"]["high"] for row in rows[:3])
+    for row in rows[:3]:
+        risk = pooled[row.verdict.action, "mismatch"]
+        assert float(row.entry.text) == pytest.approx(pooled[row.verdict.action, "mean_entry"]["estimate"], abs=0.0501)
+        assert float(row.risk.text) == pytest.approx(100 * risk["estimate"], abs=0.0501)
+        drawn = [row.risk.value, row.risk.low, row.risk.high]
+        assert drawn == pytest.approx([100 * risk[name] / largest for name in ("estimate", "low", "high")])
+        assert row.accuracy.text == "–"
+        assert content.actions[row.index or 0] == row.verdict.action
+    assert [row.held.text for row in rows] == ["50%", "9.9%", "50%", "100%"]
     scored = [row | {"quantity": "score_gap", "estimate": -0.25, "low": -0.3, "high": -0.2} for row in pooled.values()
               if row["quantity"] == "mismatch"]  # fmt: skip
-    views.views["estimates"] = rows + scored
-    (gap, *_) = (row.cells[-1] for row in glance_table(content_of(views), choice).rows)
+    views.views["estimates"] = estimates + scored
+    content = content_of(views)
+    gap = glance_rows(content, action_verdicts(content, choose(content)))[0].accuracy
     assert (gap.text, gap.under) == ("−25.0", "[−30, −20]")
 
 
@@ -110,8 +180,8 @@ def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_ou
     views = make_views(THREE, documents_each=12)
     choice, words = decided(views)
     assert (choice.recommended, choice.ruled_out) == (["snapkv-half", "snapkv-10"], {"recent-half": "snapkv-half"})
-    assert words.lead.index("snapkv-half (597 KiB") < words.lead.index("snapkv-10 (119 KiB")
-    assert deciding(views)["snapkv-half", "snapkv-10"][:3] == ("smaller R", "5.03", "−33.6")
+    assert "snapkv-half and snapkv-10" in words["sentence"], "fewer bytes come later"
+    assert deciding(views)["snapkv-half", "snapkv-10"][:3] == ("differs from", 5.03, -33.6)
     halved = decided(bytes_of(make_views(documents_each=12), "recent-half", 0.5))[0]
     assert (halved.recommended, halved.ruled_out) == (["snapkv-half", "recent-half"], {}), "no other has as few bytes"
 
@@ -122,11 +192,11 @@ def test_points_alone_decide_nothing() -> None:
     choice, words = decided(views)
     assert (choice.recommended, choice.unsettled) == ([], [PAIR])
     assert set(choice.places.values()) == {(1, 2)}
-    assert words.open
-    assert all(action in words.lead for action in PAIR)
-    assert "kvdrift gate" in words.settles[0]
-    assert deciding(views)[PAIR] == ("not settled", "1.00", "−33.2", "95%, exploratory", "107")
-    assert deciding(gaps(views, estimate=0.001, low=-0.2, high=0.2))[PAIR][-1] == "–"
+    assert "1 of 1" in words["sentence"]
+    assert "kvdrift gate" in words["remarks"][0]
+    assert deciding(views)[PAIR] == ("undecided against", 1.0, -33.2, "exploratory", 107)
+    assert deciding(views)[PAIR[::-1]][2:] == (33.2, "exploratory", 107)
+    assert deciding(gaps(views, estimate=0.001, low=-0.2, high=0.2))[PAIR][-1] is None
 
 
 def test_the_documents_that_would_distinguish_two_actions() -> None:
@@ -142,16 +212,15 @@ def test_of_many_actions_the_first_sentence_counts_those_that_it_does_not_name()
     """Whatever the intervals leave open, the tables have all actions and pairs."""
     views = gaps(make_views(TWELVE, strata=("NIAH-4K",), documents_each=12), low=-0.5, high=0.9)
     choice, words = decided(views)
-    assert len(choice.unsettled) == len(deciding(views)) == 66
-    assert "66, such as " in words.lead
+    assert len(choice.unsettled) == len(deciding(views)) // 2 == 66
+    assert "66 of 66" in words["sentence"]
 
     for row in views.views["estimates"]:  # one differs surely from all others
         if row["quantity"] in GAPS and "snapkv-90" in {row["action"], row["baseline"]}:
             row.update({"low": 0.1, "high": 0.2} if row["baseline"] == "snapkv-90" else {"low": -0.2, "high": -0.1})
     choice, words = decided(bytes_of(views, "snapkv-90", 1.5))
     assert (choice.recommended, len(choice.unsettled)) == (["snapkv-90"], 55)
-    assert "snapkv-90 (890 KiB" in words.lead
-    assert "55, such as " in words.lead
+    assert "Recommended: snapkv-90" in words["sentence"]
 
     for row in views.views["estimates"]:  # all differ, and those of more bytes have less R
         if row["quantity"] in GAPS:
@@ -161,14 +230,13 @@ def test_of_many_actions_the_first_sentence_counts_those_that_it_does_not_name()
         bytes_of(views, action, 1 - 0.05 * place)
     choice, words = decided(views)
     assert choice.recommended == list(TWELVE)
-    assert "9 more" in words.lead
+    assert "9 more" in words["sentence"]
 
     for action in TWELVE:
         bytes_of(views, action, 0.5 + TWELVE.index(action))  # the first has least of both
     choice, words = decided(views)
     assert choice.recommended == ["snapkv-90"]
     assert choice.ruled_out == dict.fromkeys(TWELVE[1:], "snapkv-90")
-    assert "8 more (95% over all pairs, exploratory)" in words.lead
 
 
 def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> None:
@@ -177,8 +245,8 @@ def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> No
     )  # fmt: skip
     choice, words = decided(views)
     assert choice.ruled_out == {"recent-half": "snapkv-half"}
-    assert deciding(views) == {("recent-half", "snapkv-half"): ("ruled out", "1.00", "30.0", "95%, prespecified", "–")}
-    assert words.settles == [], "nothing is to be confirmed"
+    assert deciding(views)["recent-half", "snapkv-half"] == ("ruled out by", 1.0, 30.0, "prespecified", None)
+    assert words["remarks"] == [], "nothing is to be confirmed"
 
 
 def test_what_loses_most_right_answers_is_not_recommended() -> None:
@@ -193,15 +261,16 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
     ]
     choice, words = decided(views)
     assert (choice.recommended, choice.unfit) == (["snapkv-half"], ["snapkv-10"])
-    assert "right answers are lost by: snapkv-10" in words.lead
-    assert len(words.settles) == 1
+    badges = {row["action"]: row["badge"] for row in words["actions"]}
+    assert badges["snapkv-10"] == "loses answers"
+    assert len(words["remarks"]) == 1
     for row in views.views["estimates"]:
         if row["quantity"] in GAPS and row["stratum"] == "pooled":
             row |= {"status": "prespecified", "family": "primary"}
-    assert decided(views)[1].settles == [], "nothing is to be confirmed"
-    ranked = {row.cells[0].text: row.cells[-1].under for row in ranked_table(content_of(views), choice).rows}
-    assert ranked["snapkv-10"] == "loses right answers, 95%, exploratory"
-    assert ranked["recent-half"] == "by snapkv-half, 95% over all pairs, prespecified"
+    assert decided(views)[1]["remarks"] == [], "nothing is to be confirmed"
+    under = {row.cells[0].text: row.cells[-1].under for row in ranked(views).rows}
+    assert under["snapkv-10"] == "95%, exploratory"
+    assert under["recent-half"] == "by snapkv-half, 95% over all pairs, prespecified"
 
 
 def moved() -> FakeViews:
@@ -231,7 +300,7 @@ def of_unknown_bytes() -> FakeViews:
 def test_what_stands_in_the_way_and_what_would_remove_it(views: FakeViews, words: str, remedy: str) -> None:
     choice, found = decided(views)
     assert words in choice.obstacle
-    assert choice.obstacle in found.lead
+    assert choice.obstacle in found["sentence"]
     assert (remedy in choice.remedy) if remedy else not choice.remedy
     assert choice.recommended == []
 
@@ -255,8 +324,7 @@ def test_a_look_that_nobody_planned_recommends_nothing() -> None:
 
 
 def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
-    content = content_of(make_views(THREE))
-    table = ranked_table(content, choose(content))
+    table = ranked(make_views(THREE))
     cells = {
         row.cells[0].text: dict(zip([c.head for c in table.columns], row.cells, strict=True)) for row in table.rows
     }
@@ -271,14 +339,15 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     ]  # fmt: skip
     (record, *_) = table.records
     assert record["prompt_cache_bytes"] == pytest.approx(389.8 * 1560 + 96, rel=0.01)
-    content = content_of(planned(make_views(documents_each=12)))
-    (out,) = [row for row in ranked_table(content, choose(content)).rows if row.cells[0].text == "recent-half"]
+    (out,) = [row for row in ranked(planned(make_views(documents_each=12))).rows if row.cells[0].text == "recent-half"]
     assert out.cells[-1].under == "by snapkv-half, 95%, prespecified", "the status is that of the deciding interval"
 
 
 def test_numerics_alone_are_named_beside_what_actions_cost() -> None:
-    words = decided(make_views((*PAIR, "numerics-floor"), documents_each=12))[1]
-    assert any(one.startswith("numerics-floor") and "61.2% [56, 66]" in one for one in words.reasons)
+    content = content_of(make_views((*PAIR, "numerics-floor"), documents_each=12))
+    (floor,) = (row for row in action_verdicts(content, choose(content)) if row.action == "numerics-floor")
+    assert floor.badge == "noise floor"
+    assert "rounding alone" in floor.remark
 
 
 def test_the_figure_has_every_action_at_its_share_with_its_name() -> None:
@@ -316,7 +385,7 @@ def test_the_bytes_of_a_policy_are_those_of_a_cache() -> None:
             row.update(selector="full", policy="sliding", policy_parameters='{"sinks": 4}')
     content = content_of(views)
     assert frontier_values(content, choose(content))["policies"] == "recent-half"
-    heads = {column.head for column in ranked_table(content, choose(content)).columns}
+    heads = {column.head for column in ranked(views).columns}
     assert heads & {"cache", "prompt cache"} == {"cache"}
 
 
@@ -326,7 +395,7 @@ def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
     for row in views.views["units"]:
         row["fixed_bytes"], row["payload_bytes"] = 100 * 2**10, row["payload_bytes"] + 100 * 2**10
     content = content_of(views)
-    ranking = ranked_table(content, choose(content))
+    ranking = ranked(views)
     assert [row.cells[2].under for row in ranking.rows] == [
         "54% of full; 100 KiB not evictable", "54% of full; 100 KiB not evictable", "100% of full; 100 KiB not evictable"
     ]  # fmt: skip
@@ -340,7 +409,7 @@ def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
             row["fixed_bytes"] = fixed
         content = content_of(views)
         assert "Not evictable" not in dict(study_rows(content.facts, content.estimates, content.actions))
-        assert "evict" not in str(ranked_table(content, choose(content)))
+        assert "evict" not in str(ranked(views))
 
 
 def test_a_chat_in_which_no_text_ended_is_told() -> None:
@@ -377,10 +446,9 @@ def test_bytes_of_cache_and_of_weights_are_both_compared() -> None:
     lighter = weighted(make_views(documents_each=12), snapkv_half=2**20, recent_half=2**21)
     choice, words = decided(lighter)
     assert choice.ruled_out == {"recent-half": "snapkv-half"}
-    assert "597 KiB of prompt cache and 1.0 MiB of weights" in words.lead
-    content = content_of(lighter)
-    (verdict,) = (one for one in ranked_table(content, choice).columns if one.head == "verdict")
+    assert "1.0 MiB of weights" in words["sentence"]
+    (verdict,) = (column for column in ranked(lighter).columns if column.head == "verdict")
     assert "weights" in verdict.meaning
     heavier = weighted(make_views(documents_each=12), snapkv_half=2**21, recent_half=2**20)
     assert decided(heavier)[0].recommended == ["snapkv-half", "recent-half"], "the order is by weights"
-    assert "weights" not in decided(make_views(THREE, documents_each=12))[1].lead
+    assert "weights" not in decided(make_views(THREE, documents_each=12))[1]["sentence"]

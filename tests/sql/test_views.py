@@ -19,6 +19,7 @@ from oracles.record_definitions import RECORD_EVALUATIONS
 from oracles.summary_definitions import OUR_NAMES, SUMMARY_EVALUATIONS
 from oracles.swrb_definitions import SWRB_EVALUATIONS
 from oracles.unit_moment_definitions import UNIT_MOMENT_EVALUATIONS
+from oracles.verdict_definitions import verdict
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
 from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 VIEWS = sorted(view_texts())
 EVALUATIONS = {
     **PLAIN_EVALUATIONS, **SWRB_EVALUATIONS, **ANSWER_EVALUATIONS, **RECORD_EVALUATIONS, **SUMMARY_EVALUATIONS,
-    **UNIT_MOMENT_EVALUATIONS,
+    **UNIT_MOMENT_EVALUATIONS, "verdict": verdict,
 }  # fmt: skip
 TOLERANCE = 1e-9
 

@@ -176,7 +176,7 @@ def test_selectors_of_the_users_own_are_those_beside_the_study_file(tmp_path: Pa
     run = run_of(load_study(study), tmp_path / "store")
     stages.prepare(run)
     group, told = assigned(run)
-    module.write_text(module.read_text() + "\n# changed\n")
+    write_module(tmp_path, ("float() * self.sign", "float() * -self.sign"))
     assert "selector_sha256 of action 'recent-half' is " in refused(run)
     module.unlink()
     assert re.match(rf"action 'recent-half': selector 'my_selector:Mine': .*{re.escape(str(tmp_path))}", refused(run))
@@ -247,5 +247,5 @@ def test_a_worker_ends_where_its_gpu_computes_nothing_more(
 
 def test_units_that_do_not_show_here_are_an_error(waiting: StudyRun) -> None:
     work = pending_development(waiting.store, waiting.material)
-    with pytest.raises(OperationError, match=r": 8 units .* of document"):
+    with pytest.raises(OperationError, match=r"lacks 8 units .* of document"):
         check_stored(waiting.store, waiting.study, work)
