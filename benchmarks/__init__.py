@@ -1,1 +1,1 @@
-"""Benchmarks: each module prints ratios measured in one run against a peer; ``--json`` prints an object."""
+"""Benchmarks: each module prints times and their ratios to a peer, all measured in one run, or with ``--json`` JSON."""

@@ -1,4 +1,4 @@
-"""From derived tables to every view and every interval, against the project's targets and scipy's bootstrap.
+"""Time every view and every interval of a derived store, against the project's targets and scipy's bootstrap.
 
     python -m benchmarks.analysis                     # the paper's size, 7.1 M events: three to four minutes
     python -m benchmarks.analysis --store FOLDER      # a store that benchmarks.synthetic_study made, or any other
@@ -72,7 +72,7 @@ def moments_of(location: str) -> DocumentMoments:
 
 
 def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
-    """Estimate everything from document moments, with reduced estimates; return the number of other intervals."""
+    """Estimate all quantities from document moments; return the number of intervals, reduced ones not counted."""
     analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), Request(), None)
     coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
     parts = parts_of(analysis, moments, subjects_of(moments), coefficients)
@@ -95,7 +95,7 @@ def scipy_in_strata(moments: DocumentMoments, draws: int) -> int:
 
 
 def scipy_pooled(moments: DocumentMoments, draws: int) -> int:
-    """Compute intervals of these quantities, pooled over strata with equal weight; return their number."""
+    """Compute intervals of three quantities, pooled over strata with equal weight, by scipy; return their number."""
     documents = [np.flatnonzero(moments.strata == stratum) for stratum in moments.stratum_names]
     for statistic, (first, other) in _cases(moments):
 
@@ -108,7 +108,10 @@ def scipy_pooled(moments: DocumentMoments, draws: int) -> int:
 
 
 def _cases(moments: DocumentMoments) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Return mismatch rate and mean entry of the last action, and its gap to the first."""
+    """Return three quantities, each as a statistic and its two columns of document moments.
+
+    They are mismatch rate and mean entry of the last action, and its gap in R to the first action.
+    """
     scalars, last = moments.scalars, len(moments.actions) - 1
     return [
         (_ratio, (scalars["occupation"][:, last], scalars["exposure"][:, last])),
@@ -161,8 +164,8 @@ def measure_added_action(folder: Path, sizes: Sizes, seed: int) -> Measurement:
     """Measure the cost of a fourth action beside three actions, and alone; the stores are in ``folder``.
 
     The action's contrasts with the three are new estimates, which it cannot have alone; their bootstrap is counted
-    separately. Both are measured ``TIMES`` in turn on copies, and the result is the median of the ratios, since single
-    ratios vary by a tenth.
+    separately. Both costs are measured in turn, ``TIMES`` times, on copies of the stores. The result is the median of
+    the ratios, since single ratios vary by a tenth.
     """
     sizes = replace(sizes, actions=4)
     *three, fourth = sizes.action_names
@@ -245,5 +248,5 @@ if __name__ == "__main__":
     parser = benchmark_parser("analysis", "Measure every view and every interval, against scipy's bootstrap.")
     add_size_options(parser, Sizes())
     parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic store")
-    parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="10,000 by default")
+    parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="bootstrap draws; 10,000 by default")
     run(parser, "intervals", measure_all)

@@ -1,4 +1,4 @@
-"""The measured case of generation: a model of random weights, its prompt, its actions."""
+"""The case that generation benchmarks measure: a model of random weights, a random prompt, and three actions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEED = 3
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, and the sizes of the generation."""
+    """The shape of a model, where it computes, and the sizes of the generation: n ``entries``, K ``replicates``, H."""
 
     layers: int = 8
     width: int = 512

@@ -1,4 +1,4 @@
-"""The cost of many workers on the log of one store: commits, races lost for a version, and waits.
+"""Measure what many workers cost the log of one store: commits, races lost for a version, and waits.
 
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 50 --at-once
@@ -62,7 +62,7 @@ class Workers(NamedTuple):
 
 
 def units_of(number: int) -> list[Unit]:
-    """Draw the units of a commit."""
+    """Draw the units of the commit with the given number: those of ``DOCUMENTS`` documents."""
     documents = [document_row(1, number * DOCUMENTS + place) for place in range(DOCUMENTS)]
     return list(drawn_units(documents, ONE_DOCUMENT, 0))
 
@@ -118,7 +118,7 @@ class Simulated:
 
 
 def simulate(location: str, workers: int, commits: int, *, at_once: bool = False) -> Simulated:
-    """Let workers commit some groups of units each to a new local store's log, ``at_once`` without any sleep."""
+    """Let workers make ``commits`` commits each to a new local store; with ``at_once`` no worker ever sleeps."""
     Store.create(location)
     pace = None if at_once else LOCAL
     numbers = [range(first, first + commits) for first in range(0, workers * commits, commits)]
@@ -147,7 +147,7 @@ def lost_races_here(location: str) -> Iterator[Callable[[], int]]:
     """Count the lost races of all processes for versions of a local store's tables.
 
     delta-rs writes the file of a version under a name with ``#``, and then links the version's name to it, which fails
-    if that name exists. So races are the files that were written but got no name.
+    if that name exists. So lost races are the files that were written but got no name of a version.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init()
@@ -217,7 +217,7 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
 if __name__ == "__main__":
     parser = benchmark_parser("commits", "Commits of many workers to one log.")
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1_000], metavar="N")
-    parser.add_argument("--commits", type=int, default=2, metavar="N", help="of each worker")
+    parser.add_argument("--commits", type=int, default=2, metavar="N", help="commits of each worker")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     parser.add_argument("--at-once", action="store_true", help="no sleep before a commit")
     run(parser, "commits", measure_all)

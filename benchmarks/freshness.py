@@ -1,13 +1,13 @@
-"""How soon a committed event is in the views, while a study is generated and ``kvdrift derive --watch`` runs.
+"""Measure how soon a committed event is in the views, while a study grows and ``kvdrift derive --watch`` runs.
 
     python -m benchmarks.freshness                              # 50 units a second for a minute; the peer too
     python -m benchmarks.freshness --seconds 20 --no-peer --json
     python -m benchmarks.freshness --commits 2400               # memory: one unit a commit, about 5 minutes
 
-Processes work at once, as beside a real run: writers commit units at a stated rate; ``kvdrift derive --watch`` derives
-them; a reader opens the views of one ``Store`` anew a few times a second, and asks ``trajectories`` which units it has.
-The delay of a unit begins when its commit returns, and ends when a query of the reader has returned the unit. The peer
-runs ``kvdrift derive`` again and again on another store; ratios compare delays.
+Processes work in parallel, as beside a real run: writers commit units at a stated rate; ``kvdrift derive --watch``
+derives them; a reader opens the views of one ``Store`` anew a few times a second, and queries ``trajectories`` for its
+units. The delay of a unit begins when its commit returns, and ends when a query of the reader has returned the unit.
+The peer runs ``kvdrift derive`` again and again on another store; ratios compare delays.
 
 With ``--commits`` memory is measured. One writer makes commits of one unit, the reader queries once a second, and there
 is no peer. Memory is read when everything is derived: in a pause after the 100th commit and after the last commit.
@@ -85,7 +85,10 @@ def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Loa
 
 
 def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
-    """Commit every ``writers``-th document's units when due; return when, by document, and the CPU seconds."""
+    """Commit the units of every ``writers``-th document, from number ``writer`` on, each at its time after ``begin``.
+
+    Returns the time of each document's commit, in seconds since 1970, and the CPU seconds.
+    """
     store, committed, cpu = Store.open(location), dict[str, float](), time.process_time()
     for number in range(writer, load.commits, load.writers):
         document = document_row(1, number)
@@ -102,7 +105,7 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
     """Open the views of a store again and again, until they have all units or nothing new comes.
 
-    Return when a query first had each document's units, and the CPU seconds of all queries but the first.
+    Returns the time at which a query first had each document's units, and the CPU seconds of all queries but the first.
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
@@ -121,7 +124,7 @@ def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], flo
 
 @contextlib.contextmanager
 def watching(location: str) -> Iterator[psutil.Process | None]:
-    """Run ``kvdrift derive --watch`` in another process."""
+    """Run ``kvdrift derive --watch`` in another process during a block; yield the process."""
     watch = subprocess.Popen([*COMMAND, location, "--watch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
         yield psutil.Process(watch.pid)
@@ -134,7 +137,7 @@ def watching(location: str) -> Iterator[psutil.Process | None]:
 
 @contextlib.contextmanager
 def deriving_again(location: str) -> Iterator[psutil.Process | None]:
-    """Run ``kvdrift derive`` again and again."""
+    """Run ``kvdrift derive`` again and again during a block; yield None, since there is no single process."""
     stop = threading.Event()
 
     def again() -> None:
@@ -151,7 +154,7 @@ def deriving_again(location: str) -> Iterator[psutil.Process | None]:
 
 
 def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
-    """Run writers, derivation and reader on a new store."""
+    """Run writers, reader and derivation, by ``--watch`` if ``watched``, on a new store; return the measurements."""
     location = str(folder / ("watched" if watched else "again"))
     new_study(location, load.sizes, 0, [document_row(1, number) for number in range(load.commits)])
     spawn = multiprocessing.get_context("spawn")
@@ -225,7 +228,7 @@ def delay_rows(name: str, seen: Seen, load: Load, peer: Seen | None = None) -> l
 
 
 def many_commits(text: str) -> int:
-    """Read ``--commits``."""
+    """Return the number of ``--commits``, which must be above ``EARLY_COMMITS``."""
     if int(text) <= EARLY_COMMITS:
         raise argparse.ArgumentTypeError(f"{text}: give more than {EARLY_COMMITS}")
     return int(text)

@@ -1,4 +1,4 @@
-"""Coupled generation with shared prompts, against a copy of the prompt for every replicate.
+"""Measure coupled generation with shared prompts, against a copy of the prompt for every replicate.
 
     python -m benchmarks.generation                                  # n = 1k and 4k, K = 64: about half an hour
     python -m benchmarks.generation --entries 512 --replicates 8 --horizon 8 --json
@@ -78,7 +78,7 @@ RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
 
 def run_shared(case: Case, sharing: SharingOptions = SHARE_ALL, *, control: bool = False) -> MeasuredRun:
-    """Run all actions by the generator, with ``control`` the control too."""
+    """Run all actions, and with ``control`` the full-retention control, by the generator."""
     model, document = random_model(case), random_document(case)
     actions = [*case.actions(), *([Action("full", "full", Full(), Retention(None))] if control else [])]
     pending = [PendingUnit(action, 0, case.replicates) for action in actions]
@@ -93,7 +93,7 @@ def run_shared(case: Case, sharing: SharingOptions = SHARE_ALL, *, control: bool
 
 
 def run_copies(case: Case, *, preallocated: bool) -> MeasuredRun:
-    """Run one action after another with copies, in preallocated buffers or in ``DynamicCache``."""
+    """Run one action after another with copies of the prompt, in preallocated buffers or in ``DynamicCache``."""
     model, document = random_model(case, plain=True), random_document(case)
     begun = _clock(case)
     prompt = Prompt(model, document.tokens, max(action.selector.window for action in case.actions()))
@@ -233,7 +233,7 @@ PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 
 
 def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | None) -> Measurement:
-    """Measure one prompt length; return rows and facts."""
+    """Measure the parts and the phases at one prompt length; return rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
     cases = {name: case if name == "shared" else copied for name in parts}
     runs: RunsByPart = in_turn(
@@ -257,7 +257,7 @@ def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | N
 
 
 def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow]:
-    """Steps at one phase, beside each peer: another commit, and copies for all pairs."""
+    """Return a row on steps of a phase for each peer: the other commit, and each part with copies, for all pairs."""
     pairs = phase.replicates * (len(case.actions()) + 1)
     peers: list[tuple[str | None, float | None]] = []
     if phase.before is not None:
@@ -289,7 +289,7 @@ def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) 
 
 
 def _ratio(runs: RunsByPart, phase: str, peer: str) -> float:
-    """Return how many times as long the peer takes for a replicate."""
+    """Return the peer's seconds per replicate in a phase, divided by those of the part ``shared``."""
     seconds, others = (
         min(float(PHASES[phase](repetition.value)) for repetition in runs[name]) / runs[name][0].value.replicates
         for name in ("shared", peer)
@@ -298,7 +298,7 @@ def _ratio(runs: RunsByPart, phase: str, peer: str) -> float:
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """Return streams, agreement and bytes of one prompt length."""
+    """Return the facts of one prompt length: streams, tokens that differ between parts, bytes of copies, and speed."""
     facts: dict[str, Any] = {
         "streams_per_step": {name: round(repetitions[0].value.streams, 1) for name, repetitions in runs.items()}
     }
@@ -327,7 +327,7 @@ def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
 
 
 def prompt_entries(text: str) -> int:
-    """Read a prompt length of ``--entries``."""
+    """Return a prompt length of ``--entries``, which must be at least ``_FEWEST``."""
     if int(text) < _FEWEST:
         raise argparse.ArgumentTypeError(f"{text}: give {_FEWEST} or more, for SnapKV's window")
     return int(text)
@@ -337,11 +337,17 @@ if __name__ == "__main__":
     parser = benchmark_parser("generation", "Measure generation with shared prompts, against copies of the prompt.")
     parser.add_argument("--preset", choices=PRESETS, default="small", help="the model's shape and its sizes")
     parser.add_argument("--entries", type=prompt_entries, nargs="+", help="prompt lengths n")
-    parser.add_argument("--replicates", type=int, help="K")
-    parser.add_argument("--horizon", type=int, help="H")
+    parser.add_argument("--replicates", type=int, help="replicates K of each action")
+    parser.add_argument("--horizon", type=int, help="horizon H, in tokens")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="none for the phases alone")
-    parser.add_argument("--before", type=Path, help="a working tree of another commit")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of a CPU")
+    parser.add_argument(
+        "--parts",
+        nargs="*",
+        choices=PARTS,
+        default=list(PARTS),
+        help="parts to measure; give none to measure only the phases",
+    )
+    parser.add_argument("--before", type=Path, help="a working tree of another commit, whose phases are measured too")
     parser.add_argument("--repetitions", type=int, default=2)
     run(parser, "steps", measure_all)

@@ -1,4 +1,4 @@
-"""Large logs: from events to trajectories and to the decomposition, against a query of DuckDB over the same events.
+"""Time large logs from events to trajectories and to the decomposition, against a query of DuckDB over the events.
 
     python -m benchmarks.scale                            # 10 and 100 million events: some five minutes, 3 GB of disk
     python -m benchmarks.scale --events 10e6 --json
@@ -85,12 +85,12 @@ def sizes_for(events: int) -> Sizes:
 
 
 def write(location: str, sizes: Sizes) -> None:
-    """Write the log."""
+    """Write the store with its events, underived."""
     write_study(location, sizes, derived=False)
 
 
 def is_written(location: str, sizes: Sizes) -> bool:
-    """Return whether the log exists and is whole."""
+    """Return whether the store exists and has all events."""
     try:
         return Store.open(location).row_count("events") == sizes.events
     except InputError:
@@ -98,7 +98,7 @@ def is_written(location: str, sizes: Sizes) -> bool:
 
 
 def forget_derived(location: str) -> None:
-    """Empty the tables that are made from the log."""
+    """Empty the tables that are derived from the events of coupled pairs."""
     for table in DERIVED[PLAIN]:
         shutil.rmtree(Path(location, table))
     Store.create(location)
@@ -110,7 +110,7 @@ def derive(location: str) -> int:
 
 
 def open_alone(location: str) -> None:
-    """Open the views."""
+    """Open the views, and read none."""
     kvdrift.open(location).close()
 
 
@@ -136,7 +136,7 @@ def bootstrap(location: str) -> int:
 
 
 def by_hand(location: str) -> Cells:
-    """Compute the decomposition from events."""
+    """Compute the decomposition from the files of events by the query ``BY_HAND``."""
     with duckdb.connect(":memory:") as connection:
         connection.execute("set enable_progress_bar = false")
         events = parquet_files(Store.open(location).files("events"))
@@ -174,7 +174,11 @@ def measure_size(folder: Path, events: int) -> Measurement:
 
 
 def check_equal(ours: Cells, theirs: Cells) -> None:
-    """Check that the view and the query have the same numbers."""
+    """Check that the view and the query have the same numbers, to 1e-9.
+
+    Raises:
+        OperationError: They have different numbers.
+    """
     named = [(row[0], other[0]) for row, other in zip(ours, theirs, strict=True)]
     numbers = ((a, b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row[1:], other[1:], strict=True))
     if not ours or any(name != other for name, other in named) or any(abs(a - b) > 1e-9 for a, b in numbers):

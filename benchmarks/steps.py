@@ -1,8 +1,8 @@
-"""Steps of decoding before pairs diverge and after, against their bound, and against those of another commit.
+"""Time steps of decoding before pairs diverge and after, against a bound, and against those of another commit.
 
-"before divergence" decodes one replicate, whose few streams are shared as ever; "after divergence" decodes K with all
-streams apart, of three actions and the control. Each is measured in separate processes, in turn with the other
-commit.
+"before divergence" decodes one replicate, which shares streams as in any run; "after divergence" decodes K replicates,
+none of which shares a stream. Both decode three actions and the control. Each phase is measured in separate processes,
+in turn with the other commit.
 
 The bound is the least time of a step: its bytes at the rate of a large copy, or its products at the rate of a large
 product, whichever takes longer. Smaller work is left out: norms, rotation, the bookkeeping of streams.
@@ -144,7 +144,7 @@ class Phase:
         return self.steps_per_second / self.bound
 
     def facts(self) -> dict[str, Any]:
-        """The facts of the phase that its rows do not have."""
+        """Return the facts of the phase that its rows do not have: streams and bound."""
         return {"streams": round(self.streams, 1), "bound": round(self.bound, 3)}
 
 
@@ -173,7 +173,7 @@ def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
 
 
 def _work(case: Case, streams: float) -> StepWork:
-    """Return the least work of a step, with so many streams and the control as a fourth action."""
+    """Return the least work of a step with ``streams`` open streams, the control being a fourth action."""
     entries: Sequence[int] = [case.entries, *case.kept(), case.entries]
     actions = len(entries) - 1
     compressed = (streams - case.replicates) / actions

@@ -1,12 +1,12 @@
-"""Costs of a store with many units: appending, asking and opening, as runs leave the store and after a compaction.
+"""Measure appending to a store with many units, querying and opening it, as runs leave it and after a compaction.
 
     python -m benchmarks.store                          # 1,000, 10,000 and 100,000 units, the largest takes longest
     python -m benchmarks.store --units 500 5000 --json
 
 Each part runs in a separate process; of a part shorter than a second, the fastest of 8 runs counts. Ratios are CPU
-seconds of the smallest size by those of this size; no part but ``verify``, which reads every row, may take 1.5 times as
-long at 100,000 units as at 1,000. All documents have answers, and all pairs are scored. A commit has the 48 units of 16
-documents. A run makes some commits, derives, scores and joins small files.
+seconds of the smallest size divided by those of this size; no part but ``verify``, which reads every row, may take 1.5
+times as long at 100,000 units as at 1,000. All documents have answers, and all pairs are scored. A commit has the 48
+units of 16 documents. A run makes some commits, derives, scores and joins small files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from kvdrift.verification.whole_store import verify as verified
 ANSWERED = {"answers": ["a", "b"], "scoring": "all"}
 DOCUMENTS_PER_COMMIT, COMMITS_PER_RUN = 16, 20
 REPETITIONS = 8  # a part shorter than a second runs so often
-APPENDED = [document_row(1, 9_999_999 - number) | ANSWERED for number in range(2 * REPETITIONS)]  # in both forms
+# The documents whose units are appended to a store, as runs leave the store and after a compaction.
+APPENDED = [document_row(1, 9_999_999 - number) | ANSWERED for number in range(2 * REPETITIONS)]
 
 Record = dict[str, Any]
 
@@ -75,7 +76,7 @@ PARTS = (status, derive, views, catalogue, append)  # of both forms
 
 
 def write(location: str | Path, units: int) -> None:
-    """Make a store like that of many consecutive runs."""
+    """Make a store of at least ``units`` units, like that of many consecutive runs."""
     documents = [document_row(1, number) | ANSWERED for number in range(-(-units // ONE_DOCUMENT.actions))]
     store = new_study(str(location), ONE_DOCUMENT, 0, [*documents, *APPENDED])
     for number, first in enumerate(range(0, len(documents), DOCUMENTS_PER_COMMIT), 1):
@@ -104,7 +105,7 @@ def compact_written(folder: Path, _units: int) -> None:
 
 
 def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, int, Any]]:
-    """Yield each part's name, whether the store is compacted, its number of units, and the measurement."""
+    """Yield for each part its name, the store's form (compacted or not) and number of units, and the measurement."""
     for units in sizes:
         store, new = folder / str(units), iter(APPENDED)
         for form, prepare in (("as runs leave it", write), ("compacted", compact_written)):

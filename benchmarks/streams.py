@@ -1,4 +1,4 @@
-"""Events that arrive as a stream, through ``DeriveTrajectories`` on Beam's in-process runner, against the batch path.
+"""Time events that arrive as a stream: ``DeriveTrajectories`` on Beam's in-process runner, against the batch path.
 
     python -m benchmarks.streams                          # 2 million events over 1,000 replicates; half a minute
     python -m benchmarks.streams --replicates 16000 --horizon 128
@@ -23,11 +23,11 @@ from benchmarks.measurement import Measurement, benchmark_parser, measure, run
 from kvdrift.schema.tables import EVENTS, PAIR_COLUMNS
 from kvdrift.transforms.derivation import derive_trajectories
 
-BATCH_ROWS = 10_000  # of an element
+BATCH_ROWS = 10_000  # of a batch, which is one element of the stream
 
 
 def write_events(path: Path, replicates: int, horizon: int) -> None:
-    """Write whole replicates in order, and the same events as a stream beside them."""
+    """Write whole replicates in order to the file ``whole`` of a folder, and their events as a stream to ``stream``."""
     chance, rows = np.random.default_rng(1), replicates * horizon
     x = chance.integers(0, 50, rows)
     names = {name: np.repeat("one", rows) for name in ("study", "model", "doc", "action")}
@@ -51,13 +51,13 @@ def write_events(path: Path, replicates: int, horizon: int) -> None:
 
 
 def derive_whole(path: Path) -> int:
-    """Derive the replicates at once; return the number of steps."""
+    """Derive all replicates of the file ``whole`` in a folder by one call; return the number of steps."""
     with pa.memory_map(str(path / "whole")) as source:
         return int(derive_trajectories(pa.ipc.open_file(source).read_all()).steps.num_rows)
 
 
 def derive_stream(path: Path, horizon: int) -> int:
-    """Derive the stream in Beam's in-process runner; return the number of steps."""
+    """Derive the file ``stream`` in a folder by Beam's in-process runner; return the number of steps."""
     import apache_beam as beam  # noqa: PLC0415 - the peer's process needs no Beam
 
     from kvdrift.transforms import DeriveTrajectories  # noqa: PLC0415
@@ -83,10 +83,11 @@ def derive_stream(path: Path, horizon: int) -> int:
 def compare(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     """Derive the same events in order and as a stream."""
     rows = options.replicates * options.horizon
-    measure(write_events, folder, options.replicates, options.horizon)  # elsewhere: a child inherits this peak
+    # In another process, since a child process inherits the peak memory of this one.
+    measure(write_events, folder, options.replicates, options.horizon)
     whole, stream = measure(derive_whole, folder), measure(derive_stream, folder, options.horizon)
     if not whole.value == stream.value == rows:
-        raise SystemExit(f"{whole.value} and {stream.value} steps of {rows} events")
+        raise SystemExit(f"{whole.value} steps in order and {stream.value} from the stream, must both be {rows}")
     arrived = rows + rows // 20
     table = [
         whole.row("derived in order", rows / whole.cpu_seconds),

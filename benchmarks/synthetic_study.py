@@ -60,12 +60,12 @@ class Sizes:
 
     @property
     def events(self) -> int:
-        """Rows of the events table."""
+        """The number of events."""
         return self.strata * self.documents * self.actions * self.replicates * self.horizon
 
     @property
     def action_names(self) -> list[str]:
-        """Actions from the mildest to the harshest."""
+        """The names of the actions, from the mildest to the harshest."""
         return [f"keep-{number}" for number in range(self.actions, 0, -1)]
 
 
@@ -131,7 +131,7 @@ def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def document_row(stratum: int, number: int) -> dict[str, Any]:
-    """Return a row of ``documents``."""
+    """Return a row of ``documents``: document ``number`` of a stratum, with a prompt of 1,024 ``stratum`` tokens."""
     name = f"synthetic-{stratum}-{number:04}"
     return {
         "study": STUDY, "model": MODEL, "doc": name, "split": "evaluation", "stratum": f"SYNTHETIC-{stratum}K",
@@ -140,7 +140,7 @@ def document_row(stratum: int, number: int) -> dict[str, Any]:
 
 
 def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rates:
-    """Return the rates of each document: harsher actions and longer prompts diverge earlier."""
+    """Return the rates of each document and action: with harsher actions and longer prompts, pairs diverge earlier."""
     harshness = np.linspace(0.5, 2.0, sizes.actions)
     uniform = np.array([_generator(seed, row["doc"], "rates").random(5) for row in documents])  # [documents, 5]
     length = np.array([row["prompt_tokens"] / 1024 for row in documents])
@@ -157,13 +157,16 @@ def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rate
 
 
 def draw_uniforms(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> _Float:
-    """Return uniforms that determine the paths of each document: [documents, actions, K, H, 4] on [0, 1)."""
+    """Return the uniforms from which pairs are drawn: [documents, actions, K, H, 4] on [0, 1)."""
     shape = (sizes.actions, sizes.replicates, sizes.horizon, 4)
     return np.stack([_generator(seed, row["doc"], "paths").random(shape) for row in documents])
 
 
 def draw_paths(rates: Rates, uniform: _Float) -> Paths:
-    """Return the paths of events; ``uniform`` [documents, actions, K, H, 4]: mismatch, size, EOS, token."""
+    """Return coupled pairs, arrays [documents, actions, K, H], from rates and uniforms.
+
+    ``uniform`` is [documents, actions, K, H, 4]; its last axis decides mismatch, size of the distance, EOS, and token.
+    """
     shape = uniform.shape[:-1]
     horizon = shape[-1]
     entry, after_agreement, after_mismatch, saturated, eos = (
@@ -189,7 +192,8 @@ def draw_paths(rates: Rates, uniform: _Float) -> Paths:
         diverged |= mismatched
         token = (1 + token_u * (VOCABULARY - 2)).astype(np.int32)  # 1..VOCABULARY - 2, so that token + 1 exists
         ends = eos_u < eos
-        # An agreement with a side past its EOS is an EOS; a mismatch with EOS in it has it on one side, by halves.
+        # An agreement with a side past its EOS is an EOS. A mismatch that ends a text ends X or Y, each in half of the
+        # cases.
         x_ends = x_over | (~mismatched & y_over) | (ends & ~y_over & (~mismatched | (eos_u < eos / 2)))
         y_ends = y_over | (~mismatched & x_over) | (ends & ~x_over & (~mismatched | (eos_u >= eos / 2)))
         x_over, y_over = x_ends, y_ends

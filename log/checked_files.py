@@ -61,7 +61,8 @@ class CheckedFiles:
     def damage(self, table: str, file: StoredFile, data: bytes) -> str | None:
         """Return how a file's bytes differ from the committed or known content; None if they are equal.
 
-        A damaged file is forgotten, so that no later check counts it as whole.
+        A whole file is recorded with the present time. A damaged file is forgotten, so that no later check counts the
+        file as whole.
         """
         digest, check = content_digest(data), self._checks.get(f"{table}/{file.path}")
         self.forget(table, file.path)
@@ -84,7 +85,7 @@ class CheckedFiles:
             self._checks[f"{table}/{path}"] = check._replace(at=0.0)
 
     def save(self, visible: Iterable[str]) -> None:
-        """Save the results for visible files, by table and path; nothing is saved if the store is read-only."""
+        """Save the results for the files ``visible``, each ``TABLE/PATH``; save nothing if the store is read-only."""
         there = set(visible)
         lines = [f"{path}\t{check.digest}\t{int(check.at)}\n" for path, check in self._checks.items() if path in there]
         with suppress(OSError):
@@ -104,10 +105,10 @@ def read_pages(data: bytes) -> None:
 
 
 def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within: float = 0.0) -> str | None:
-    """Read visible files of a store, by table; return what is wrong with the first damaged one, None if all are whole.
+    """Read visible files of a local store, given by table; return the fault of the first damaged file, None without.
 
-    A file of a large table (a row for each event, replicate or position) is passed over if it was found whole
-    ``within`` this many seconds and its size is unchanged. All other files are small and always read.
+    A file of a large table (a row for each event, replicate or position) is passed over if it was found whole less than
+    ``within`` seconds ago and its size is unchanged. All other files are small and always read.
     """
     memory, visible = CheckedFiles(store), list[str]()
     try:

@@ -31,16 +31,17 @@ from kvdrift.schema.rows import Wide, combined_codes
 from kvdrift.schema.tables import TABLES
 
 PACK_ROWS: Final = 1 << 22
-"""Rows of one file, limited by the memory for sorting."""
+"""The most rows of a merged file, limited by the memory for sorting."""
 
 GATHERED_ROWS: Final = 1 << 20
-"""Rows of a file into which many files are merged while a store grows."""
+"""The most rows of a file into which small files are merged while a store grows."""
 
 
 class Tiers(NamedTuple):
-    """Classes of files by their number of rows: boundaries are powers of ``base``, also the most files of a class.
+    """Classes of files by their number of rows, with powers of ``base`` as boundaries.
 
-    All files with fewer rows than ``small`` are one class.
+    A file with fewer than ``small`` rows counts as a file of ``small`` rows. The files of a class are merged once there
+    are more than ``base``.
     """
 
     base: int
@@ -61,9 +62,9 @@ class Rewritten:
 
 
 def gather(folder: DeltaFolder, table: str, most: int = GATHERED_ROWS) -> int:
-    """Merge files of a table if there are many of one size, small files first; return how many were replaced.
+    """Merge the files of each class of ``Tiers`` that has too many, small files first; return how many were replaced.
 
-    Files with at least half of ``most`` rows, and damaged files, stay as they are.
+    A merged file has at most ``most`` rows. Files with at least half as many, and damaged files, stay as they are.
     """
     count, tiers = 0, _LARGE if table in NUMBERED else _SMALL
     for sources in too_many(folder.load(table).files(), most, tiers if is_local(folder.location) else _REMOTE):
@@ -86,7 +87,10 @@ def compact(folder: DeltaFolder, table: str, done: Callable[[int], None]) -> Rew
 
 
 def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LARGE) -> list[list[StoredFile]]:
-    """Return the groups of files of one size that have too many members, small files first."""
+    """Return the files of each class of ``tiers`` that has more than ``tiers.base`` files, small files first.
+
+    Files with at least half of ``most`` rows are left out.
+    """
     sizes = defaultdict[int, list[StoredFile]](list)
     for file in files:
         if (rows := file.rows or 0) < most // 2:
@@ -97,7 +101,7 @@ def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LARGE) -> l
 def put_together(folder: DeltaFolder, table: str, sources: Sequence[StoredFile]) -> Rewritten:
     """Write the rows of some files as one file, sorted by key, by one commit.
 
-    Nothing is replaced if another compaction has replaced one of the files meanwhile.
+    Damaged files stay. Nothing is replaced if another compaction has replaced one of the files meanwhile.
     """
     loaded = folder.load(table)
     paths = {file.path for file in sources} & set(loaded.paths())
@@ -141,7 +145,7 @@ def _key_order(rows: pa.Table, key: Sequence[str]) -> Wide:
 
 
 def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
-    """Number the values of a column in order, null being 0; also return a number larger than all."""
+    """Return the rank of each value of a column, int64 with 0 for null; also return a number above all ranks."""
     values = column.combine_chunks()
     values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
     coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
@@ -186,7 +190,7 @@ def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
 def delete_replaced(folder: DeltaFolder, table: str, age: timedelta) -> tuple[int, int]:
     """Delete the files of a table that were replaced at least ``age`` ago, after a commit that records the deletion.
 
-    Temporary files of killed writers go too. Returns the number of replaced files and their size in bytes.
+    Temporary files of killed writers are deleted too. Returns the number of deleted replaced files, and their bytes.
     """
     folder.sweep(table)
     version, replaced = replaced_files(join(folder.location, table), age)

@@ -1,4 +1,4 @@
-"""Count what a store holds: documents, their units, scored pairs, waiting replicates, files and bytes."""
+"""Count the documents, units and scored pairs of a store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The units of one document under one revision of an action and one estimator, and all their replicates.
+    """How many units and replicates one document has under one revision of an action and one estimator.
 
     ``unknown`` is the number of units that do not record which weights made them.
     """
@@ -70,11 +70,11 @@ class Scored(NamedTuple):
 
 
 Holdings = Counter[tuple[Place, Held]]
-"""The number of documents of a place that have exactly these units."""
+"""The number of documents of each place that have the same counts of units."""
 
 
 class Counts(NamedTuple):
-    """The counts of a store's content."""
+    """How many documents, units and scored pairs a store has, by study, model, split and stratum or action."""
 
     documents: Counter[Place]  # the number of documents of each place
     generated: Counter[Place]  # the number of documents of each place that have a current unit
@@ -102,8 +102,8 @@ def stored_counts(
 ) -> Counts:
     """Count a store's documents, units and scored pairs.
 
-    ``actions`` are all rows of that table, read before. ``units_and_missing`` loads the table ``units``, and makes the
-    rows that the table lacks for visible events.
+    ``actions`` are all rows of table ``actions``, read before this call. ``units_and_missing`` loads the table
+    ``units``, and makes the rows that the table lacks for visible events.
     """
     scored = folder.load("scores")  # first, so that the units of all scored pairs are there
     stored, missing = units_and_missing()
@@ -142,7 +142,7 @@ def stored_counts(
 
 
 def _places(documents: pa.Table) -> tuple[list[Place], pa.Table]:
-    """Return the places of documents, and of each document (``_DOCUMENT``) its place's number in this list."""
+    """Return the distinct places, and a row for each document: ``_DOCUMENT`` and ``place``, an index into places."""
     rows = documents.append_column("answered", _answered(documents["answers"].combine_chunks()))
     kinds = rows.group_by([*_OF_PLACE], use_threads=False).aggregate([("doc", "list")])
     docs = kinds["doc_list"].combine_chunks()
@@ -156,7 +156,7 @@ def _places(documents: pa.Table) -> tuple[list[Place], pa.Table]:
 
 
 def _answered(answers: pa.ListArray) -> pa.Array:
-    """Tell which lists have a text that is not empty."""
+    """Return for each list of texts whether it has a text that is not empty."""
     stated = pc.greater(pc.binary_length(answers.flatten()), 0)
     answered = np.zeros(len(answers), dtype=np.bool_)
     answered[pc.list_parent_indices(answers).filter(stated).to_numpy()] = True
@@ -164,7 +164,7 @@ def _answered(answers: pa.ListArray) -> pa.Array:
 
 
 def _grouped(rows: pa.Table, names: Sequence[str], sums: Sequence[tuple[Any, str]]) -> pa.Table:
-    """Return a row with sums for each combination of values of some columns, without dictionaries."""
+    """Return a row for each combination of values of the columns ``names``, with ``sums`` and without dictionaries."""
     sums_of = rows.group_by([*names], use_threads=False).aggregate([*sums])
     words = {field.name: field.type.value_type for field in sums_of.schema if pa.types.is_dictionary(field.type)}
     return sums_of.cast(pa.schema([field.with_type(words.get(field.name, field.type)) for field in sums_of.schema]))
@@ -176,7 +176,7 @@ def _count(
     key: Callable[[Mapping[str, Any]], Any],
     total: tuple[str | list[str], str] = ([], "count_all"),
 ) -> Counter[Any]:
-    """Count rows, or add up another total, by the ``key`` of their study, model, place and some columns."""
+    """Count rows, or add up ``total``, by ``key``, a function of study, model, place and the columns ``names``."""
     counts, of = Counter[Any](), ["study", "model", "place", *names]
     counted = rows.group_by(of, use_threads=False).aggregate([total])
     for row in counted.rename_columns([*of, "total"]).to_pylist():

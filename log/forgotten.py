@@ -1,7 +1,7 @@
 """The documents that were removed from a store for good, so that no writer brings them back.
 
-The file ``.forgotten`` in the store has a line for each: study, model, split, stratum, and a salted SHA-256 of the
-document's id. The id itself is nowhere.
+The file ``.forgotten`` in the store has a line for each document: study, model, split, stratum, and a salted SHA-256 of
+the document's id. The id itself is not in the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvdrift.schema.errors import DamagedStoreError, InputError
 from kvdrift.schema.location import is_local
 
 FORGOTTEN: Final = ".forgotten"
-"""The name of the file in a store."""
+"""The name of the file that lists removed documents, in a store's folder."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ForgottenDocuments:
         )
 
     def has(self, doc: str) -> bool:
-        """Tell whether a document was forgotten, in any study and model."""
+        """Tell whether one of these documents, of any study and model, has the id ``doc``."""
         return any(_digest(line["salt"], doc) == line["sha256"] for line in self.lines)
 
     def count(self, split: str, stratum: str) -> int:
@@ -65,9 +65,9 @@ def forgotten_documents(location: str) -> ForgottenDocuments:
 
 
 def add_forgotten(location: str, documents: Iterable[Mapping[str, Any]], doc: str) -> None:
-    """Record durably that a document is removed for good.
+    """Record durably that the document with the id ``doc`` is removed for good.
 
-    ``documents`` have study, model, split and stratum; documents that are recorded already are left out.
+    ``documents`` are its rows, one for each study and model, with split and stratum; recorded rows are left out.
     """
     known = forgotten_documents(location)
     lines = [*known.lines]
@@ -81,7 +81,11 @@ def add_forgotten(location: str, documents: Iterable[Mapping[str, Any]], doc: st
 
 
 def refuse_forgotten(location: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse rows, with study, model and doc, of documents that were removed for good."""
+    """Check that no row, with study, model and doc, belongs to a document that was removed for good.
+
+    Raises:
+        InputError: A row belongs to such a document.
+    """
     forgotten = forgotten_documents(location)
     for study, model, doc in {(row["study"], row["model"], row["doc"]) for row in rows} if forgotten.lines else ():
         if forgotten.of(study, model).has(doc):

@@ -37,7 +37,7 @@ class LastTimes:
         runs: When each study and model was last run without a failure, also if nothing was left to do.
         estimates: When estimates of each study and model were last stored, and the events version behind them.
         check: When the store was last verified.
-        faults: How many faults that check, or the last check of everything, found.
+        faults: The most faults that a check found since the last check of everything, that check included.
     """
 
     runs: dict[StudyModel, datetime] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def record_estimates(location: str, study: str, model: str, events_version: int)
     """Record that estimates of an events version are about to be stored.
 
     A process that is killed before it stores them leaves a record of a version without estimates, which readers of
-    the record notice. The record of an earlier time would look right.
+    the record notice. Without this record, the record of earlier estimates would remain and look right.
     """
     _record(location, {"what": "estimate", "study": study, "model": model, "events_version": events_version})
 

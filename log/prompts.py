@@ -33,7 +33,7 @@ class KeptEntries:
 
 
 def layer_groups(layers: int, entries: int) -> int:
-    """Return the number of groups of layers for a prompt of ``entries``: one a layer, or fewer to bound the counts."""
+    """Return the number of groups of layers for a prompt of ``entries``: one each, or fewer to bound the counts."""
     return max(1, min(layers, MOST_COUNTS // entries))
 
 
@@ -67,9 +67,9 @@ def kept_row(unit: Mapping[str, Any], kept: KeptEntries) -> dict[str, Any]:
 
 
 def append_prompts(folder: DeltaFolder, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Append rows of table ``prompts`` by one commit, unless it has their keys, even with other values.
+    """Append those rows whose keys table ``prompts`` lacks, by one commit; return how many.
 
-    Returns how many rows are new.
+    A stored row stays even if the given row of the same key has other values.
     """
     by_key = {tuple(row[name] for name in _NAMES): row for row in rows}
     new: list[Mapping[str, Any]] = []

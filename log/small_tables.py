@@ -24,6 +24,9 @@ def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
     """Append those rows whose keys a small table (one of ``KEYED``) lacks; return how many.
 
     The rows have the declared schema. Nulls in key columns count as equal to each other.
+
+    Raises:
+        InputError: Two rows of one key, given or stored, have different values. Then nothing is appended.
     """
     new = rows
 
@@ -40,13 +43,13 @@ def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
 
 
 def _missing(folder: DeltaFolder, loaded: Snapshot, table: str, rows: pa.Table) -> pa.Table:
-    """Return the rows whose keys the table lacks."""
+    """Return the rows whose keys the table lacks; raise InputError if rows of one key have different values."""
     key = list(TABLES[table].key)
     stored = folder.read(loaded, key)
     for name in key:  # each remaining row shares every key column with some given row
         stored = stored.filter(pc.is_in(stored[name], value_set=pc.unique(rows[name])))
     if not stored.num_rows and rows.group_by(key).aggregate([]).num_rows == rows.num_rows:
-        return rows  # the usual case: thousands of new estimates at once
+        return rows  # the usual case: thousands of new estimates in one call
     known = {_key(table, row): row for row in folder.read(loaded, TABLES[table].columns).to_pylist()}
     new = []
     for row in rows.to_pylist():

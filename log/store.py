@@ -12,8 +12,9 @@ Files are not keys
     any time. A commit that only rewrites files leaves ``data_version`` as it was.
 
 Exactly once
-    delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. The store then finds
-    again which units are still missing (``kvdrift.log.units.commits``).
+    A commit has application ids. delta-rs refuses the commit if another commit with one of these ids came after the
+    snapshot from which the commit was made. The store then finds again which units are still missing
+    (``kvdrift.log.units.commits``).
 
 Schema versions
     Each table has the version of its schema as a property. A store of another version is refused.
@@ -73,9 +74,11 @@ _Made = TypeVar("_Made")
 
 
 class Store:
-    """A store's tables: reading at versions, appending once. Safe for writers at once, in threads and processes.
+    """The tables of a store: read them at versions, and append each row once.
 
-    Once a store was used, processes must be spawned and not forked, since delta-rs has threads.
+    Several writers may work at the same time, in threads and processes.
+
+    Once a store was used, new processes must be spawned and not forked, since delta-rs has threads.
     """
 
     def __init__(self, location: str | Path) -> None:
@@ -115,7 +118,7 @@ class Store:
         return {table: self.version(table) for table in TABLES}
 
     def data_version(self, table: str, version: int | None = None) -> int:
-        """Return the version, up to the given or the latest one, since which no row of a table has changed."""
+        """Return the last version, up to ``version`` or else the latest, whose commit changed a row of a table."""
         return self._folder.data_version(self._load(table, version))
 
     def paths(self, table: str, version: int | None = None) -> list[str]:
@@ -146,7 +149,8 @@ class Store:
         """Read the rows of a table at a version, in all or some columns of its declared schema; verify page checksums.
 
         Raises:
-            InputError: The table, a column or the version is unknown, or a file is missing or damaged.
+            InputError: The table, a column or the version is unknown.
+            DamagedStoreError: A file is missing or damaged.
         """
         loaded = self._load(table, version)
         declared = TABLES[table].columns
@@ -167,9 +171,9 @@ class Store:
     def records_of(
         self, path: str, units: Collection[int], known: Collection[int], version: int | None = None
     ) -> dict[int, dict[str, Any]]:
-        """Make rows of ``units``, by number, for units without a row that have events in a file.
+        """Return rows of table ``units``, by number, made for units without a row from a file of ``events``.
 
-        ``known`` are the numbers of the units that have a row.
+        ``units`` are the numbers of units with events in the file ``path``, and ``known`` those that have a row.
         """
         return records_of(self._folder, self._load("events", version), path, units, known)
 
@@ -182,7 +186,7 @@ class Store:
         return self._units.counts(self._load("units", version))
 
     def unit_rows(self, numbers: Wide, columns: Sequence[str], version: int | None = None) -> pa.Table:
-        """Read the rows of ``units`` that have some numbers, in some columns."""
+        """Read the given columns of the rows of ``units`` that have the given numbers."""
         return self._units.read(self._load("units", version), numbers, columns)
 
     def of_files(
@@ -203,7 +207,9 @@ class Store:
         *,
         coded: bool = False,
     ) -> pa.Table:
-        """Return the rows of all current units with visible events, including rows not written yet.
+        """Return the rows of current units with visible events, of one or all studies and models.
+
+        Rows that table ``units`` lacks are included.
 
         With ``coded``, texts are dictionaries, one for each column, which is faster to count and compare.
         """
@@ -242,7 +248,8 @@ class Store:
     def counts(self, actions: pa.Table) -> Counts:
         """Count documents, the units that they have, and scored pairs.
 
-        ``actions`` are all rows of that table, read before, since a revision is declared before its units are stored.
+        ``actions`` are all rows of table ``actions``, read before this call, since a revision is declared before its
+        units are stored.
         """
         return stored_counts(self._folder, actions, self._stored_and_missing)
 
@@ -256,7 +263,11 @@ class Store:
         return self._folder.count_rows(self._load(table))
 
     def underived(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
-        """Return the sorted numbers of the units without rows in each derived table, at the latest or some versions."""
+        """Return for each derived table the sorted numbers of units that lack rows, at the latest or given versions.
+
+        Raises:
+            DamagedStoreError: A derived table has rows of units that ``units`` lacks.
+        """
         return self._units.lacking(versions)
 
     def pending(self) -> Pending:
@@ -268,13 +279,22 @@ class Store:
         return np.unique(np.concatenate([*self.underived(versions).values()]))
 
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
-        """Check that rows of units and derived tables belong to existing events; reads logs and ``units``."""
+        """Check that no events of stored units are lost, and that no table has rows that belong to no stored unit.
+
+        This reads logs and ``units``, and files of ``events`` only if there are more events than ``units`` counts.
+
+        Raises:
+            DamagedStoreError: Events are lost, or a table has more rows than its units.
+        """
         self._units.check_whole(versions)
 
     def check_files(self, versions: Mapping[str, int], within: float = 0.0) -> None:
         """Read the files of a local store at some versions, and check that they are as committed.
 
-        Files of large tables are passed over if they were found whole ``within`` this many seconds.
+        Files of large tables are passed over if they were found whole less than ``within`` seconds ago.
+
+        Raises:
+            DamagedStoreError: A file is damaged.
         """
         if is_local(self.location):
             files = {table: self.stored_files(table, version) for table, version in versions.items()}
@@ -282,7 +302,7 @@ class Store:
                 raise self._folder.damaged(damage)
 
     def covered_version(self, table: str, app_id: str) -> int | None:
-        """Return the events version that an application's commits cover in a derived table; None before the first."""
+        """Return the events version that commits of ``app_id`` cover in a derived table; None without such commits."""
         return self._load(table).transaction_version(app_id)
 
     def _load(self, table: str, version: int | None = None) -> Snapshot:
@@ -324,11 +344,11 @@ class Store:
         Units are compared with the store's units at the time of the commit.
 
         Raises:
-            ContradictionError: The store has a unit with other events. Nothing is then committed.
+            ContradictionError: The store has a unit with other events. No unit is then committed.
             InputError: The events are not exactly those of the unit, a replicate range overlaps a stored range
-                with other bounds, or writing is not permitted. Nothing is then written.
-            UnlikeUnitsError: A unit keeps or reads other entries than stored units of its document, action,
-                revision and estimator, or has another horizon, seed or model than its study. Nothing is then written.
+                with other bounds, or writing is not permitted. No unit is then committed.
+            UnlikeUnitsError: A unit keeps or reads other entries than other units of its document, action,
+                revision and estimator, or has another horizon, seed or model than its study. No unit is then committed.
             OperationError: Writing failed.
         """
         refuse_forgotten(self.location, (unit.record for unit in units))
@@ -393,8 +413,8 @@ class Store:
     def commit_derived(self, table: str, files: Iterable[DerivedFile], app_id: str, version: int) -> int:
         """Make derived rows visible by one commit, each unit once, and return how many units were not visible before.
 
-        The commit records ``version``, the version of ``events`` that the rows cover. No commit is made if no unit is
-        new.
+        The commit records under the application id ``app_id`` the ``version`` of ``events`` that the rows cover. No
+        commit is made if no unit is new.
         """
         self._check_table(table)
         return commit_derived(self._folder, self._units, table, [*files], {app_id: version})
@@ -429,8 +449,8 @@ class Store:
     ) -> int:
         """Replace the files whose rows ``change`` changes; return how many were replaced.
 
-        ``change`` returns the same object for rows that stay. If only rows of some documents change, sorted ``docs``,
-        only files that may have some of them are read.
+        ``change`` returns the same object for rows that stay. With ``docs``, the sorted ids of the documents whose rows
+        may change, only files that may have such rows are read.
         """
         loaded = self._load(table)
         paths = loaded.paths()
@@ -439,7 +459,7 @@ class Store:
         )
 
     def forget_history(self, table: str) -> None:
-        """Delete all earlier versions of a local table; ``DeltaFolder.forget_history`` says more."""
+        """Delete all versions of a local table before the present one; ``DeltaFolder.forget_history`` says more."""
         self._folder.forget_history(table)
 
     def make_tables(self) -> None:

@@ -1,4 +1,4 @@
-"""What a store holds: studies to choose from, replicates that wait for positions, files and bytes."""
+"""Find a store's studies, its replicates that wait for positions, and its files and bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from kvdrift.schema.tables import EVENTS, GROUP_KEY, PLAIN, TABLES
 
 
 def stored_studies(store: Store, study: str | None = None) -> list[tuple[str, str]]:
-    """Return the studies and models of all documents of a store, or of one study; at least one."""
+    """Return the (study, model) pairs of a store's documents, of all studies or of one.
+
+    Raises:
+        InputError: There are no documents, or none of the study.
+    """
     rows = store.read("documents", columns=["study", "model"]).to_pylist()
     there = sorted({(row["study"], row["model"]) for row in rows})
     if not there:
@@ -33,14 +37,18 @@ def stored_studies(store: Store, study: str | None = None) -> list[tuple[str, st
 
 
 def chosen_study(store: Store, study: str | None = None, model: str | None = None) -> tuple[str, str]:
-    """Return the name and model id of the study of ``--study`` and ``--model``; without them, of the only study."""
+    """Return the name and model id of the study of ``--study`` and ``--model``; without them, of the only study.
+
+    Raises:
+        InputError: The store has no such study or model, or has several and the option is missing.
+    """
     there = set(stored_studies(store))
     for option, place, requested in (("study", 0, study), ("model", 1, model)):
         known = {key[place] for key in there}
         if requested is not None and requested not in known:
             raise InputError(f"--{option} {requested}: not in {store.location}; {nearest(requested, known)}")
         if requested is None and len(known) > 1:
-            raise InputError(f"{store.location} holds several: give --{option}, one of {', '.join(sorted(known))}")
+            raise InputError(f"{store.location}: --{option} is missing, must be one of {', '.join(sorted(known))}")
         there = {key for key in there if requested in {None, key[place]}}
     (chosen,) = there
     return chosen
@@ -66,7 +74,7 @@ def store_size(location: str) -> dict[str, Any]:
 
 
 def _sizes_below(location: str) -> Iterator[tuple[str, int]]:
-    """Yield the first folder and the size of each file below a location; files that vanish meanwhile are left out."""
+    """Yield the size of each file below a location, with the top folder; files that vanish meanwhile are left out."""
     if not is_local(location):
         files, root = filesystem_of(location)
         for info in files.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)):
@@ -85,7 +93,7 @@ _SCHEMA = pa.schema([EVENTS.schema.field(name) for name in _KEY])
 
 
 class Waiting(NamedTuple):
-    """The replicates that wait, and the documents that these replicates belong to."""
+    """How many replicates wait for rows of missing positions, and how many documents these replicates belong to."""
 
     replicates: int
     documents: int
@@ -98,8 +106,8 @@ class Waiting(NamedTuple):
 def count_waiting(store: Store) -> dict[tuple[str, str], Waiting]:
     """Count the waiting replicates of a store by study and model; empty if none wait.
 
-    Replicates that the store has do not count: their rows stay in a file of the folder while other rows of the file
-    wait. A store behind a URL has no such folder.
+    Waiting rows are in the store's folder ``pieces``, which a store behind a URL does not have. Replicates that the
+    store has do not count: their rows stay in a file of the folder while other rows of that file wait.
 
     Raises:
         DamagedStoreError: A file of the folder cannot be read.
@@ -124,7 +132,7 @@ def count_waiting(store: Store) -> dict[tuple[str, str], Waiting]:
 
 
 def _keys(path: Path) -> pa.Table:
-    """Return the keys of the replicates with rows in a file; none if an ingestion has just removed the file."""
+    """Return the keys of the replicates with rows in a file; no rows if an ingestion has just removed the file."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             parts = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=list(_KEY)))

@@ -70,12 +70,12 @@ class Views:
         The relation is evaluated when fetched. An error during evaluation is DuckDB's own exception.
 
         Raises:
-            InputError: DuckDB cannot parse or bind the query, or the query returns no rows.
+            InputError: DuckDB cannot parse or bind the query, or the query has no result, such as ``set``.
         """
         with failing_in_one_line():
             relation = self.connection.sql(query)
         if relation is None:
-            raise InputError("the query returns no rows: give a select")
+            raise InputError("the query has no result: give a select")
         return relation
 
     def table(self, query: str) -> pa.Table:
@@ -150,7 +150,7 @@ def open_views(
     """Open all views over ``store`` in a new in-memory connection.
 
     Args:
-        store: An existing store, local or behind a URL; tables behind a URL are scanned when a query asks for rows.
+        store: An existing store, local or behind a URL; large tables behind a URL are scanned by each query.
         versions: Delta version by table name; a table that is not named is read at its latest version.
         threads: The number of DuckDB's threads. One thread gives the same rows for the same versions bit for bit, which
             stored estimates need; with more threads, the order of floating-point sums varies, and so their last bit.
@@ -165,11 +165,11 @@ def open_views(
         The views. Each stored table is pinned to one version, so later commits do not show.
 
     Raises:
-        InputError: An unknown table, version or view, a damaged file, or ``threads`` below 1.
+        InputError: An unknown table, version or view, or ``threads`` below 1.
         UnlikeUnitsError: A view in ``kept`` pools replicates, and units of one action and document keep or read unlike
             entries. A view that is not in ``kept`` raises the same error when it is read.
-        DamagedStoreError: Commits are damaged or lost, the events behind derived rows are lost, or a checked file is
-            damaged.
+        DamagedStoreError: Commits are damaged or lost, the events behind derived rows are lost, or a file that is
+            checked or read is damaged.
     """
     if threads < 1:
         raise InputError(f"threads is {threads}: give 1 or more")
@@ -277,7 +277,7 @@ def one_line(error: duckdb.Error) -> KvdriftError:
 
 
 def _place_of(column: str) -> str:
-    """Say which view has a column that rows of other views have only by a join; empty for other columns."""
+    """Return a hint that names the view with a column and the join that adds it; empty for a column of other views."""
     places = ((view, keys) for view, keys in _JOINED.items() if column in contract(view).columns)
     return next((f"{view} has it: add join {view} using ({keys})" for view, keys in places), "")
 
@@ -327,7 +327,7 @@ class Breach:
 
 
 def computed_views() -> tuple[str, ...]:
-    """Return the views that compute rows, sorted, without costly views and views of a stored table's rows."""
+    """Return the names of the views to check, sorted: without costly views, and stored tables without identities."""
     computed = {name: promised for name, promised in contracts().items() if name not in TABLES or promised.identities}
     return tuple(name for name, promised in computed.items() if not promised.costly)
 
@@ -341,7 +341,7 @@ def contract_checks(view: str) -> int:
 def breaches(views: Views, view: str) -> list[Breach]:
     """Return the promises of its contract that a view breaks.
 
-    An identity may read other views, even once for every row. Open ``views`` with these views ``kept``.
+    An identity may read other views, even once for every row; so open ``views`` with those views ``kept``.
     """
     promised = contract(view)
     grain, rows = ", ".join(map(quoted, promised.grain)), f"from {promised.relation} as view"

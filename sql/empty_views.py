@@ -1,9 +1,9 @@
-"""The SQL text of every view, and all views over empty stored tables, which ``kvdrift.sql.catalog`` then replaces.
+"""Find the SQL text of every view, and create all views over empty tables, which ``kvdrift.sql.catalog`` replaces.
 
-Views are in files, except views of stored tables, which leave out superseded rows. DuckDB takes most of a second to
-resolve all views and set their columns' comments. So the views are created once, in a small database that is kept in
-the user's cache folder (measured: it saves .7 s of each command that opens views). DuckDB copies that database into
-each connection without resolving the views again.
+The text of a view is in a file; that of a stored table's view is made here, and leaves out superseded rows. DuckDB
+takes most of a second to resolve all views and set their columns' comments. So the views are created once, in a small
+database that is kept in the user's cache folder (measured: it saves .7 s of each command that opens views). DuckDB
+copies that database into each connection without resolving the views again.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _READS: Final = re.compile(r"\b(?:main|internal)\.\w+")
 
 
 def view_texts() -> Mapping[str, str]:
-    """Return the SQL text of every view's file by view name, each view after the views that it reads."""
+    """Return the SQL text of every view by its name, each view after the views that it reads."""
     return {name.partition(".")[2]: text for name, text in qualified_texts().items()}
 
 
 @functools.cache
 def qualified_texts() -> Mapping[str, str]:
-    """The SQL text of every view by schema and name, each after the views that it reads."""
+    """Return the SQL text of every view by SCHEMA.NAME, each view after the views that it reads."""
     texts = {_qualified(table): stored_text(table) for table in stored_tables()}
     texts |= {_qualified(name): text for name, text in view_files(".sql").items()}
     reads = {name: set(_READS.findall(text)) & texts.keys() for name, text in texts.items()}
@@ -96,7 +96,7 @@ def create_views(connection: duckdb.DuckDBPyConnection) -> None:
 
 @functools.cache
 def _empty_database() -> bytes:
-    """The content of a DuckDB file with all views, as it is kept, or made now."""
+    """Return the content of a DuckDB file with all views, from the cache folder or made now."""
     texts = qualified_texts()
     meanings = {name: [promised.description, *promised.comments.items()] for name, promised in contracts().items()}
     tables = {name: str(table.schema.remove_metadata()) for name, table in TABLES.items()}
@@ -142,7 +142,7 @@ def cache_folder() -> Path:
 
 
 def _made_database(texts: Mapping[str, str]) -> bytes:
-    """Create all views in a new database.
+    """Create all views in a new database, and return the content of its file.
 
     DuckDB would resolve a view again for each view that reads it. So each view is an empty table at first, and a view
     is created before the views that it reads.

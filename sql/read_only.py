@@ -32,7 +32,11 @@ class ReadOnlyViews(Views):
     """Views whose queries can only read the store."""
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """Return the relation of one query that only reads."""
+        """Return the relation of one query, as ``Views.sql`` does.
+
+        Raises:
+            InputError: The text is not a single query that only reads, or DuckDB cannot parse or bind the query.
+        """
         if (count := check_reads(query)) > 1:
             raise InputError(f"{count} queries, but only the last would be answered; give one query at a time")
         return super().sql(query)
@@ -56,7 +60,7 @@ def read_only(views: Views, store: Store) -> ReadOnlyViews:
 
 
 def check_reads(query: str) -> int:
-    """Refuse all but select, explain of a select and pragma of ``PRAGMAS``; return the number of statements."""
+    """Refuse all but select, explain of a select, and a pragma of ``PRAGMAS``; return the number of statements."""
     with failing_in_one_line():
         statements = [(statement.type.name, statement.query) for statement in duckdb.extract_statements(query)]
     for kind, text in statements:
@@ -87,7 +91,7 @@ def _tree(select: str) -> Any:
 
 
 def _query_nodes(tree: Any) -> Iterator[str]:
-    """Yield the types of the queries in all ``with`` clauses, at any depth."""
+    """Yield the types of the queries in all ``with`` clauses of a parsed statement, at any depth."""
     if isinstance(tree, dict):
         if isinstance(node := tree.get("query_node"), dict):
             yield node["type"]

@@ -1,8 +1,7 @@
-"""Make views that pool replicates raise an error if units that they would pool are unlike.
+"""Make views that pool replicates raise an error if the store has units that must not be pooled.
 
-Units of one kept set must keep and read the same entries and units of one study and
-model must have one horizon, seed and model (``kvdrift.log.units.conditions``). Stored tables and views of single
-replicates stay readable.
+Units of one kept set must keep and read the same prompt entries, and units of one study and model must have one
+horizon, seed and model (``kvdrift.log.units.conditions``). Stored tables and views of single replicates stay readable.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ def refuse_unlike_units(
     versions: Mapping[str, int],
     kept: Collection[str] = (),
 ) -> Collection[str]:
-    """If current units of one kept set or study differ, make every view that pools replicates raise an error line.
+    """If current units of one kept set or study differ, make every view that pools replicates raise an error.
 
-    The columns of these views stay the same. Return these views; none if all units agree.
+    The columns of these views stay the same. Returns the names of these views; none if all units agree.
 
     Raises:
-        UnlikeUnitsError: Units differ, and a view that pools is about to be computed, which is in ``kept``.
+        UnlikeUnitsError: Units differ, and a view in ``kept``, which the caller is about to compute, pools replicates.
     """
     if (line := _unlike_units(store, versions)) is None:
         return ()
@@ -74,7 +73,7 @@ def _pooled_views() -> frozenset[str]:
 
 
 def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
-    """Return a line that names current units of one kept set or study that differ; None if there are none."""
+    """Return a message that names two current units of one kept set or study that differ; None if all agree."""
     facts = _unit_facts(store, versions["units"])
     studies = store.read("studies", versions["studies"], conditions.DECLARED).to_pylist()
     if any(conditions.unlike_conditions(facts.conditions, studies)):
@@ -90,7 +89,12 @@ def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
 
 @dataclass(frozen=True)
 class _KeptFacts:
-    """What units keep and read: arrays [units], and [2, units] with one row for each column of ``KEPT_HASHES``."""
+    """Hashes of the prompt entries that units keep and read.
+
+    ``number`` and ``kept_set`` are arrays [units]: a unit's number, and a hash of its values in ``SAME``. ``kept`` and
+    ``is_known`` are [2, units], with a row for each column of ``KEPT_HASHES``: a hash of the unit's value, and whether
+    the value is not null.
+    """
 
     number: Wide
     kept_set: Hashes
@@ -120,14 +124,15 @@ class _KeptFacts:
         for kept, known in zip(self.kept, self.is_known, strict=True):
             members = order[known[order]]
             sets, kept_there = self.kept_set[members], kept[members]
-            differ = (sets[1:] == sets[:-1]) & (kept_there[1:] != kept_there[:-1])  # of neighbours: some do
+            # Neighbours in a set are compared: if any members differ, some neighbours do.
+            differ = (sets[1:] == sets[:-1]) & (kept_there[1:] != kept_there[:-1])
             if differ.any():
                 marked |= np.isin(self.kept_set, sets[1:][differ])
         return self.number[marked]
 
 
 class _UnitFacts(NamedTuple):
-    """What units keep and read, and the conditions of their studies."""
+    """The prompt entries that units keep and read, and the values that all units of a study must share."""
 
     kept: _KeptFacts
     conditions: conditions.Facts

@@ -2,7 +2,7 @@
 
     python -m training --seed 7 --output my-checkpoint
 
-This command made the committed checkpoint, in two runs joined by ``--start``. Training takes about 550 CPU
+This command made the committed checkpoint in two runs, the second with ``--start``. Training takes about 550 CPU
 seconds on one thread, and keeps to one: more threads are slower on a busy machine.
 """
 
@@ -26,7 +26,7 @@ CHECK_SEED = 20_000_003
 
 
 def _check(model: Qwen2ForCausalLM, count: int) -> list[Accuracy]:
-    """Record accuracy on ``count`` fresh documents of every task and length."""
+    """Measure the record accuracy on ``count`` new documents of every task and length."""
     strata = ([make_document(task, n, i, CHECK_SEED) for i in range(count)] for task in TASKS for n in LENGTHS)
     return [measure_accuracy(model, documents, seed=CHECK_SEED) for documents in strata]
 
@@ -34,12 +34,12 @@ def _check(model: Qwen2ForCausalLM, count: int) -> list[Accuracy]:
 def main() -> None:
     """Train, save and measure the model, and print the checkpoint's path."""
     parser = argparse.ArgumentParser(description="Train the embedded model.")
-    parser.add_argument("--seed", type=int, default=7, help="of the initialization and of the training documents")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the initialization and of the training documents")
     parser.add_argument(
         "--output", type=Path, required=True, help="folder for the checkpoint; the curriculum's model goes beside it"
     )
-    parser.add_argument("--cycles", type=int, default=175, help="rounds over the three study lengths at the end")
-    parser.add_argument("--start", type=Path, help="model folder after the curriculum, from which training goes on")
+    parser.add_argument("--cycles", type=int, default=175, help="last rounds over the three study lengths")
+    parser.add_argument("--start", type=Path, help="model folder after the curriculum; only the last rounds follow")
     parser.add_argument("--documents", type=int, default=48, help="documents per task and length for the accuracy")
     options = parser.parse_args()
     if options.cycles < 1 or options.documents < 1:

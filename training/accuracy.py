@@ -97,7 +97,7 @@ def sample_answers(model: Qwen2ForCausalLM, prompts: torch.Tensor, *, limit: int
 def measure_accuracy(
     model: Qwen2ForCausalLM, documents: Sequence[Document], *, seed: int, limit: int = GENERATION_LIMIT, batch: int = 16
 ) -> Accuracy:
-    """Measure the accuracy on documents of one stratum."""
+    """Measure the record accuracy on documents of one stratum; raise ValueError if there are several strata."""
     strata = {document.stratum for document in documents}
     if len(strata) != 1:
         raise ValueError(f"accuracy is measured in one stratum at a time, not in {len(strata)}")

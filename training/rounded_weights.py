@@ -23,7 +23,7 @@ BITS = (8, 4)
 
 
 def rounded_rows(matrix: Tensor, bits: int) -> Tensor:
-    """Round each row of a float32 matrix, [rows, columns], to ``bits`` bits; a row of zeros stays."""
+    """Round each row of a float32 matrix, [rows, columns], to ``bits`` bits; a row of zeros stays zero."""
     most = 2 ** (bits - 1) - 1
     scale = matrix.abs().amax(1, keepdim=True) / most
     values: Tensor = (matrix / scale.where(scale > 0, 1.0)).round() * scale

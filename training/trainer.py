@@ -1,4 +1,4 @@
-"""The training: sequences with one right answer, optimizer steps on batches of sequences, and the order of batches.
+"""The training: sequences of a prompt and a right answer, optimizer steps on their batches, and the order of batches.
 
 A curriculum of growing documents comes first, then the study lengths with a falling rate.
 """
@@ -31,7 +31,7 @@ _STREAM = "kvdrift/embedded/training"
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """A prompt with one right answer.
+    """A prompt with one of its right answers.
 
     Attributes:
         tokens: Prompt and answer.
@@ -77,7 +77,7 @@ CONTENT_WEIGHT = 1.0
 ANSWER_WEIGHT = 0.4
 PROMPT_WEIGHT = 0.05
 MEMORY = 0.95
-"""Decay per step of the running accuracy and of the running share of asked keys."""
+"""Decay per step of the running means of accuracy and of the probability on right choices."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """The training loss, the share of contents that the model ranks first, and the probability on right choices.
+    """The training loss, the share of contents that the model ranks first, and the mean probability on right choices.
 
-    That probability is a share of the probability besides filler.
+    That probability is given that the token is ``A``, ``<eos>`` or a key.
     """
 
     loss: float
@@ -127,9 +127,9 @@ def collate(sequences: Sequence[TrainingSequence]) -> Batch:
 
 
 class Trainer:
-    """A model with its optimizer and running measures.
+    """A model with its optimizer, and the running means of its accuracy and of its probability on right choices.
 
-    ``choice_weight`` is the weight of the added loss on choices, whose right distribution is known exactly.
+    ``choice_weight`` weighs a loss at choices: positions whose right next-token distribution is known exactly.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, choice_weight: float) -> None:
@@ -148,11 +148,11 @@ class Trainer:
         self.forget_measures()
 
     def forget_measures(self) -> None:
-        """Start the running measures over; a new stage must pass on documents of that stage."""
+        """Start both running means over, so that a new stage passes only on its own documents."""
         self.accuracy = self.asked = 0.0
 
     def step(self, batch: Batch, rate: float) -> StepScores:
-        """Make one optimizer step at a learning rate, which is smaller during warm-up."""
+        """Make one optimizer step on a batch at the learning rate ``rate``, which is smaller during warm-up."""
         self.steps += 1
         self.tokens += batch.tokens.numel()
         for group in self.optimizer.param_groups:
@@ -174,7 +174,7 @@ class Trainer:
         return outcome
 
     def report(self, name: str, scores: StepScores) -> None:
-        """Print a line on the progress of training."""
+        """Print the step, the loss and both running means on a line that begins with ``name``."""
         print(
             f"{name:>10}  step {self.steps:5d}  loss {scores.loss:.3f}  contents {self.accuracy:.3f}"
             f"  asked {self.asked:.3f}",
@@ -239,7 +239,7 @@ REPORT_STEPS = 20
 
 
 def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch]:
-    """Make the endless batches of a stage, half of each needles and half chains, from document ``first`` on."""
+    """Make endless batches of a stage, each half needle and half chain sequences, from sequence number ``first`` on."""
     index = first
     while True:
         half = stage.batch // 2
@@ -249,10 +249,10 @@ def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch
 
 
 def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
-    """Train on growing documents at the peak rate.
+    """Train a model on growing documents at the peak rate; return its trainer.
 
-    A stage ends when retrieval and the choice of asked keys both pass. A model that moves on before it chooses the
-    asked keys never learns to choose them.
+    A stage ends when both running means pass: those of retrieval and of the choice of asked keys. A model that moves on
+    before it chooses the asked keys never learns to choose them.
     """
     trainer = Trainer(model, CHOICE_WEIGHT)
     for stage in CURRICULUM:
@@ -268,7 +268,7 @@ def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
 
 
 def run_last(model: Qwen2ForCausalLM, seed: int, cycles: int) -> Trainer:
-    """Train for ``cycles`` rounds over the study lengths, with a fresh optimizer, while the rate falls."""
+    """Train for ``cycles`` rounds over the study lengths, with a new optimizer and falling rate; return its trainer."""
     trainer = Trainer(model, LAST_CHOICE_WEIGHT)
     stages = [CurriculumStage(length, (16, 5), (5, 3), batch, cycles) for length, batch in LAST_BATCHES.items()]
     # Documents that the curriculum has not shown.

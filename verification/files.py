@@ -90,8 +90,8 @@ def read_files(
 ) -> TableFiles:
     """Read the visible files of a table, and check each file's size, digest, page checksums and schema.
 
-    The memory of checked files records whole files and forgets damaged ones; files that were found whole ``within``
-    this many seconds are passed over.
+    The memory of checked files records whole files and forgets damaged ones. Files that were found whole less than
+    ``within`` seconds ago are passed over.
     """
     read, faults, tables = 0, dict[str, Fault](), [TABLES[table].schema.empty_table()]
     for file in store.stored_files(table, version):
@@ -181,7 +181,7 @@ class SmallTable:
 
 
 def check_small_table(store: Store, table: str, version: int, memory: CheckedFiles) -> SmallTable:
-    """Check that all files of a keyed table are whole and in the declared schema, and keys are unique."""
+    """Check that all files of a table are whole and in the declared schema, and that its keys are unique."""
     files = read_files(store, table, version, memory, with_rows=True)
     rows = files.rows
     repeated = [
@@ -234,7 +234,7 @@ def check_logs(store: Store) -> Verified:
 
 
 def check_leftovers(store: Store) -> Verified:
-    """Name the files that no commit names, left by a killed writer or by a lost commit. Such a file is no fault."""
+    """Note the files that no commit names, left by a killed writer or by a lost commit. Such a file is no fault."""
     # Files are listed before the logs are read, so that the logs name every file that is committed meanwhile.
     listed = {table: sorted(files_of(store, table)) for table in TABLES}
     if is_local(store.location):

@@ -1,7 +1,8 @@
 """Check that rows of small tables agree with other tables.
 
-Named rows exist, plans came first, a revision has one identity, and the current units of a study can be pooled.
-Scores themselves cannot be checked without the tokenizer. Prompts are read one file at a time, since they may be long.
+Rows that other rows name must exist, a plan must come before its evaluation, a revision of an action must have one
+identity, and current units of a study must be such that they can be pooled. Scores themselves cannot be checked without
+the tokenizer. Prompts are read one file at a time, since they may be long.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions
 def check_plans(
     store: Store, plans: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table, events_version: int
 ) -> Verified:
-    """Check that plans have their hash, all revisions exist, and plans that came after evaluation documents say so.
+    """Check that plans have their hash, all revisions exist, and plans made after evaluation units are marked seen.
 
     The documents that a plan froze must exist with the same prompts.
 
     At the events version of a plan's first revision, no evaluation document may have had a unit. A later revision must
-    say so if an evaluation document had a unit.
+    be marked ``seen`` if an evaluation document had a unit.
 
     ``records`` are the rows of units by number, at the version ``events_version``.
     """
@@ -116,7 +117,7 @@ def check_plans(
 def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Verified:
     """Check that rows of ``looks``, ``results`` or ``calibration`` name existing events versions and plans.
 
-    No row made under a seen plan may be called prespecified.
+    No row may have the status prespecified if its plan is ``seen``: made after evaluation units.
     """
     subject = table.check.subject
     plans_of: dict[tuple[str, str], dict[str, bool]] = defaultdict(
@@ -203,7 +204,7 @@ def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents
     for row in table.rows.to_pylist():
         wrong = list(_wrong(row, ranges))
         if tuple(row[name] for name in _DOCUMENT) not in answered:
-            wrong.append("answers of its document are not there, must be")
+            wrong.append("its document has no answers in documents, must have")
         name = row_name("scores", {key: row[key] for key in TABLES["scores"].key})
         faults += [Fault(name, what) for what in wrong]
     return Verified(
@@ -215,7 +216,7 @@ def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
     replicate_ranges = ranges.get(tuple(row[name] for name in _GROUP), ())
     horizon = next((h for first, end, h in replicate_ranges if first <= row["replicate"] < end), None)
     if horizon is None:
-        yield "its pair is in no unit, must be"
+        yield "its replicate is in no stored unit, must be in one"
     if row["scoring"] not in SCORINGS:
         yield f"scoring is '{row['scoring']}', must be {', '.join(SCORINGS[:-1])} or {SCORINGS[-1]}"
     for name in ("score_x", "score_y"):
@@ -266,7 +267,7 @@ Key = tuple[Any, ...]
 def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
     """Check that units have their revision's identity, and a model's actions come from one model.
 
-    A revision without an identity has units of another generator.
+    A revision without a row in ``identities`` must have units of another generator, which record no identity.
     """
     rows = {tuple(row[name] for name in _KEY): row for row in table.rows.to_pylist()}
     made: dict[Key, dict[Key, list[UnitRecord]]] = defaultdict(lambda: defaultdict(list))
@@ -288,7 +289,7 @@ def check_conditions(records: Mapping[int, UnitRecord], studies: pa.Table, actio
     """Check that current units of a study and model have one horizon, seed and model, those of the study's row."""
     facts = conditions.current_facts(conditions.facts_of_records(records.values()), actions)
     faults = tuple(Fault("units", line) for line in conditions.unlike_conditions(facts, studies.to_pylist()))
-    of = f"{len({fact[:2] for fact in facts}):,} of studies and models"
+    of = f"{number_of(len({fact[:2] for fact in facts}), 'pair')} of study and model"
     return Verified("conditions", of, "one horizon, seed and model in each", faults)
 
 
@@ -333,7 +334,7 @@ def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> 
                     where = row_name("identities", {"study": study, "model": model})
                     pair = f"{first[name]!r} of action '{first['action']}' and {row[name]!r} of '{row['action']}'"
                     faults.append(
-                        Fault(where, f"{name} is {pair}, must be one: kvdrift run --redo generates them again")
+                        Fault(where, f"{name} is {pair}, must be the same: kvdrift run --redo generates units again")
                     )
                     break
     return faults

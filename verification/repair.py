@@ -69,7 +69,7 @@ class _Aside:
 
 
 def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
-    """Repair a local store, whose tables may be unreadable; yield a line for each step done.
+    """Repair a local store, whose tables may be unreadable; yield a line of text for each step done.
 
     Commits of other processes wait for the end. ``faults`` are those that a verification found; wrong derived rows are
     derived again.
@@ -174,7 +174,7 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
         try:
             count = store.append_prompts(rows.to_pylist()) if table == "prompts" else store.append_rows(table, rows)
         except UNREADABLE as error:
-            yield f"{table}: files that no commit names contradict each other and stay so ({error})"
+            yield f"{table}: files that no commit names contradict each other and stay as they are ({error})"
             continue
         yield f"{table}: {number_of(count, 'row')} of files that are still there, committed again"
 
@@ -228,7 +228,7 @@ def _mend_units(store: Store) -> Iterator[str]:
         kept = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] in twice}
         store.withdraw_units("units", twice)
         store.append_records([*kept.values()])
-        yield f"units: {number_of(len(twice), 'row')} that were there twice, once again"
+        yield f"units: {number_of(len(twice), 'row')} that were there twice, now once"
     lacking = rows_by_unit(store, "events")[0].keys() - rows.keys()
     copies = known_units(store).copies if lacking else {}
     count = store.append_records([copies[number] for number in lacking if number in copies]) + store.reconcile()
@@ -309,7 +309,7 @@ def _is_there(record: UnitRecord | None, rows: int) -> bool:
 def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterator[list[tuple[UnitRecord, pa.Table]]]:
     """Search every file of ``events`` in the store, visible or not, for all rows of some units.
 
-    Yields rows of ``units`` with all events of these units, some hundred thousand events at once.
+    Yields lists of (row of ``units``, all events of the unit), each list with some hundred thousand events.
     """
     paths, rows = defaultdict[int, list[str]](list), Counter[int]()
     for path in (*store.paths("events"), *_others(store, "events")):

@@ -75,7 +75,7 @@ def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
     """Check that events are exactly a unit's, and return them as ``conform_unit`` does; ``record`` is the unit's row.
 
     Raises:
-        InputError: They are not; the message begins with a verb or with the wrong field.
+        InputError: The events differ from the unit's; the message is to follow the unit's name.
     """
     wanted = record["event_rows"]
     if events.num_rows != wanted:
@@ -89,7 +89,7 @@ def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
 
 
 def by_unit(rows: pa.Table, numbers: Sequence[int]) -> Iterator[pa.Table]:
-    """Yield the rows of each of some units, in their order in ``rows``."""
+    """Yield a table for each unit in ``numbers``: its rows, in their order in ``rows``."""
     units = rows["unit"].to_numpy()
     order = np.argsort(units, kind="stable")
     rows, units = rows.take(pa.array(order)), units[order]
@@ -160,7 +160,10 @@ class Units(NamedTuple):
 
 
 class Pinned(NamedTuple):
-    """The content to check: versions by table, files by table, and the (study, action) of full-retention controls."""
+    """The content to check: versions by table, files by table, and the (study, action) of full-retention controls.
+
+    ``covered`` is the events version through which each derived table declares to be complete; -1 without one.
+    """
 
     versions: Mapping[str, int]
     covered: Mapping[str, int]

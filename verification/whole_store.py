@@ -1,7 +1,7 @@
 """Verify everything in a store; only the file ``.checked`` is written.
 
-The store may be written meanwhile. One version of each table is checked, and of tables that refer to others an earlier
-version, so that a commit in between leaves no row without the rows that it refers to.
+The store may be written meanwhile. One version of each table is checked; that of a table that refers to others is
+chosen before theirs, so that a commit in between leaves no row without the rows that it refers to.
 """
 
 from __future__ import annotations

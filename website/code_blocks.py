@@ -72,7 +72,7 @@ def run_shell(example: Example) -> None:
 
 
 def run_python(example: Example) -> None:
-    """Run Python in the page's folder, where its own modules are found."""
+    """Run Python in the page's folder, from which modules can be imported."""
     before, folder = Path.cwd(), example.namespace["_folder"]
     os.chdir(folder)
     sys.path.insert(0, str(folder))
@@ -84,13 +84,13 @@ def run_python(example: Example) -> None:
 
 
 def run_sql(example: Example) -> None:
-    """Ask the quickstart's store; a query without columns or with an error fails."""
+    """Run a query on the quickstart's store; a query without a result or with an error fails."""
     with kvdrift.open(ROOT / "stores" / "quickstart") as views:
         views.sql(example.parsed).fetchall()
 
 
 def parsed_by(read: Callable[[str], object]) -> Callable[[Example], None]:
-    """Return an evaluator that only reads a block."""
+    """Return an evaluator that only parses a block, by ``read``."""
 
     def evaluate(example: Example) -> None:
         read(example.parsed)
@@ -99,7 +99,7 @@ def parsed_by(read: Callable[[str], object]) -> Callable[[Example], None]:
 
 
 def read_json(text: str) -> None:
-    """Read one JSON document, or one a line."""
+    """Parse a text as one JSON document or, if that fails, each line as a JSON document."""
     try:
         json.loads(text)
     except json.JSONDecodeError:

@@ -23,7 +23,7 @@ STUDIES = ("quickstart", "frontier", "weights", "llama_cpp")
 """Files of ``studies/`` without their ending, in the gallery's order; studies without a report are left out."""
 
 _EMPTY = (
-    "None was made yet. `make gallery` runs the shipped studies, which takes some minutes, and builds the site again."
+    "No page exists yet. `make gallery` runs the shipped studies, which takes some minutes, and builds the site again."
 )
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = "docs/notebook.ipynb"
@@ -90,7 +90,7 @@ def gallery_files(studies: list[Shown], config: MkDocsConfig) -> list[File]:
 
 @event_priority(100)  # before the plugin reads its paths
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let mkdocstrings, which reads files and imports nothing, find the packages by the folders of a wheel."""
+    """Copy the packages into the folders of a wheel, where mkdocstrings, which imports nothing, finds their files."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     first, *packages = project["tool"]["hatch"]["build"]["only-include"]
     whole = Path(_TOGETHER.name) / first
@@ -101,7 +101,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages, and the licence that README links to."""
+    """Add the pages of ``PAGES``, the gallery, and the licence that README links to."""
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=notebook_page(text) if source == NOTEBOOK else text))

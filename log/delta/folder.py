@@ -1,4 +1,4 @@
-"""One folder of Delta Lake tables: read them at versions, make them, and commit Parquet files that are in place.
+"""One folder of Delta Lake tables: make them, read them at versions, and commit Parquet files that are written already.
 
 This module knows paths, bytes and commits, but not the meaning of rows. ``kvdrift.log.units`` says which rows may be
 appended, and ``kvdrift.log.store`` which rows are visible when.
@@ -310,7 +310,11 @@ class DeltaFolder(TableVersions):
 
         ``attempt`` gets the latest version and returns the commit that is still to be made; None if nothing is left. If
         a commit since that version shares an application id, delta-rs refuses the commit, and ``attempt`` is called
-        again. Commits without common ids do not disturb each other, unless a commit is made ``alone``.
+        again. Commits without common ids do not disturb each other, but a commit made ``alone`` is refused if any
+        commit was made since that version.
+
+        Raises:
+            OperationError: Writing failed, or every attempt was refused.
         """
         with written(self.location):
             return self._commit(table, attempt, alone=alone)
@@ -372,7 +376,7 @@ class DeltaFolder(TableVersions):
         return commit, loaded, None
 
     def _is_made(self, table: str, commit: Commit) -> bool:
-        """Tell whether a table is as a commit would leave it, even if another writer changed it."""
+        """Tell whether a table is as a commit would leave it, whichever writer did so."""
         now = self.load(table)
         paths = set(now.paths())
         if commit.files or commit.replaced:

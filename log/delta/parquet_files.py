@@ -168,6 +168,9 @@ def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
     """Return rows, with columns in any order, in the declared schema of a table.
 
     A column of ``table.defaults`` may be missing. With ``filled``, nulls in such a column become its default.
+
+    Raises:
+        InputError: A column is unknown, missing, there twice, of another type, or null where it must not be.
     """
     names, declared, defaults = rows.column_names, table.columns, table.defaults
     for name in names:

@@ -1,4 +1,4 @@
-"""The log files of tables on a local disk: the newest, the damaged, and what commits record of other tables.
+"""The log files of tables on a local disk: the newest, the damaged, and the versions of tables that commits record.
 
 delta-rs does not notice some damage: it reads an empty log file as an empty commit, a file cut at the end of a line as
 a whole commit, and a log without its newest file as the earlier log. It also reads files of two stores in one folder as
@@ -38,9 +38,7 @@ RELIED_ON = (
 )  # fmt: skip
 
 _OURS = "kvdrift"  # the key of kvdrift's entry in a commit's info
-_LOOKED_AT = (
-    4  # newest commits whose versions are compared: writers at once may commit in another order than they looked
-)
+_LOOKED_AT = 4  # of the newest commits are compared: concurrent writers may commit in another order than they read
 
 LogState: TypeAlias = tuple[int, int, int, int]
 """A log's version, with inode, size and time of its file; if unchanged, so is the log up to this version."""
@@ -152,7 +150,7 @@ class TableLog:
     def _lacking(self, version: int) -> str | None:
         recorded, lines = _record_of(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
         expected = recorded.get("actions", lines)
-        return None if expected == lines else f"is not whole: {lines} actions of {expected}"
+        return None if expected == lines else f"is not whole: it has {lines} of {expected} actions"
 
     def break_of_tail(self, table_id: str) -> str | None:
         """Return how one of the newest commits shows that files of another log were copied over this one.
@@ -234,7 +232,7 @@ class TableLog:
     def oldest(self) -> int:
         """Return the oldest version whose log file must be there.
 
-        A clean-up by any Delta tool deletes the oldest files, all of which a checkpoint has.
+        A clean-up by any Delta tool deletes the oldest files, whose content a checkpoint has.
         """
         versions, checkpoints = self._versions()
         oldest = min(versions, default=0)
@@ -257,7 +255,10 @@ class TableLog:
         return next((f"log file {path.name} {fault}" for path, fault in self.faults().items()), None)
 
     def made_from(self, version: int, table_id: str | None) -> dict[str, Any] | None:
-        """Return the record of a commit's source: version, digest of the log file, and id; None without the file."""
+        """Return a record of the version that a commit is made from: version, digest of its log file, and table id.
+
+        None if the log file is missing.
+        """
         try:
             digest = content_digest(self.file(version).read_bytes())
         except OSError:  # a clean-up deleted it
@@ -306,7 +307,8 @@ class LocalDisk:
 def commit_record(actions: int, seen: Mapping[str, int], made_from: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a commit's record of itself.
 
-    These are the number of other lines in its file, versions it relies on, and what it was made from.
+    It has the number of other lines in the commit's file, the versions of other tables that the commit relies on
+    (``seen``), and the version that the commit was made from, as ``TableLog.made_from`` returns it.
     """
     return {_OURS: {"actions": actions, "seen": dict(seen), "made_from": made_from}}
 
@@ -365,7 +367,7 @@ def _fault_of(data: bytes, *, first: bool) -> str | None:
     except (ValueError, TypeError, AttributeError):
         return "is not whole"
     if first and not {"protocol", "metaData"} <= {kind for action in actions for kind in action}:
-        return "is not whole: it does not make the table"
+        return "is not whole: it lacks the table's protocol or metadata"
     if "actions" in recorded and recorded["actions"] != len(actions) - 1:
-        return f"is not whole: {len(actions) - 1} actions of {recorded['actions']}"
+        return f"is not whole: it has {len(actions) - 1} of {recorded['actions']} actions"
     return None

@@ -33,10 +33,10 @@ from kvdrift.schema.location import join
 from kvdrift.schema.tables import SCHEMA_VERSION
 
 ATTEMPTS: Final = 60
-"""The most attempts, some ten minutes: a lost race is another writer's progress, so fewer suffice."""
+"""The most attempts at a commit, some ten minutes; fewer suffice, since only another writer's commit wins a race."""
 
 AT_ONCE: Final = 1
-"""The number of lost races after which delta-rs itself tries again at once; delta-rs' default is 15."""
+"""How often delta-rs itself repeats a commit that lost a race, without a wait; delta-rs' default is 15."""
 
 _LONGEST: Final = 20.0  # seconds: a thousand commits to a local log take some 30
 _LISTINGS: Final = 20  # a log that has lost a file has a gap each time
@@ -97,7 +97,7 @@ class OpenTables:
         self._opened_at: dict[str, int] = {}  # version by table
 
     def take(self, table: str, version: int | None = None) -> DeltaTable:
-        """Take a table at a version, by default the latest."""
+        """Take a table at a version, by default the latest, from the pool; open the table if the pool lacks it."""
         loaded, state = self._free.pop(table, (None, None))
         if loaded is not None and state is not None and state == self.state(table, loaded.version()):
             if version == loaded.version():
@@ -113,7 +113,7 @@ class OpenTables:
         return opened
 
     def give_back(self, table: str, loaded: DeltaTable) -> None:
-        """Give a table back, for the next user unless the pool has a later version of it."""
+        """Put a table back into the pool for the next user, unless the pool has a later version of the table."""
         other, _ = self._free.get(table, (None, None))
         if other is None or other.version() <= loaded.version():
             self._free[table] = loaded, self.state(table, loaded.version())
@@ -178,7 +178,7 @@ class Snapshot:
 
 VERSION_KEY = "kvdrift.schema_version"
 
-_HELD_VERSIONS = 4  # of a table: the latest ones, and the versions that others were made from
+_HELD_VERSIONS = 4  # loaded versions of a table that are kept: the last ones used
 
 
 class TableVersions(DataFiles):
@@ -257,7 +257,7 @@ class TableVersions(DataFiles):
 
     @contextmanager
     def _opened(self, table: str, version: int | None = None) -> Iterator[DeltaTable]:
-        """Open a table for a block; afterwards the table stands at an existing version."""
+        """Open a table for a block, which must leave it at an existing version; then put it back into the pool."""
         loaded = self._open(table, version)
         yield loaded
         self._tables.give_back(table, loaded)
@@ -301,7 +301,11 @@ class TableVersions(DataFiles):
         return f"{self.location} is not a kvdrift store: it has no '{table}' table"
 
     def check_nothing_lost(self) -> None:
-        """Check that no table has lost commits on which another table relies."""
+        """Check that no table has lost commits on which another table relies.
+
+        Raises:
+            DamagedStoreError: A table has lost such commits.
+        """
         for table, wanted, other in () if self._disk is None else lost_commits(self._disk.logs):
             raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
 

@@ -1,16 +1,17 @@
 """Make units visible by two commits: the first commits their events, the second their rows of ``units``.
 
-delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. A commit of units has one
-id for each (study, model, doc, action, revision, estimator). So only one writer at a time can extend such a group; the
-others check again which units are still missing.
+A commit has application ids. delta-rs refuses the commit if another commit with one of these ids came after the
+snapshot from which the commit was made. A commit of units has one id for each group of units: each (study, model, doc,
+action, revision, estimator). So only one writer at a time can extend a group; the others check again which units are
+still missing.
 
 A writer reads all rows of ``units`` once. By these ids, later log files show whether any later commit is of one of the
 writer's groups. If none is, the writer need not read the new rows: with a thousand writers, thousands of rows come
 between two commits of one writer.
 
-A commit also has the id of each study and model of which the store's current units do not say a condition that the
-commit's units say. So two writers cannot begin one study with two horizons, seeds or models: the second compares again
-(``kvdrift.log.units.conditions``).
+A commit also has the id of each study and model for which its units state a condition that no current unit of the store
+states, such as the horizon (``kvdrift.log.units.conditions``). So two writers cannot begin one study with two horizons,
+seeds or models: the second is refused, and compares its units with those of the first.
 
 If a writer is killed between its two commits, or rows are lost, rows of ``units`` are made again: the footer of an
 events file holds a copy of them. If another program has replaced the file, the units are found in the events
@@ -66,7 +67,11 @@ def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
 
 
 def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events: Snapshot) -> list[dict[str, Any]]:
-    """Return the rows that ``units`` lacks for visible events; read no file if row counts agree."""
+    """Return the rows that ``units`` lacks for visible events; read no file if row counts agree.
+
+    Raises:
+        DamagedStoreError: Units with a row have more or fewer events than ``units`` counts.
+    """
     counted, there = rows.total(units, "events"), folder.count_rows(events)
     if there == counted:
         return []
@@ -115,7 +120,7 @@ def _made_from_events(folder: DeltaFolder, events: Snapshot, numbers: Collection
 
 
 def _numbered(numbers: Collection[int]) -> pc.Expression:
-    """Return the condition that a row is of one of some units."""
+    """Return the condition that a row belongs to one of the numbered units."""
     return pc.field("unit").isin(pa.array(numbers, pa.int64()))
 
 
@@ -148,13 +153,13 @@ class ContradictionError(InputError):
     """The store has units with other events than the given units."""
 
     def __init__(self, line: str, units: Sequence[tuple[Mapping[str, Any], pa.Table]] = ()) -> None:
-        """Take the records and events of the units, which stay behind if the error goes to another process."""
+        """Take the message, and the record and the given events of each unit that contradicts the store."""
         super().__init__(line)
         self.units = units
 
     @classmethod
     def of(cls, units: Sequence[tuple[Mapping[str, Any], pa.Table]], difference: str) -> Self:
-        """Return the error about units; ``difference`` describes the first one."""
+        """Return the error about units; ``difference`` says how the first unit differs from the store."""
         return cls(f"unit {unit_name(units[0][0])}: {difference}", units)
 
 
@@ -163,14 +168,14 @@ ROW_GROUP_ROWS = 1 << 13  # of small tables, of which a writer reads the rows of
 
 
 class Base(NamedTuple):
-    """The snapshots that were read in full: rows of ``units``, and events that are as old or newer."""
+    """Snapshots of ``units`` and ``events`` that were read in full; ``events`` is no older than ``units``."""
 
     units: Snapshot
     events: Snapshot
 
 
 class Touched:
-    """The application ids of commits since a base; safe for threads."""
+    """Follows the application ids of the commits since a base; safe for threads."""
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder
@@ -186,7 +191,10 @@ class Touched:
             self._seen = {snapshot.table: snapshot.version for snapshot in base}
 
     def base_of(self, groups: Collection[str], now: Collection[Snapshot]) -> Base | None:
-        """Return the base if later commits only appended units of other groups; if not, forget it and return None."""
+        """Return the base if the commits up to ``now`` only appended units, without the ids ``groups``.
+
+        If not, forget the base and return None.
+        """
         with self._at_work:
             if self._base is not None and not (all(map(self._follow, now)) and self._ids.isdisjoint(groups)):
                 self._base = None
@@ -293,7 +301,7 @@ class UnitCommits:
         return count
 
     def append_rows(self, records: Sequence[Mapping[str, Any]]) -> int:
-        """Append the rows that ``units`` lacks; return how many."""
+        """Append those of the records that ``units`` lacks; return how many."""
         new: list[Mapping[str, Any]] = []
 
         def attempt(units: Snapshot) -> Commit | None:
@@ -312,7 +320,7 @@ class UnitCommits:
         return len(new)
 
     def _base(self, units: Snapshot, events: Snapshot, of: Sequence[Mapping[str, Any]]) -> Base:
-        """Return tables that have all units of the groups, and all first units of the studies, of some records."""
+        """Return snapshots that have all units of the groups of some records, and the first units of their studies."""
         ids = {group_of(record) for record in of} | {_study_id(*pair) for pair in _studies_of(of)}
         base = self._touched.base_of(ids, (units, events))
         if base is None:
@@ -323,9 +331,10 @@ class UnitCommits:
     def check_conditions(
         self, units: Snapshot, missing: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
     ) -> list[str]:
-        """Refuse units that differ from their study; return an id for each study whose conditions they complete.
+        """Raise UnlikeUnitsError if ``new`` units differ from their study in a condition, such as the horizon.
 
-        ``missing`` are the rows that ``units`` lacks.
+        Return the id of each study and model for which they state a condition that no current unit states. ``missing``
+        are the rows that ``units`` lacks.
         """
         pairs = _studies_of(new)
         parts = self._folder.of_files(units, conditions.COMPARED, conditions.facts_of).values()
@@ -344,7 +353,7 @@ class UnitCommits:
     def _stored(
         self, units: Snapshot, missing: Sequence[dict[str, Any]], of: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], set[int]]:
-        """Return the stored units of the documents and actions of some records, and which records' numbers are stored.
+        """Return the stored units of the documents and actions of some records, and the numbers of those stored.
 
         ``missing`` are the rows that ``units`` lacks, since they are not written yet.
         """
@@ -355,12 +364,12 @@ class UnitCommits:
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
 
     def _known(self, units: Snapshot, of: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> set[int]:
-        """Return the numbers that have rows in ``units``."""
+        """Return those of ``numbers`` that have rows in ``units``."""
         base = self._touched.base_of({group_of(record) for record in of}, (units,))
         return self._rows.known(units if base is None else base.units, numbers)
 
     def _rows_of(self, units: Snapshot, of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows of ``units`` that share study, model, document and action with a record."""
+        """Return the rows of ``units`` whose study, model, document and action each occur in some record."""
         names = {name: [row[name] for row in of] for name in GROUP_KEY}
         wanted = _hashes(pa.table(names, schema=pa.schema([(name, pa.string()) for name in names])))
         files = {file.path: file for file in units.files()}
@@ -393,7 +402,7 @@ def _studies_of(records: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
 
 
 def _study_id(study: str, model: str) -> str:
-    """Return the application id of commits that begin a study and model."""
+    """Return the application id of commits that first state a condition of a study and model."""
     return f"kvdrift.study-{hashlib.sha256(json.dumps([study, model]).encode()).hexdigest()[:15]}"
 
 
@@ -408,7 +417,7 @@ def other_content(stored: Iterable[Mapping[str, Any]], units: Sequence[Mapping[s
 
 
 def _check_overlaps(stored: Iterable[Mapping[str, Any]], units: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError if a given unit shares a replicate with another unit that is not the same unit."""
+    """Raise InputError if a given unit shares a replicate with a different unit, given or stored."""
     new = {unit["unit"] for unit in units}
     groups = defaultdict[str, dict[tuple[int, int], Mapping[str, Any]]](dict)
     for unit in (*stored, *units):
@@ -420,5 +429,5 @@ def _check_overlaps(stored: Iterable[Mapping[str, Any]], units: Sequence[Mapping
                 span, (begin, end) = (second, first) if unit_number(spans[second]) in new else (first, second)
                 raise InputError(
                     f"unit {unit_name(spans[span])} overlaps the replicates [{begin}, {end}) "
-                    "of the same action, stored or given too"
+                    "of another unit of the same document and action, stored or given"
                 )

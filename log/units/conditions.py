@@ -9,7 +9,7 @@ All units of a document, action, revision and estimator, a kept set, keep and re
 of an action includes source and parameters. Other influences, such as the environment, a file or a hash seed, show only
 in the columns ``kept_sha256`` and ``read_checksums`` of units (definitions, "Identity and revisions").
 
-A null is unknown and is never compared, since other generators do not say all of these.
+A null is unknown and is never compared, since other generators do not state all of these values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONDITIONS: Final = ("horizon", "seed", "weights_sha256", "tokenizer_sha256", "n
 """The columns of ``units`` in which current units of a study and model must not differ."""
 
 DECLARED: Final = ("study", "model", "horizon", "seed")
-"""The columns of ``studies`` that are compared."""
+"""The columns of ``studies`` that name a study and model, and the conditions that are compared with its units."""
 
 _ACTION: Final = ("study", "model", "action", "action_revision")
 COMPARED: Final = (*_ACTION, *CONDITIONS)
@@ -69,7 +69,7 @@ def unlike_conditions(facts: Iterable[tuple[Any, ...]], studies: Iterable[Mappin
                 reported.add((study, model, name))
                 yield (
                     f"study '{study}', model '{model}': {name} is {value} in {whose} and {other} in {where}; "
-                    "all current units of a study and model must have one"
+                    f"all current units of a study and model must have the same {name}"
                 )
 
 
@@ -80,7 +80,7 @@ def check_conditions(facts: Iterable[tuple[Any, ...]], studies: Iterable[Mapping
 
 
 def known(facts: Facts) -> set[tuple[str, str, str]]:
-    """Return the study, model and name of each condition that some facts say."""
+    """Return the (study, model, condition) of each condition that is known, not null, in some of the facts."""
     return {
         (*fact[:2], name)
         for fact in facts
@@ -90,18 +90,18 @@ def known(facts: Facts) -> set[tuple[str, str, str]]:
 
 
 def current_facts(facts: Facts, actions: pa.Table) -> Facts:
-    """Return the facts of units that no revision supersedes; ``actions`` are all rows of that table."""
+    """Return the facts of units of current revisions; ``actions`` are all rows of table ``actions``."""
     is_current = current_revision(actions)
     return frozenset(fact for fact in facts if is_current((fact[0], fact[2], fact[3])))
 
 
 def of_studies(facts: Facts, pairs: Collection[tuple[str, str]]) -> Facts:
-    """Return the facts of some studies and models."""
+    """Return the facts of the given (study, model) pairs."""
     return frozenset(fact for fact in facts if fact[:2] in pairs)
 
 
-KEPT_HASHES: Final = {"kept_sha256": "keep unlike entries", "read_checksums": "read unlike entries"}
-"""The columns that are equal within a kept set, each with the words about units that differ in the column."""
+KEPT_HASHES: Final = {"kept_sha256": "keep different entries", "read_checksums": "read different entries"}
+"""The columns that are equal within a kept set, each with what a message says about units that differ there."""
 
 SAME: Final = (*GROUP_KEY, "action_revision", "estimator")
 """The columns that name a kept set."""
@@ -125,9 +125,9 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def check_same_entries(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
-    """Raise UnlikeUnitsError if units keep or read other entries than the other units of their kept sets.
+    """Raise UnlikeUnitsError if two units of one kept set keep or read different entries.
 
-    Rows have the columns ``KEPT_COLUMNS``; stored rows of other kept sets are ignored.
+    All rows have the columns ``KEPT_COLUMNS``. Rows of ``stored`` that share no kept set with ``units`` are ignored.
     """
     new = list(units)
     sets = {_set_of(unit) for unit in new}
@@ -149,7 +149,7 @@ def _line(column: str, differs: str, first_unit: Mapping[str, Any], second_unit:
     study, doc, action = (first_unit[name] for name in ("study", "doc", "action"))
     return (
         f"action '{action}', document '{doc}' of study '{study}': replicates {ranges[0]} and {ranges[1]} {differs} "
-        f"(layer {layer}: {column} {first[:12]} and {second[:12]}), so something beside source and "
-        "parameters decides, such as the environment, a file, a hash seed or the machine; "
+        f"(layer {layer}: {column} {first[:12]} and {second[:12]}), so the entries depend on something besides the "
+        "action's source and parameters, such as the environment, a file, a hash seed or the machine; "
         f"kvdrift run STUDY.toml --redo {action} generates its units anew"
     )

@@ -34,7 +34,7 @@ def current_actions(actions: pa.Table, study: str) -> dict[str, dict[str, Any]]:
 
 
 def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
-    """Return the rows of ``units`` that no revision supersedes; an action without a row has revision 0."""
+    """Return the rows of ``units`` of current revisions; an action without a row in ``actions`` has revision 0."""
     if not _are_revised(actions):
         return units
     names = zip(*(units[name].to_pylist() for name in ("study", "action", "action_revision")), strict=True)
@@ -42,7 +42,7 @@ def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
 
 
 def current_revision(actions: pa.Table) -> Callable[[tuple[str, str, int]], bool]:
-    """Return a function that tells whether a unit's (study, action, revision) is superseded by no later revision."""
+    """Return a function that tells whether a (study, action, revision) is the newest of its action and not dropped."""
     if not _are_revised(actions):
         return lambda _: True
     newest = newest_revisions(actions)

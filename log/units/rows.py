@@ -1,4 +1,4 @@
-"""Index the rows of ``units`` and which units the rows of other tables belong to; read and commit rows of units.
+"""Index the rows of ``units``, and the units to which rows of other tables belong; read and commit rows of units.
 
 A file never changes, so its content is kept while the file is visible. For a table that grows, a call costs only the
 new files. Missing units are differences between sets of unit numbers. If row counts, which the logs have, agree,
@@ -27,14 +27,17 @@ from kvdrift.schema.rows import Flags, Wide
 from kvdrift.schema.tables import PLAIN, TABLES, UNITS
 
 COUNTED: Final = ("unit", "estimator", "replicates", "horizon", "event_rows")
-"""The columns of ``units`` that are counted."""
+"""The columns of ``units`` from which ``UnitCounts`` is made."""
 
 _NO_UNIT = -1  # stands for the unit of rows without one, which another program appended
 
 
 @dataclass(frozen=True)
 class UnitCounts:
-    """The numbers of units and their row counts in each table; all arrays are [units]."""
+    """The numbers of units, and the counts from which their rows in each table follow; all arrays are [units].
+
+    ``swrb`` marks the units of residual branching.
+    """
 
     number: Wide
     swrb: Flags
@@ -75,8 +78,8 @@ class UnitCounts:
 class Pending(NamedTuple):
     """The units left to derive: for each derived table the numbers of the units without rows in it.
 
-    ``events_version`` has all these units; ``whole`` tells that it has no others. If not, more rows may be about to
-    come.
+    ``events_version`` is a version of ``events`` that has all these units. ``whole`` tells whether it has no other
+    units; if it has, their rows of ``units`` may be about to come.
     """
 
     lacking: dict[str, Wide]
@@ -105,11 +108,11 @@ class UnitRows:
         return self._folder.of_files(units, COUNTED, UnitCounts.of)
 
     def remember(self, path: str, rows: pa.Table) -> None:
-        """Keep the rows of a file of ``units`` that is about to become visible."""
+        """Keep the counts of a file of ``units`` that is about to become visible, so that it need not be read."""
         self._folder.made_of_file("units", path, rows, UnitCounts.of)
 
     def known(self, units: Snapshot, numbers: Sequence[int]) -> set[int]:
-        """Return the numbers that have a row in ``units``."""
+        """Return those of the given numbers that have a row in ``units``."""
         there = [part.number for part in self._counts(units).values()]
         return {number for part in there for number in part[np.isin(part, numbers)].tolist()}
 
@@ -118,10 +121,13 @@ class UnitRows:
         return sum(part.total(table, without) for part in self._counts(units).values())
 
     def unknown(self, units: Snapshot, events: Snapshot) -> Iterator[tuple[str, dict[int, int]]]:
-        """Find the rows of ``events`` of units that have no row in ``units``; there are more events than rows say.
+        """Find the events of units without a row in ``units``, if there are more events than ``units`` counts.
 
         The newest files are read first, until all rows are accounted for. Yields paths, each with how many rows
-        it has of each of these units; -1 stands for rows that belong to none.
+        the file has of each of these units; -1 stands for rows that belong to no unit.
+
+        Raises:
+            DamagedStoreError: The units with a row have more or fewer events than ``units`` counts.
         """
         left = self._folder.count_rows(events) - self.total(units, events.table)
         known = set(self.counts(units).number.tolist())
@@ -131,8 +137,10 @@ class UnitRows:
                 left -= sum(new.values())
             if left == 0:
                 return
-        if left:
-            raise self._folder.damaged(f"'events' has {left:,} rows more than its units have: rows are there twice")
+        if left > 0:
+            raise self._folder.damaged(f"'events' has {left:,} more row(s) than 'units' counts: some are there twice")
+        if left < 0:
+            raise self._folder.damaged(f"'events' lacks {-left:,} row(s) of units that 'units' has")
 
     def numbers_in(self, table: Snapshot) -> Wide:
         """Return the numbers of all units with rows in a table, sorted."""
@@ -149,7 +157,11 @@ class UnitRows:
         return known
 
     def lacking(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
-        """Return the sorted numbers of the units without rows in each derived table, at the latest or some versions."""
+        """Return for each derived table the sorted numbers of units that lack rows, at the latest or given versions.
+
+        Raises:
+            DamagedStoreError: A derived table has rows of units that ``units`` lacks.
+        """
         at = versions or {}
         derived = {table: self._folder.load(table, at.get(table)) for table in DERIVED_TABLES}  # before ``units``
         units = self._folder.load("units", at.get("units"))
@@ -176,7 +188,7 @@ class UnitRows:
         return Pending(lacking, events.version, self.total(units, "events") == self._folder.count_rows(events))
 
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
-        """Return the numbers that have rows in a derived table."""
+        """Return those of the given numbers that have rows in a derived table."""
         wanted = np.array(sorted(numbers), dtype=np.int64)
         *_, small, many = next(tables for tables in DERIVED.values() if table.table in tables)
         if table.table == many:  # it is large: row counts may show that it has no row of these units
@@ -197,7 +209,13 @@ class UnitRows:
         return np.unique(wanted[np.isin(wanted, there, invert=True)])
 
     def check_whole(self, versions: Mapping[str, int]) -> None:
-        """Check that no table has fewer events, or more rows, than its units have; reads logs and ``units``."""
+        """Check that ``events`` has no fewer rows, and no table more rows, than ``units`` counts.
+
+        This reads logs and ``units``, and files of ``events`` only if there are more events than ``units`` counts.
+
+        Raises:
+            DamagedStoreError: A table has too few or too many rows.
+        """
         tables = {name: self._folder.load(name, versions.get(name)) for name in reversed(NUMBERED)}
         units = self._folder.load("units", versions.get("units"))
         for name, table in tables.items():
@@ -208,13 +226,13 @@ class UnitRows:
                 list(self.unknown(units, table))
             if name != "events" and there > expected:
                 more = f"'{name}' has {there:,} rows, the units have {expected:,}"
-                raise self._folder.damaged(f"{more}: it has rows of units that are lost, or rows twice")
+                raise self._folder.damaged(f"{more}: some rows are of lost units, or are there twice")
 
     def fewer_events(self, units: Snapshot, there: int, expected: int) -> DamagedStoreError:
         """Return the error about fewer events than ``units`` says: events are lost, or ``units`` has rows twice."""
         numbers = self.counts(units).number
         if doubled := len(numbers) - len(np.unique(numbers)):
-            return self._folder.damaged(f"'units' has {doubled:,} rows more than it has units: rows are there twice")
+            return self._folder.damaged(f"'units' has {doubled:,} more row(s) than units: some are there twice")
         return self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
 
     def _is_lost(self, rows: int) -> bool:
@@ -236,10 +254,7 @@ _GUARD = "kvdrift.derived"  # the application id that all commits of a derived t
 
 @dataclass(frozen=True)
 class DerivedFile:
-    """A file of derived rows that is written, but not committed.
-
-    It has all rows of the units with these numbers.
-    """
+    """A file of derived rows that is written, but not committed; it has all rows of the units numbered ``units``."""
 
     file: StoredFile
     units: tuple[int, ...]
@@ -248,7 +263,7 @@ class DerivedFile:
 def commit_derived(
     folder: DeltaFolder, rows: UnitRows, table: str, files: Sequence[DerivedFile], marks: Mapping[str, int]
 ) -> int:
-    """Make derived rows visible by one commit, without rows of units that the table has; return how many are new.
+    """Make derived rows visible by one commit, without rows of units that the table has; return how many units are new.
 
     ``marks`` are events versions by application id; the commit records each unless an earlier commit has a later
     version.
@@ -300,10 +315,10 @@ _NEWEST = 8  # files that are read first: requested rows are mostly the newest
 
 
 class RowsOfUnits:
-    """Reads the rows of units from a table at one version; ``unreadable`` says why files were passed over.
+    """Reads the rows of units from a table at one version.
 
-    Files hold documents in order, and footers list the documents of each part. Reading some documents therefore skips
-    the other parts.
+    ``unreadable`` has the path of each file that was passed over, with the reason. Files hold documents in order, and
+    footers have the first and last document of each part. Reading some documents therefore skips the other parts.
     """
 
     def __init__(self, folder: DeltaFolder, table: Snapshot) -> None:
@@ -313,10 +328,11 @@ class RowsOfUnits:
     def read(
         self, units: Collection[int], docs: Collection[str], columns: Sequence[str], count: int | None = None
     ) -> pa.Table:
-        """Return the rows of some units of some documents, with page checksums verified and names as dictionaries.
+        """Return the rows of the numbered units, which are of ``docs``, in some columns, with texts as dictionaries.
 
-        If the number of rows is known, ``count``, the newest files are read first, no more at once than can have the
-        rows, and reading stops once all rows are found. Rows in unreadable files are missing.
+        Page checksums are verified. If the number of rows is known, ``count``, the newest files are read first, no more
+        at a time than can have the missing rows, and reading stops once all rows are found. Rows in unreadable files
+        are left out.
         """
         names = [*dict.fromkeys((*columns, "unit"))]
         wanted = pa.array(sorted(units), pa.int64())
@@ -335,7 +351,11 @@ class RowsOfUnits:
     def read_each(
         self, units: Sequence[int], docs: Collection[str], columns: Sequence[str], count: int
     ) -> list[pa.Table]:
-        """Return the events of each unit, sorted by replicate, a scan before its branch, and position; see ``read``."""
+        """Return the events of each unit as ``read`` does, sorted by replicate, a scan before its branch, and position.
+
+        Raises:
+            DamagedStoreError: A file cannot be read.
+        """
         names = [*dict.fromkeys((*columns, "unit", "replicate", "kind", "t"))]
         rows = self.read(units, docs, names, count)
         for why in self.unreadable.values():
@@ -365,7 +385,7 @@ class RowsOfUnits:
         if not paths:
             return self._folder.read(self._table, names, paths=[], coded=True)
         doc, wanted = pc.field("doc"), sorted(docs)
-        where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against row groups
+        where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # Arrow skips row groups by these bounds
         return self._folder.read(self._table, names, where=where, paths=paths, coded=True, compared=["doc"])
 
 
@@ -390,7 +410,7 @@ class NewRows:
         self._count = 0  # of rows that were returned
 
     def read(self) -> tuple[pa.Table, bool]:
-        """Return the rows added since the last call, and whether they are all rows, so that earlier rows are void."""
+        """Return the rows added since the last call and False, or all rows, which replace earlier ones, and True."""
         loaded = self._folder.load(self._table)
         paths = set(loaded.paths())
         names = [*dict.fromkeys((*self._columns, "unit"))]

@@ -69,7 +69,10 @@ def unit_number(record: Mapping[str, Any]) -> int:
 
 
 def group_of(record: Mapping[str, Any]) -> str:
-    """Return the group of units that must not share a replicate: all values in ``SPAN`` except the range."""
+    """Return the id of a unit's group: the units with equal values in ``SPAN``, except for the range of replicates.
+
+    Units of one group must not share a replicate.
+    """
     return f"kvdrift.units-{_digest(record, SPAN[:-2]):x}"
 
 
@@ -162,7 +165,10 @@ def complete_record(record: Mapping[str, Any]) -> dict[str, Any]:
         if record[name] < least:
             raise InputError(f"units: {name} is {record[name]}, must be at least {least}")
     if record["first_replicate"] + record["replicates"] > _INT32_END:
-        raise InputError(f"units: first_replicate {record['first_replicate']} is too large")
+        first, count = record["first_replicate"], record["replicates"]
+        raise InputError(
+            f"units: first_replicate {first} + replicates {count} is {first + count}, must be at most {_INT32_END}"
+        )
     try:
         json.dumps(record, allow_nan=False)
     except ValueError:
@@ -188,7 +194,7 @@ _KINDS = {PLAIN: (COUPLED,), SWRB: (SCAN, BRANCH)}
 
 
 def whole_unit(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table:
-    """Check that rows are exactly a unit's events, and sort them by (replicate, kind with scan before branch, t).
+    """Check that ``events`` are exactly a unit's, and return them sorted by (replicate, scan before branch, t).
 
     A plain unit has positions 1..H of each replicate, coupled and without weight. An SWRB unit has for each replicate a
     scan t = 1..s of equal tokens with weights in [0, 1], where s is H unless survival reached 0 at s (its token is then
@@ -306,8 +312,8 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
 
     Args:
         records: Rows of ``units``, without the columns that the store fills in.
-        values: The columns of events after the names, of the units one after the other, each as whole replicates in
-            key order.
+        values: The columns of coupled pairs without those of ``GROUP_KEY``, as arrays [rows]: the units one after the
+            other, each as whole replicates in key order.
 
     Raises:
         InputError: A record is wrong, or the rows are not those of the units.
@@ -324,7 +330,9 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
     for name, expected in wanted.items():
         if len(values[name]) != rows or (wrong := np.flatnonzero(values[name] != expected)).size:
             at = of_row[wrong[0]] if len(values[name]) == rows else 0
-            raise InputError(f"events: {name} is not that of {unit_name(whole[at])} in each of its rows")
+            raise InputError(
+                f"events: {name} is wrong in rows of {unit_name(whole[at])}, must count its replicates and positions"
+            )
     places = pa.array(of_row)
     columns: dict[str, Any] = {
         name: pa.array([record[name] for record in whole], EVENTS.schema.field(name).type).take(places)

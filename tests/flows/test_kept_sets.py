@@ -78,7 +78,7 @@ def developed(run: StudyRun) -> None:
 
 def check_line(line: str, column: str = "kept_sha256", does: str = "keep") -> None:
     assert line.startswith("action 'recent-half', document 'p")
-    assert f"of study 'own': replicates [0, 2) and [2, 4) {does} unlike entries (layer " in line
+    assert f"of study 'own': replicates [0, 2) and [2, 4) {does} different entries (layer " in line
     assert f": {column} " in line
     assert "kvdrift run STUDY.toml --redo recent-half " in line
 
@@ -172,7 +172,7 @@ def test_stored_tables_and_single_replicates_of_a_mixed_store_stay_readable(mixe
     with open_views(store) as views, duckdb.connect(str(mixed / "store" / "catalog.duckdb"), read_only=True) as file:
         for view in ("units", "events", "trajectories", "revisions", "plan", "analyzed_trajectories", "controls"):
             assert len(file.sql(f"from {view}").fetchall()) == views.rows(view).num_rows > 0
-        with pytest.raises(duckdb.Error, match=r"recent-half.*keep unlike entries"):
+        with pytest.raises(duckdb.Error, match=r"recent-half.*keep different entries"):
             file.sql("from decomposition").fetchall()
 
 

@@ -238,7 +238,7 @@ def test_verification_names_scores_of_no_pair(store: Store) -> None:
     store.append_rows("scores", pa.Table.from_pylist(wrong, schema=store.read("scores").schema))
     (check,) = [check for check in verify(store) if check.subject == "scores"]
     said = " ".join(map(str, check.faults))
-    for part in ("its pair is in no unit", "score_y is 2.0, must be within 0..1", "answers of its document are not"):
+    for part in ("its replicate is in no", "score_y is 2.0, must be within 0..1", "its document has no answers"):
         assert part in said
 
 

@@ -295,7 +295,7 @@ def test_commands_name_the_law(systems: tuple[Path, Path], capsys: pytest.Captur
     plans = [f"plan of study '{name}', model binary" for name in ("finite-t1", "finite-t0", "finite-t0.5")]
     assert [line for line in out.splitlines() if line.startswith("plan of")] == plans
     line = mistake(capsys, "show", store, "system-1", "mixture")
-    assert "give --study, one of finite-t0, finite-t0.5, finite-t1" in line
+    assert "--study is missing, must be one of finite-t0, finite-t0.5, finite-t1" in line
     _, out, _ = call(capsys, "show", store, "system-1", "mixture", "--study", "finite-t0.5")
     assert out.startswith("finite-t0.5, binary: system-1")
 

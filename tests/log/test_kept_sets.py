@@ -18,9 +18,10 @@ from kvdrift.schema.errors import UnlikeUnitsError
 
 KEPT, OTHERS = ["ab" * 32, "cd" * 32], ["ab" * 32, "ef" * 32]
 LINE = (
-    "action 'snapkv', document 'd0' of study 's': replicates [0, 4) and [4, 8) keep unlike entries (layer 1: kept_sha256 "
-    "cdcdcdcdcdcd and efefefefefef), so something beside source and parameters decides, such as the environment, a "
-    "file, a hash seed or the machine; kvdrift run STUDY.toml --redo snapkv generates its units anew"
+    "action 'snapkv', document 'd0' of study 's': replicates [0, 4) and [4, 8) keep different entries (layer 1: "
+    "kept_sha256 cdcdcdcdcdcd and efefefefefef), so the entries depend on something besides the action's source and "
+    "parameters, such as the environment, a file, a hash seed or the machine; kvdrift run STUDY.toml --redo "
+    "snapkv generates its units anew"
 )
 
 
@@ -47,7 +48,7 @@ def test_units_that_are_given_together_are_compared(store: Store) -> None:
 def test_what_is_read_back_is_compared_too(store: Store) -> None:
     other = make_unit(first=4, kept_sha256=KEPT, read_checksums=["1" * 16, "2" * 16])
     line = refused(store.append_units, [other], error=UnlikeUnitsError)
-    assert "read unlike entries (layer 1: read_checksums 111111111111 and 222222222222)" in line
+    assert "read different entries (layer 1: read_checksums 111111111111 and 222222222222)" in line
 
 
 @pytest.mark.parametrize(

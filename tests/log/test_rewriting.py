@@ -28,6 +28,7 @@ from kvdrift.log.delta.parquet_files import StoredFile, encode_parquet, replace_
 from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.commits import UnitCommits
 from kvdrift.log.units.unit import DERIVED_TABLES
+from kvdrift.schema.errors import DamagedStoreError
 from kvdrift.schema.tables import TABLES
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import open_views, view_texts
@@ -355,6 +356,20 @@ def test_a_killed_append_after_a_compaction_is_healed(store: Store, monkeypatch:
 
 
 # Other programs
+
+
+def test_lost_events_beside_a_unit_without_a_row(store: Store) -> None:
+    """The message counts the events that units with a row lack, although events outnumber those of all such units."""
+    store.withdraw_units("units", store.stored_units([one.record for one in some_units("d2")]))
+
+    def without_one(rows: pa.Table) -> pa.Table:
+        kept = np.ones(rows.num_rows, dtype=np.bool_)
+        kept[np.flatnonzero(rows["doc"].to_numpy() == "d0")[:1]] = False
+        return rows if kept.all() else rows.filter(pa.array(kept))
+
+    store.rewrite_rows("events", without_one)
+    line = refused(Store.open(store.location).units, error=DamagedStoreError)
+    assert f"{store.location}: 'events' lacks 2 row(s) of units that 'units' has: kvdrift verify" in line
 
 
 def _rewrite(table: DeltaTable) -> None:

@@ -1,7 +1,7 @@
 -- The answers that X states and Y does not, one row per answer of a coupled pair, with the kept share of their records.
 -- As in scoring, an answer is searched in the text up to EOS. White space is ignored, and for "normalized" ASCII
--- punctuation and articles are too: articles may stand between the words of an answer. Without punctuation a word has no
--- letter that a pattern reads in another way.
+-- punctuation and articles are too: articles may stand between the words of an answer. A word without punctuation has
+-- no character that is special in a pattern.
 with
 
 pairs as (
