@@ -20,15 +20,15 @@ from kvdrift.generator.attention.prompt_reads import Tile, pack_tiles
 class StreamEntries:
     """The entries to which R streams of one cache can attend in one layer, and the streams' queries.
 
-    R is a multiple of the rows that the model computes; copies of a stream fill it up.
+    R is a multiple of the model's ``row_multiple``; the rows after the first ``streams`` are copies of a stream.
 
     Attributes:
         layer: The number of the layer among layers without a window, from 0.
-        query: The new token's queries, [R, KV heads, query heads of it, size], rotated.
+        query: The new token's queries, [R, KV heads, query heads of a KV head, size], rotated.
         prompt_key: Keys of the cache's prompt entries, shared by all rows, [KV heads, entries, size].
         prompt_value: Values of the same entries, [KV heads, entries, size].
-        suffix_key: [R, KV heads, L, size]; the last key is the new token's.
-        suffix_value: [R, KV heads, L, size].
+        suffix_key: Keys of each row's suffix, [R, KV heads, L, size]; the last key is the new token's.
+        suffix_value: Values of each row's suffix, [R, KV heads, L, size].
         scaling: The factor of products of queries and keys.
         streams: The number of first rows that are streams; the other rows are copies.
         terms: The layer's soft cap and sinks, if any. Rules do not see layers with windows.
@@ -80,9 +80,9 @@ class CacheRule:
         """Change entries in place before a token is fed.
 
         ``prompt`` has for each layer the keys and values of the cache's prompt entries, [KV heads, entries, size] each,
-        which attention reads themselves; ``suffixes`` those of all slots, [slots, KV heads, H, size] each; ``slots``
-        the slots of the cache's streams on the layer's device, int64 [streams]. ``length`` is L, including the token
-        about to be fed.
+        the tensors that attention reads; ``suffixes`` has those of all slots, [slots, KV heads, H, size] each;
+        ``slots`` has the slots of the cache's streams on the layer's device, int64 [streams]. ``length`` is L,
+        including the token about to be fed.
         """
 
     def passes(self, length: int) -> bool:  # noqa: ARG002 - others need it
@@ -94,10 +94,10 @@ class CacheRule:
         return False
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
-        """Return which prompt entries streams still have after a step, from the arguments and the scores of ``attend``.
+        """Return which prompt entries streams still have after a step, from ``attend``'s entries and returned scores.
 
-        The answer is bool [R, KV heads, entries of the prompt]; None if the rule does not report it. By default an
-        entry with a negative score is gone.
+        The result is bool [R, KV heads, entries of the prompt]; None if the rule does not report it. By default an
+        entry with a negative score has been dropped.
         """
         return scores[..., : self.scores] >= 0 if self.scores else None
 
@@ -105,8 +105,8 @@ class CacheRule:
         """Attend from one new token per row, and return attention, if ``replaces``, and the scores after the step.
 
         Scores are of prompt entries, then of the suffix, float32 [R, KV heads, ``scores`` + L]; the new entry's score
-        is 0. They are empty if the rule has none. Attention is [R, KV heads, query heads of it, size], in the queries'
-        dtype.
+        is 0. They are empty if the rule has none. Attention is [R, KV heads, query heads of a KV head, size], in the
+        queries' dtype.
         """
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class RuledStreams:
     """The streams of the caches that have rules; ``SharedPrefix`` has this object if any cache has a rule.
 
     ``caches`` has for each cache and layer the keys and values of the prompt entries, [KV heads, m, size] each. At most
-    so many ``slots`` are open or parked. Layers whose attention has a window are left out, and the others are numbered
+    ``slots`` streams are open or parked. Layers whose attention has a window are left out, and the others are numbered
     from 0.
     """
 
@@ -224,8 +224,8 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
     """Attend by one softmax over E entries, first the prompt's, then the suffix's.
 
     ``hidden`` is added to the scores: 0, or minus infinity for an entry that is not read; float32 [R, KV heads, E].
-    Returns the output in the queries' dtype, [R, KV heads, query heads of it, size], and the weights, float32 [R, KV
-    heads, query heads of it, E].
+    Returns the output in the queries' dtype, [R, KV heads, query heads of a KV head, size], and the weights, float32
+    [R, KV heads, query heads of a KV head, E].
     """
     rows, kv_heads, group, size = entries.query.shape
     prompt = entries.prompt_key.shape[1]
@@ -246,7 +246,7 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
 
 
 def _products(rows: Tensor, others: Tensor) -> Tensor:
-    """Return rows [heads, R, in] times others [heads, out, in], [heads, R, out]; by oneDNN on a CPU."""
+    """Return rows [heads, R, in] times transposed others [heads, out, in]: [heads, R, out]; by oneDNN if it can."""
     if fits_onednn(rows):
         return torch.stack([product(row, column) for row, column in zip(rows, others, strict=True)])
     return rows @ others.transpose(-1, -2)

@@ -101,8 +101,8 @@ class SeamlessGELU(nn.Module):
 def replace_linear_layers(network: nn.Module) -> None:
     """Replace the network's large float32 linear layers by layers that multiply by oneDNN, if torch has oneDNN.
 
-    Weights are packed, and those before are freed, layer by layer. A head that shares the embedding's weights keeps
-    them as they are: packed, they would take memory twice. A layer whose weights are quantized multiplies by itself.
+    Weights are packed, and the unpacked ones are freed, layer by layer. A head that shares the embedding's weights
+    keeps them as they are: packed, they would take memory twice. A layer with quantized weights stays.
     """
     if not has_product():
         return
@@ -111,7 +111,7 @@ def replace_linear_layers(network: nn.Module) -> None:
         child = getattr(module, name)
         if not isinstance(child, nn.Linear) or child.weight.dtype != torch.float32:
             continue
-        # A library's own kind of parameter stands for fewer bits.
+        # A parameter of a library's own class holds quantized weights.
         if type(child.weight) is nn.Parameter and child.weight.numel() >= _SMALLEST:
             setattr(module, name, (OneDNNLinear if id(child.weight) in tables else PackedLinear)(child))
 

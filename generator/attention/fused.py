@@ -29,7 +29,7 @@ def plain_prompt_attention(
         query: Rotated queries of all slots, [rows, heads, size]; those of one KV head lie beside each other.
         keys: For each cache the keys, [KV heads, m, size]; m may differ.
         values: For each cache the values, of the same shapes.
-        caches: ``cache_table`` of both.
+        caches: ``cache_table`` of keys and values.
         packed: The slot of each stream, grouped by cache, then zeros, int64 [rows].
         tiles: As ``tables`` makes them.
         partials: The number of partial results.
@@ -37,9 +37,9 @@ def plain_prompt_attention(
 
     Returns:
         For each stream and chunk the output, in the queries' dtype, [partials, heads, size], and the logarithm of the
-        sum of exponentials, float32 [partials, heads]. Chunks that a cache does not have here are left as they are.
+        sum of exponentials, float32 [partials, heads]. Results of chunks that a cache lacks in this layer are not set.
     """
-    del caches  # which this form finds in the tensors themselves
+    del caches  # this form reads the keys and values themselves
     (_, heads, size), kv_heads = query.shape, keys[0].shape[0]
     group, queries = heads // kv_heads, tile_queries(query.dtype)
     output = query.new_zeros((partials, heads, size))
@@ -48,7 +48,7 @@ def plain_prompt_attention(
     for number, chunk, first_row, streams, element, partial in tiles.tolist():
         entries = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         key, value = keys[number][:, entries], values[number][:, entries]
-        if not key.shape[1]:  # another layer of this cache has more, or no cache has it
+        if not key.shape[1]:  # only other layers of this cache have this chunk, or no cache has it
             continue
         stream, member = _elements(element, min(element + queries, streams * group), group)
         rows = query.view(-1, kv_heads, group, size)[
@@ -63,7 +63,7 @@ def plain_prompt_attention(
 
 
 def _elements(first: int, last: int, group: int) -> tuple[Tensor, Tensor]:
-    """Return the stream of a cache, and the query within its group, of elements ``first .. last - 1``."""
+    """Return each element's stream number, and its query's number in the group; elements are ``first .. last - 1``."""
     element = torch.arange(first, last)
     return element // group, element % group
 
@@ -82,14 +82,14 @@ def plain_suffix_attention(
     query: Tensor, key: Tensor, value: Tensor, suffix_key: Tensor, suffix_value: Tensor, length: Tensor,
     chunk_output: Tensor, chunk_mass: Tensor, places: Tensor, caches: Tensor, scaling: float,
 ) -> Tensor:  # fmt: skip
-    """Write each stream's new entry into its suffix, attend to the suffix, and join the chunks in their order.
+    """Write each stream's new entry into its suffix, attend to the suffix, and join the result with the chunks'.
 
     Args:
         query: Rotated queries of all slots, [rows, heads, size].
         key: Rotated keys of the new tokens, [rows, KV heads, size].
         value: Values of the new tokens, [rows, KV heads, size].
-        suffix_key: [slots, KV heads, H, size].
-        suffix_value: [slots, KV heads, H, size].
+        suffix_key: Keys of all suffixes, [slots, KV heads, H, size].
+        suffix_value: Values of all suffixes, [slots, KV heads, H, size].
         length: Entries of every suffix, the new one included, int64 [1].
         chunk_output: The first result of ``prompt_attention``, [partials, heads, size].
         chunk_mass: The second result of ``prompt_attention``, float32 [partials, heads].
@@ -163,7 +163,7 @@ def attention_fault(device: torch.device) -> str | None:
 
 
 def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # noqa: FBT001 - as ``SharingOptions.fused`` is
-    """Return whether fused operations are used on some devices, if ``SharingOptions.fused`` is ``wanted``."""
+    """Return whether fused operations are used on all ``devices``; ``wanted`` is ``SharingOptions.fused``."""
     if wanted is False:
         return False
     return all(attention_fault(device) is None if device.type == "cuda" else wanted is True for device in devices)

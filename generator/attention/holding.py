@@ -57,7 +57,7 @@ class AsComputed:
     """Stores keys and values as the model computed them."""
 
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return the layer."""
+        """Return the layer unchanged."""
         return layer
 
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
@@ -87,7 +87,7 @@ def bytes_as_stored(layer: PrefixLayer, holding: Holding) -> StoredBytes:
         size = holding.stored_bytes(layer)
         size = StoredBytes(operator.index(size.payload), operator.index(size.scales))
     if min(size.payload, size.scales) < 0:
-        raise OperationError(f"codec {type(holding).__name__}: stored_bytes returned {size}; bytes are 0 or more")
+        raise OperationError(f"codec {type(holding).__name__}: stored_bytes returned {size}; bytes must be 0 or more")
     return size
 
 

@@ -35,7 +35,7 @@ class LayerAttention(Protocol):
 
 @dataclass(frozen=True)
 class _Counted:
-    """``LayerAttention`` that gets the layer numbers of a hybrid, counted among layers with attention."""
+    """``LayerAttention`` that replaces a hybrid's layer numbers by ``numbers``: those among layers with attention."""
 
     attention: LayerAttention
     numbers: Mapping[int, int]
@@ -43,7 +43,7 @@ class _Counted:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
     ) -> Tensor:
-        """Attend in the layer, counted among those with attention."""
+        """Attend in the layer that has number ``layer`` among all layers."""
         return self.attention.attend(self.numbers[layer], query, key, value, scaling, terms)
 
 

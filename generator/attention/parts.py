@@ -1,12 +1,12 @@
-"""Softmax attention to some of the keys, in a form that can be joined with attention to others.
+"""Softmax attention to some of the keys, in a form that can be joined with attention to the other keys.
 
 A softmax over all keys is the average of the softmaxes over disjoint parts of them, weighted by each part's sum of
 exponentials. This is how a stream attends to shared prompt entries and to its own suffix, and a prompt's chunk to the
 chunks before it.
 
-Layers have terms besides a softmax over all earlier positions. With scaled products s of a query and its keys, a soft
-cap c makes them c tanh(s / c). A window of W lets the query at position t see only the positions t - W + 1 .. t. Sinks
-are one learned number for each head. It joins the sum of exponentials once and has no value.
+Layers can have terms besides a softmax over all earlier positions. With scaled products s of a query and its keys, a
+soft cap c makes them c tanh(s / c). A window of W lets the query at position t see only the positions t - W + 1 .. t.
+A sink is a learned number of a head. Its exponential joins the sum of exponentials, and it has no value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attention_modules(network: Any) -> dict[int, Any]:
     return {number: module for number, module in modules if module is not None}
 
 
-_POSITIONS = 128  # of queries of a prompt, whose scores are computed at once
+_POSITIONS = 128  # of a prompt, whose queries' scores are computed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class LayerTerms:
         return self.window is None and self.softcap is None and self.sinks is None
 
     def first_seen(self, entries: int) -> int:
-        """Return the place of the first entry that a query sees, among ``entries`` up to its own."""
+        """Return the place of the first entry that a query sees, among ``entries`` of which the last is its own."""
         return 0 if self.window is None else max(entries - self.window, 0)
 
     def held(self, entries: int) -> int:
@@ -99,7 +99,7 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
 def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
     """Add sinks [heads] to the sums of exponentials of an attention output, [..., KV heads, query heads, size].
 
-    ``mass`` is the logarithm of the sum of exponentials over all parts, float32 [..., KV heads, query heads of it].
+    ``mass`` is the logarithm of the sum of exponentials over all parts, float32 [..., KV heads, query heads].
     """
     if sinks is None:
         return output
@@ -164,9 +164,9 @@ def _weigh_scores(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 _aten = torch.ops.aten
 _MANY_KEYS = 256  # with so many keys or more, oneDNN is faster than the fused kernels
-CHUNK = 4096  # keys that are attended to apart from others, on every device
-_ROWS_OF_PROMPT = 128  # of queries of a prompt, all of them after each other, whose scores a CPU computes at once
-_QUERIES = 256  # of decoding streams, likewise: with fewer of them, laying out the keys takes longer than it saves
+CHUNK = 4096  # the most keys of a chunk; attention to each chunk is computed separately, on every device
+_ROWS_OF_PROMPT = 128  # consecutive positions of a prompt whose queries' scores a CPU computes at once
+_QUERIES = 256  # of decoding streams, whose scores a CPU computes at once; for fewer, laying out keys costs too much
 
 PartialAttention = tuple[Tensor, Tensor]
 """An attention output [..., size], and the logarithm of its sum of exponentials, float32 [...]."""
@@ -185,7 +185,7 @@ def attend_part(
     """Attend by torch's fused kernels, called by name since the public function does not return the sums.
 
     Queries are [B, heads, T, size], keys and values [B, heads, S, size]; if ``causal``, T = S and query t sees no key
-    after t. A soft cap is not of causal attention. Returns the output [B, heads, T, size], and the logarithm of the sum
+    after t. With a soft cap ``causal`` is ignored. Returns the output [B, heads, T, size], and the logarithm of the sum
     of exponentials, float32 [B, heads, T].
     """
     if softcap is not None:
@@ -228,8 +228,8 @@ def join_parts(
 ) -> PartialAttention:
     """Join attention to two disjoint sets of keys, in float32.
 
-    ``log_of_sum`` is log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows
-    differ from step to step. A prompt is computed only once.
+    ``log_of_sum`` computes log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since the
+    numbers of their rows differ from step to step. A prompt is computed only once, and does not need it.
     """
     (output, mass), (other_output, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
@@ -276,13 +276,13 @@ def by_onednn(query: Tensor, key: Tensor) -> bool:
 
 
 def _in_chunks(key: Tensor, value: Tensor) -> Chunks:
-    """Divide keys and values, [heads, S, size] each."""
+    """Divide keys and values, [heads, S, size] each, into chunks of CHUNK entries."""
     keys, values = ([torch.split(head, CHUNK) for head in part] for part in (key, value))
     return Chunks(keys, [[chunk.t() for chunk in head] for head in values])
 
 
 def packed_chunks(key: Tensor, value: Tensor) -> Chunks:
-    """Divide keys and values, [heads, S, size] each; the keys are packed for products of oneDNN."""
+    """Divide keys and values, [heads, S, size] each, into chunks of CHUNK entries; pack the keys for oneDNN."""
     chunks = _in_chunks(key, value)
     return Chunks([[packed(chunk) for chunk in head] for head in chunks.keys], chunks.values)
 

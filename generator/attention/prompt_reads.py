@@ -1,7 +1,7 @@
-"""Attention of decoding streams to prompt entries; streams that read the same entries are multiplied together.
+"""Attention of decoding streams to prompt entries; queries to the same entries are multiplied together.
 
 Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together. Tiles
-of as many streams and entries take one softmax.
+with equal numbers of streams and entries are computed by one softmax.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PrefixLayer:
     """One layer of one cache: its prompt keys and values, [KV heads, m, size] each, and the layer's terms.
 
     If the layer's attention has a window, the entries are the prompt's last entries, in every cache of the prompt. If
-    nothing changes the entries, ``chunks`` may be the same ones, as ``packed_chunks`` returns them.
+    nothing changes the entries, ``chunks`` may have them in the form that ``packed_chunks`` returns.
     """
 
     key: Tensor
@@ -92,7 +92,7 @@ class PrefixLayer:
 
 
 def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
-    """Pack the keys of layers whose keys oneDNN multiplies all at once; leave the other layers as they are."""
+    """Pack the keys of the layers that oneDNN multiplies, without window or soft cap; leave other layers unchanged."""
     return tuple(
         replace(layer, chunks=packed_chunks(layer.key, layer.value))
         if layer.terms.window is None and layer.terms.softcap is None and by_onednn(layer.key, layer.key)
@@ -110,7 +110,7 @@ def same_entries(first: Sequence[PrefixLayer], second: Sequence[PrefixLayer]) ->
 class PromptReads:
     """The groups of streams that read the same prompt entries, and the attention of these groups.
 
-    Of each cache at most ``at_once`` streams read together. Their number is padded to a multiple; in products of
+    At most ``at_once[i]`` streams of cache i read together. Their number is padded to ``multiple``; in products of
     oneDNN, which need less padding, to a multiple of ``prompt_read_rows``.
     """
 
@@ -149,7 +149,7 @@ class PromptReads:
         return indices
 
     def _size(self, tile: Tile) -> tuple[Any, ...]:
-        """Return a key: tiles with equal keys are attended to together; a tile of many streams has its own key."""
+        """Return a key: tiles with equal keys are computed together; a tile of many streams has its own key."""
         is_small = tile.streams <= self._multiple
         return self._entries[tile.cache], rounded(tile.streams, self._prompt_read_rows), 0 if is_small else tile.first
 
@@ -163,7 +163,7 @@ class PromptReads:
         the layer's device; ``length`` is the length of every suffix. ``replaced``: whether a cache's attention is
         computed elsewhere; it is not used in layers with windows. Returns for each stream, by its slot, the output,
         [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials, float32; minus
-        infinity if a window has left all prompt entries of the cache.
+        infinity if a layer's window has moved past all prompt entries of the cache.
         """
         _, kv_heads, group, size = grouped.shape
         terms = self._caches[0][layer].terms
@@ -200,7 +200,7 @@ class PromptReads:
         self, tiles: Sequence[Tile], chunks: Sequence[Chunks], packed: Tensor, scaling: float, output: Tensor,
         mass: Tensor,
     ) -> None:  # fmt: skip
-        """Attend from the packed rows of tiles of equal sizes; write into ``output`` and ``mass``, which are theirs."""
+        """Attend from the packed rows of tiles of equal sizes, and write into their ``output`` and ``mass``."""
         kv_heads, rows, size = packed.shape
         count = rows // (tiles[-1].last - tiles[0].first) * rounded(tiles[0].streams, self._prompt_read_rows)
         shape = (kv_heads, len(tiles), -1)

@@ -1,8 +1,9 @@
 """Causal attention over one prompt that records the data that selectors and caches need of every layer.
 
-A prompt's keys and values are kept. Its queries and hidden states are not, since they would double the memory. A
-selector that needs more than the last W queries names statistics. Each statistic is gathered once per layer, from
-consecutive chunks of queries, for all selectors that name it. Nothing else is computed or kept.
+A prompt's keys and values are kept; of a layer with a window, only those that later positions see. Of queries only
+the last W are kept, and no hidden states, since they would double the memory. A selector that needs more queries names
+statistics. Each statistic is gathered once per layer without a window, from consecutive chunks of queries, for all
+selectors that name it. Nothing else is computed or kept.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class QueryChunk:
         query: [heads, T, size], rotated, of positions b - T .. b - 1.
         key: [KV heads, b, size], rotated, of all positions so far.
         value: [KV heads, b, size], of all positions so far.
-        hidden: [T, width], what the queries were projected from.
+        hidden: [T, width], the hidden states from which the queries were projected.
         cos: [T, size], by which the queries were rotated.
         sin: [T, size], by which the queries were rotated.
         scaling: The factor of products of queries and keys.
@@ -79,7 +80,7 @@ class PromptLayer:
         value: [KV heads, n, size].
         window_query: The last W queries, [heads, W, size], rotated.
         scaling: The factor of products of queries and keys.
-        number: The layer's number among layers without a window, from 0.
+        number: The layer's number among layers without a window, from 0; -1 with a window.
         prompt: SHA-256 of the prompt's tokens, for selectors that draw at random.
         statistics: The values gathered over all queries, by statistic.
         terms: Terms of the layer's attention besides a softmax over all earlier positions.
@@ -101,7 +102,7 @@ class PromptLayer:
 
 
 class PromptRecording:
-    """``LayerAttention`` over one prompt of n entries, chunk by chunk, with the SHA-256 of its tokens.
+    """``LayerAttention`` over one prompt of n entries, chunk by chunk; ``prompt`` is the SHA-256 of its tokens.
 
     ``window`` is W, the number of last queries to keep; ``statistics`` are gathered over all queries.
     """
@@ -120,7 +121,7 @@ class PromptRecording:
 
     @contextlib.contextmanager
     def listening(self, network: Any) -> Iterator[None]:
-        """Record the inputs of the attention layers of ``network``, a causal language model, during the block."""
+        """Record inputs of the attention layers of ``network``, a causal language model, if statistics need them."""
         with contextlib.ExitStack() as hooks:
             if self._statistics:
                 # A copy: rotary embeddings that scale with the length change themselves when a longer length is
@@ -134,7 +135,7 @@ class PromptRecording:
             yield
 
     def forget(self) -> None:
-        """Drop everything gathered."""
+        """Drop the values of all statistics."""
         for gathered in self._gathered.values():
             gathered.clear()
         self._chunk = None
@@ -152,7 +153,7 @@ class PromptRecording:
     def _observe(self, layer: int, **seen: Any) -> None:
         """Add a layer's next chunk to every statistic."""
         if self._chunk is None:
-            message = "statistics of a prompt are gathered while listening to its model"
+            message = "statistics need the inputs of layers: attend inside of the block of listening()"
             raise RuntimeError(message)
         gathered, chunk = self._gathered[layer], self._chunk(**seen)
         for statistic in self._statistics:
@@ -162,7 +163,7 @@ class PromptRecording:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
     ) -> Tensor:
-        """Attend from the next T positions, all heads [1, heads, T, size], to the positions up to their own."""
+        """Attend from the next T positions to those up to their own, [1, heads, T, size], and record them."""
         if layer == len(self.layers):
             self._begin(layer, query, key, scaling, terms)
         if terms.window is not None:
@@ -175,7 +176,7 @@ class PromptRecording:
         if self._statistics:
             key, value = so_far
             self._observe(layer, query=query[0], key=key, value=value, scaling=scaling, softcap=terms.softcap)
-        # What of the window lies in this chunk; its first query is at n - W.
+        # Keep this chunk's queries that are among the last W, the first of which is at n - W.
         start = self.entries - record.window_query.shape[1]
         if last > start:
             record.window_query[:, max(first - start, 0) : last - start] = query[0, :, max(start - first, 0) :]

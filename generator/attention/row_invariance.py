@@ -29,9 +29,9 @@ from kvdrift.schema.progress import SILENT
 _MULTIPLES = (8, 16, 32, TILE)  # with the last multiple, attention to a prompt always has the same shape
 _PROMPT_READ_ROWS = (1, 2, 4)  # multiples of the streams that read a prompt at once by oneDNN
 _LAYER_ROWS = 2  # multiple of rows if oneDNN computes all products; a single row takes other code paths
-_COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
+_COUNTS = (1, 2, 3, 5, 7)  # of multiples of rows, whose results are compared with those of eight multiples
 _ENTRIES = 1000  # prompt entries attended to
-_ROWS = (*range(2, 65, 2), 96, 128)  # with which threads are compared
+_ROWS = (*range(2, 65, 2), 96, 128)  # numbers of rows with which numbers of threads are compared
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ class TriedSteps:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cover(self, sizes: Sequence[int], find_deviation: Callable[[], float]) -> None:
-        """Try steps of some sizes (entries, horizon, streams, kinds of rules), unless larger steps were tried."""
+        """Try steps of ``sizes`` (entries, horizon, streams, kinds of rules), unless steps as large were tried.
+
+        ``find_deviation`` tries them and returns their deviation.
+        """
         with self._lock:
             if any(all(mine <= theirs for mine, theirs in zip(sizes, tried, strict=True)) for tried in self._tried):
                 return
@@ -66,7 +69,11 @@ class TriedSteps:
 
 
 def find_row_multiple(network: Any) -> RowInvariance:
-    """Test every size of matrix product and activation of a causal language model, and its attention, once each."""
+    """Return the smallest multiple of rows with which no row of a causal language model depends on other rows.
+
+    Tested are one matrix product of each size, one activation of each width, and attention. If no multiple passes, the
+    largest is returned, with its deviation.
+    """
     deviation = 0.0
     for multiple in _MULTIPLES:
         deviation = max(itertools.chain(_layer_deviations(network, multiple), _tile_deviations(network, multiple)))
@@ -77,9 +84,10 @@ def find_row_multiple(network: Any) -> RowInvariance:
 
 
 def threads_agree(network: Any, threads: int) -> bool:
-    """Return whether every size of matrix product, activation and attention has the same bits with one thread and more.
+    """Return whether products and activations of every size, and attention, have equal bits with 1 and more threads.
 
-    Products of several numbers of rows are compared; whole steps are tried at their own numbers before they are used.
+    ``threads`` is the other number of threads. Products of several numbers of rows are compared; whole steps are tried
+    at their own numbers before they are used.
     """
     generator = torch.Generator().manual_seed(2)
     tried: list[Callable[[], Tensor]] = []
@@ -169,7 +177,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 
 def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Iterator[float]:
-    """Yield the deviations of so many streams' attention to a prompt from the attention of ``tile`` streams."""
+    """Yield the deviations of the attention of ``counts`` streams to a prompt from that of ``tile`` streams."""
     query, key, value, scaling, group = _random_attention(network, tile, torch.Generator().manual_seed(1))
     whole = attend_prompt(query, key, value, scaling)
     for count in counts:

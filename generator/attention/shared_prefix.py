@@ -29,9 +29,10 @@ Suffixes = list[Tensor]  # keys and values of one layer
 class StreamSlots:
     """The slots of open and parked streams.
 
-    Of n open streams, stream i is in slot ``slots[i]``, a number below n. A stream stays in its slot unless its number
-    is n or above; only streams that move or fork are copied. Parked streams are copied, at the next step, to the slots
-    from ``streams``, the most open streams, on, so that all copies of a step are sent to the devices together.
+    Of n open streams, stream i is in slot ``slots[i]``, a number below n. A stream stays in its slot unless the slot's
+    number is n or above; only streams that move or fork are copied. Parked streams are copied, at the next step, to the
+    slots from number ``streams`` on, so that all copies of a step are sent to the devices together. At most ``streams``
+    streams are open.
     """
 
     def __init__(self, streams: int) -> None:
@@ -111,10 +112,10 @@ class StreamSlots:
 
 
 def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int) -> tuple[list[Tensor], list[Suffixes]]:
-    """Allocate buffers for suffixes; parts of one device and shape share a buffer, [parts, slots, KV heads, H, size].
+    """Allocate buffers for suffixes; a buffer holds all parts, keys or values, of one device, dtype and shape.
 
-    ``layers`` has for each layer a prompt's keys and values, [KV heads, m, size]. Returns the buffers, and for each
-    layer its keys and values in them, [slots, KV heads, H, size] each.
+    A buffer is [parts, slots, KV heads, H, size]. ``layers`` has for each layer a prompt's keys and values, [KV heads,
+    m, size]. Returns the buffers, and for each layer its keys and values in them, [slots, KV heads, H, size] each.
     """
     kinds = [(part.device, part.dtype, part.shape[0], part.shape[2]) for layer in layers for part in layer]
     rooms, buffers = {}, []
@@ -128,14 +129,14 @@ def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int)
 
 
 def copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
-    """Copy slots ``source`` to slots ``target``, all at once, in every part of a buffer, [parts, slots, ...]."""
+    """Copy slots ``source`` to slots ``target`` in every part of a buffer, [parts, slots, ...]; first read all."""
     room = _CPU_BYTES if buffer.device.type == "cpu" else _OTHER_BYTES
     moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
     for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
         parts.index_copy_(1, target, parts[:, source])
 
 
-__all__ = ["PrefixLayer", "SharedPrefix"]  # codecs take the first from here, and their text is part of identities
+__all__ = ["PrefixLayer", "SharedPrefix"]  # codecs import the first from here; their source is part of identities
 
 _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by their name
 
@@ -185,7 +186,7 @@ class SharedPrefix:
         self._fused: FusedAttention | None = None
         if are_fused(self.devices, fused) and all(layer.terms.plain for layer in caches[0]):
             if any(tiles):
-                raise InputError("row_tile: the fused operations of this device have tiles of their own; leave it out")
+                raise InputError("row_tile: the fused operations of this device have fixed tiles; leave row_tile out")
             entries_of = [
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
@@ -272,7 +273,8 @@ class SharedPrefix:
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
 
-        ``indices`` are the vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
+        ``indices`` are the vectors that ``indices`` returned, on every device of ``devices``; they are used until the
+        next step.
         """
         self._indices = indices
         for buffer in self._buffers:

@@ -83,7 +83,7 @@ class StreamStates(LayerStates):
     """States of streams: row r of a step has the states of slot r.
 
     ``starts`` has for each cache the first states of its streams, for one row. At most ``streams`` are open at once,
-    and ``parked`` are parked; of the most ``rows`` of a step, rows without a stream have states, too.
+    and ``parked`` are parked; a step has at most ``rows`` rows, and those without a stream have states, too.
     """
 
     def __init__(self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int) -> None:
@@ -121,7 +121,7 @@ class StreamStates(LayerStates):
             self.by_place[place] = buffer[:rows]
 
     def _beyond_rows(self, slots: Tensor) -> Tensor:
-        """Return the places of slots; parked streams are behind the rows without a stream."""
+        """Return the rows of slots in the buffers, where parked streams follow the rows without a stream."""
         return torch.where(slots >= self._streams, slots + self._spare, slots)
 
 
@@ -157,7 +157,7 @@ def _delta_net(config: Mapping[str, Any], item_bytes: int) -> int:
 
 
 def _mamba(config: Mapping[str, Any], item_bytes: int) -> int:
-    """A layer of Falcon-H1, which has attention beside a state-space mixer."""
+    """Return the bytes of the states of a layer of Falcon-H1, which has attention and a state-space mixer."""
     inner = config.get("mamba_d_ssm") or int(config["mamba_expand"] * config["hidden_size"])
     state = int(config["mamba_d_state"])
     channels = int(inner) + 2 * int(config["mamba_n_groups"]) * state

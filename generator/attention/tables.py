@@ -44,8 +44,8 @@ def tables(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Divide the queries of all streams into tiles.
 
-    Every table has one of few lengths, so that most changes of streams change no shape. Further tiles are of a chunk
-    that no cache has, and further partial results are not written.
+    Every table has one of few lengths, so that most changes of streams change no shape. Tiles that fill up their table
+    are of a chunk that no cache has, and partial results that fill up theirs are not written.
 
     Args:
         stream_cache: The cache of each stream, ascending, int64 [streams].

@@ -1,7 +1,7 @@
 """The number of threads with which torch computes, in a block of code.
 
-In a block of ``at_most`` the number follows what the machine has free, layer by layer: results there must not depend on
-it.
+In a block of ``at_most`` the number follows the number of free processors, layer by layer. So results in such a block
+must not depend on the number of threads.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def prompt_shape(dtype: torch.dtype, size: int) -> dict[str, int]:
 
 
 def prompt_constants(heads: int, kv_heads: int, size: int) -> dict[str, int | float]:
-    """Return the prompt_constants for which the kernel is compiled."""
+    """Return the constants for which ``_attend_chunk`` is compiled."""
     return {
         "GROUP": heads // kv_heads, "HEADS": heads, "SIZE": size, "CHUNK": CHUNK, "CACHE_COLUMNS": CACHE_COLUMNS,
         "TILE_COLUMNS": TILE_COLUMNS, "LN_2": _LN_2,
@@ -91,7 +91,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
     caches += tl.load(tiles) * CACHE_COLUMNS
     first = tl.load(tiles + 1) * CHUNK
     entries = tl.load(caches + 2)
-    if first >= entries:  # another layer of this cache has more, or no cache has it
+    if first >= entries:  # only other layers of this cache have this chunk, or no cache has it
         return
     count = tl.minimum(entries - first, CHUNK).to(tl.int32)
     number = query.dtype.element_ty
@@ -143,7 +143,7 @@ def suffix_shape(dtype: torch.dtype, group: int, size: int) -> dict[str, int]:
 
 
 def suffix_constants(heads: int, kv_heads: int, size: int) -> dict[str, int | float]:
-    """Return the suffix_constants for which the kernel is compiled."""
+    """Return the constants for which ``_attend_suffix`` is compiled."""
     return {
         "GROUP": heads // kv_heads, "HEADS": heads, "SIZE": size, "CHUNK": CHUNK, "CACHE_COLUMNS": CACHE_COLUMNS,
         "PLACE_COLUMNS": PLACE_COLUMNS, "LOG2_E": _LOG2_E,

@@ -63,7 +63,7 @@ class CodecTrial(Trial[Codec]):
         return True
 
     def layers(self, dtype: str = "float32") -> Iterator[tuple[str, PrefixLayer]]:
-        """Yield random layers of every size that the codec accepts, with a channel of large keys, and names."""
+        """Yield a name and a random layer, with a channel of large keys, for each size that the codec accepts."""
         for heads, size in self.heads:
             for entries in _ENTRIES:
                 generator = torch.Generator().manual_seed(entries)
@@ -77,7 +77,7 @@ class CodecTrial(Trial[Codec]):
         return {where: self._read(layer) for dtype in DTYPES for where, layer in self.layers(dtype)}
 
     def decided_on(self, prompt: str) -> str:
-        """Return the digest of the entries read back of one more layer."""
+        """Return digests of the entries read back of one more layer of each head size, drawn by the name ``prompt``."""
         read = []
         for heads, size in self.heads:
             generator = torch.Generator().manual_seed(int.from_bytes(prompt.encode(), "big"))
@@ -96,7 +96,10 @@ def _shapes(trial: CodecTrial) -> str:
         before = PrefixLayer(layer.key.clone(), layer.value.clone())
         held = trial.part.hold(layer)
         for name, read, original in (("keys", held.key, layer.key), ("values", held.value, layer.value)):
-            require(read.shape == original.shape and read.dtype == original.dtype, f"{where}: {name} of another kind")
+            require(
+                read.shape == original.shape and read.dtype == original.dtype,
+                f"{where}: {name} come back in another shape or dtype",
+            )
         same = torch.equal(before.key, layer.key) and torch.equal(before.value, layer.value)
         require(same, f"{where}: keys or values were changed in place; clone them first")
     return f"{len(layers)} layers come back as they were stored, in shape and dtype"
@@ -107,12 +110,15 @@ def _bytes(trial: CodecTrial) -> str:
     for where, layer in (pair for dtype in DTYPES for pair in trial.layers(dtype)):
         stored = trial.part.stored_bytes(layer)
         empty = trial.part.stored_bytes(PrefixLayer(layer.key.to("meta"), layer.value.to("meta")))
-        require(stored == empty, f"{where}: {stored}, but {empty} by shapes alone")
+        require(stored == empty, f"{where}: {stored}, but {empty} for a layer without data of the same shapes")
         counts = (stored.payload, stored.scales)
-        require(all(type(count) is int and count >= 0 for count in counts), f"{where}: bytes are {counts}")
+        require(
+            all(type(count) is int and count >= 0 for count in counts),
+            f"{where}: bytes are {counts}, and must be whole numbers of 0 or more",
+        )
         share = stored.total / AsComputed().stored_bytes(layer).total
-        shares.append(f"{share:.3f} of {layer.key.shape[1]} entries in {8 * layer.key.itemsize} bits")
-    return f"the same by shapes alone; with scales, {shares[len(_ENTRIES) - 1]}, {shares[-1]}"
+        shares.append(f"{share:.3f} of the bytes of {layer.key.shape[1]} entries in {8 * layer.key.itemsize} bits")
+    return f"the same without data; payload and scales take {shares[len(_ENTRIES) - 1]}, {shares[-1]}"
 
 
 def _least_bytes(trial: CodecTrial) -> str:
@@ -154,7 +160,7 @@ def _repetition(trial: CodecTrial) -> str:
         first = trial.part.hold(layer)
         for again in (trial.part.hold(layer), twin.hold(layer)):
             same = torch.equal(first.key, again.key) and torch.equal(first.value, again.value)
-            require(same, f"{where}: a second round trip, or a twin's, reads other numbers")
+            require(same, f"{where}: a second round trip, or an equal codec's, reads other numbers")
     require_no_draws(state)
     return "the same numbers, and no draw from torch's state"
 
@@ -183,7 +189,7 @@ CodecTrial.checks = (
     Check("shapes", _SIZES, _shapes),
     Check("bytes", _SIZES, _bytes),
     Check("least bytes", f"what comes back of {_LONG:,} entries of independent normal numbers", _least_bytes),
-    Check("repetition", "a second round trip, and a twin's", _repetition),
+    Check("repetition", "a second round trip, and an equal codec's", _repetition),
     *common_checks("layers"),
     Check("generated entries", "2 pairs of 8 tokens with generated = true", _generated_entries),
     Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),

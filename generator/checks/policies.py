@@ -87,7 +87,7 @@ class PolicyTrial(Trial[Policy]):
         return _digest(unit)
 
     def units(self, actions: Sequence[Action], count: int, sharing: SharingOptions = SHARE_ALL) -> list[Unit]:
-        """Return units of the prompt under a random-weight model."""
+        """Return units, of ``count`` replicates each, of the prompt under a random-weight model."""
         pending = [PendingUnit(action, 0, count) for action in actions]
         document = random_document("policies", self.entries)
         return generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED, sharing)
@@ -142,11 +142,15 @@ class _WatchedRule(GuardedRule):
             plain = _plain_attention(entries, self._read[entries.layer])
             error = float((attention[0].double() - plain).abs().max() / entries.prompt_value.abs().max())
             exact = error < _TOLERANCES[attention.dtype]
-            require(exact, f"step {entries.suffix_key.shape[2]}: attention is not that over the entries that are read")
+            require(
+                exact,
+                f"step {entries.suffix_key.shape[2]}: attention differs from plain attention over the entries that are "
+                "read",
+            )
         return attention, after
 
     def _places(self, entries: StreamEntries, scores: Tensor) -> list[list[int]]:
-        """Return the places that each head reads."""
+        """Return the places of the entries that each head reads."""
         prompt, size = entries.prompt_key.shape[1], entries.query.shape[-1]
         count = prompt + entries.suffix_key.shape[2]
         one_hot = torch.eye(count, device=entries.query.device, dtype=entries.query.dtype)
@@ -163,7 +167,7 @@ class _WatchedRule(GuardedRule):
 
 
 def _plain_attention(entries: StreamEntries, read: Sequence[Sequence[int]]) -> Tensor:
-    """Return the first row's attention over the entries at some places, float64 [KV heads, query heads of it, size]."""
+    """Return the first row's attention over the entries at each head's places, float64 [KV heads, group, size]."""
     heads = []
     for head, places in enumerate(read):
         key, value = (
@@ -201,7 +205,10 @@ def _positions_read(
             heads += [{positions[place] for place in places} for positions, places in zip(held, read, strict=True)]
         require(all(generated[-1] in head for head in heads), f"step {step}: the entry of the token fed is not read")
         counts = sorted({len(head) for head in heads})
-        require(len(counts) == 1, f"step {step}: KV heads and layers read {counts} entries, and bytes count one number")
+        require(
+            len(counts) == 1,
+            f"step {step}: KV heads and layers read {counts} entries, and must all read one number, which bytes count",
+        )
         steps.append(heads)
     return steps
 
@@ -214,13 +221,13 @@ def _entries_read(trial: PolicyTrial) -> str:
         before: list[set[int]] = []
         for step, heads in enumerate(_positions_read(model, document, trial.action("own", budget), tokens)):
             where = f"{dtype}, {kv_heads} KV heads, m = {budget}, step {step + 1}"
-            require(len(heads[0]) <= budget, f"{where}: {len(heads[0])} entries are read")
+            require(len(heads[0]) <= budget, f"{where}: {len(heads[0])} entries are read, more than m")
             fed = {document.prompt_tokens + step}
             back = any(now - then - fed for now, then in zip(heads, before, strict=False))
             require(not back, f"{where}: an entry is read again after it was dropped")
             before = heads
     return (
-        "attention over at most m entries at every step, what is dropped never returns; "
+        "attention over at most m entries at every step, dropped entries never return; "
         f"m = {', '.join(map(str, trial.budgets))}"
     )
 
@@ -244,7 +251,7 @@ def _repetition(trial: PolicyTrial) -> str:
     torch.manual_seed(2)
     state = torch.get_rng_state()
     (first,), (second,) = trial.units([trial.action()], 2), trial.units([trial.action()], 2)
-    require(first.events.equals(second.events), "a second run's events are others")
+    require(first.events.equals(second.events), "a second run's events differ")
     require_no_draws(state)
     return "the same events, and no draw from torch's state"
 
@@ -253,11 +260,17 @@ def _company(trial: PolicyTrial) -> str:
     """Check that an action has the same events whatever is computed beside it."""
     actions = [trial.action(f"own-{budget}", budget) for budget in trial.budgets]
     for action, unit in zip(actions, trial.units(actions, 4), strict=True):
-        for count, sharing, how in ((1, SHARE_ALL, "alone and fewer"), (4, _NOTHING_SHARED, "with nothing shared")):
+        for count, sharing, how in (
+            (1, SHARE_ALL, "alone with fewer replicates"),
+            (4, _NOTHING_SHARED, "with nothing shared"),
+        ):
             (other,) = trial.units([action], count, sharing)
             same = other.events.equals(unit.events.slice(0, len(other.events)))
-            require(same, f"action '{action.name}': events are others {how}")
-        require(unit.record["batch_deviation"] == 0.0, f"action '{action.name}': steps depend on the rows beside")
+            require(same, f"action '{action.name}': events differ {how}")
+        require(
+            unit.record["batch_deviation"] == 0.0,
+            f"action '{action.name}': a row of a step depends on the rows beside it",
+        )
     return "the same events alone, in parts and with nothing shared"
 
 
@@ -269,12 +282,12 @@ def _embedded_model(trial: PolicyTrial) -> str:
     return same_events(action, beside, load_model(EMBEDDED_ID), document)
 
 
-_BUDGETS = "m of half of the prompt, few, and above n"
+_BUDGETS = "m of half of the prompt, of few entries, and above n"
 PolicyTrial.checks = (
     Check("entries read", f"{_BUDGETS}; 1, 2 and 4 KV heads, bfloat16", _entries_read),
     Check("nothing dropped", "m = n + H - 1, the control, and m above n", _nothing_dropped),
-    Check("repetition", "a second run, and a twin's", _repetition),
-    Check("company", f"{_BUDGETS}; beside others, and alone", _company),
+    Check("repetition", "a second run, with an equal policy", _repetition),
+    Check("company", f"{_BUDGETS}; beside other actions, and alone", _company),
     *common_checks("prompts"),
     Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),
 )

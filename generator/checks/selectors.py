@@ -153,7 +153,9 @@ def _check_sets(trial: SelectorTrial, model: _Model, entries: int, kept: int) ->
         require(unchanged, f"{where}, layer {number}: keys or values were changed in place; clone them first")
         for head, chosen in enumerate(index.tolist()):
             lost = len(promised - set(chosen))
-            require(not lost, f"{where}, layer {number}, head {head}: {lost} of window and sinks are not kept")
+            require(
+                not lost, f"{where}, layer {number}, head {head}: {lost} positions of window and sinks are not kept"
+            )
 
 
 def _repetition(trial: SelectorTrial) -> str:
@@ -164,7 +166,7 @@ def _repetition(trial: SelectorTrial) -> str:
     state, again = torch.get_rng_state(), trial.prompt(_USUAL, entries).layers
     require(evict(again, trial.part, kept).kept_sha256 == first.kept_sha256, "a second choice differs")
     twin = evict(again, trial.action().selector, kept)
-    require(twin.kept_sha256 == first.kept_sha256, "a twin with equal parameters chooses others")
+    require(twin.kept_sha256 == first.kept_sha256, "an equal selector chooses other positions")
     require_no_draws(state)
     return "the same sets, and no draw from torch's state"
 
@@ -175,7 +177,7 @@ def _other_actions(trial: SelectorTrial) -> str:
     tokens, window = random_document(f"matrix-{entries}", entries).tokens, max(128, trial.part.window + 1)
     beside = Prompt(random_model("llama", "float32", _LAYERS), tokens, window, statistics)
     same = evict(beside.layers, trial.part, kept).kept_sha256 == trial.evicted(entries, kept).kept_sha256
-    require(same, "the sets are others")
+    require(same, "the kept sets differ")
     return "the same sets"
 
 
@@ -205,7 +207,7 @@ def _chunks(trial: SelectorTrial) -> str:
             trial.part.keep(_in_chunks(trial.part, layer, whole, ends), kept).tolist()
             for ends in ([entries], [1, 2, 130, 400, entries])
         )
-        require(once == parts, f"layer {layer.number}: the sets are others; sum in float64, or make no use of ties")
+        require(once == parts, f"layer {layer.number}: the kept sets differ; sum in float64, or avoid ties of scores")
     return "the same sets"
 
 
@@ -233,9 +235,9 @@ def _embedded_model(trial: SelectorTrial) -> str:
 SelectorTrial.checks = (
     Check("kept sets", "4 prompts of 150 to 1,100 tokens under llama and qwen2 (3 layers, 2 KV heads)", _kept_sets),
     Check("other models", "1 and 4 KV heads, bfloat16 and float16", _other_models),
-    Check("repetition", "a second choice, and a twin's", _repetition),
-    Check("other actions", "a prompt of which others ask for more", _other_actions),
-    Check("chunks", "the prompt's queries at once, and in 5 chunks", _chunks),
+    Check("repetition", "a second choice, and an equal selector's", _repetition),
+    Check("other actions", "a prompt with queries and statistics that other selectors need, too", _other_actions),
+    Check("chunks", "the prompt's queries in one chunk, and in 5", _chunks),
     *common_checks("prompts"),
     Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),
 )

@@ -42,18 +42,18 @@ _SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator"
 
 
 def source_notes(kind: type[Any]) -> list[str]:
-    """Return a line for each such place in the files that define a user's class; [] for a class of the package."""
+    """Return a line for each place in the files of a user's class that uses such a value; [] for kvdrift's classes."""
     texts = custom_texts(kind)
     known = sys.stdlib_module_names | {path.stem for path in texts} | set(packages_distributions()) | {"kvdrift"}
     return [
-        f"{path}, line {line}: {name} takes {what}, which is no part of the action's identity"
+        f"{path}, line {line}: {name} uses {what}, which is no part of the action's identity"
         for path, text in sorted(texts.items())
         for line, name, what in sorted({*_places(parsed(text)), *_late_imports(parsed(text), known)})
     ]
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line numbers, the source text there, and the kind of thing that it takes."""
+    """Yield line numbers, the name used there, and the kind of thing that it stands for."""
     meant = dict(_imported_names(tree))
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}  # of a longer dotted name

@@ -46,7 +46,7 @@ _SECOND = "kvdrift.generator.checks.kinds"  # the module that the second interpr
 
 Part = TypeVar("Part")
 Decisions = Mapping[str, str]
-"""Digests of a part's decisions by what was tried, that on prompt ``ALONE`` under this name."""
+"""Digests of a part's decisions by the tried input; the key of the decision on prompt ``ALONE`` is ``ALONE``."""
 
 
 class Finding(NamedTuple):
@@ -121,7 +121,7 @@ class Trial(ABC, Generic[Part]):
 
     @abstractmethod
     def decided(self) -> dict[str, str]:
-        """Return digests of the part's decisions on the prompts of other checks, by what was tried."""
+        """Return digests of the part's decisions on the inputs of the other checks, by input."""
 
     @abstractmethod
     def decided_on(self, prompt: str) -> str:
@@ -132,7 +132,10 @@ class Trial(ABC, Generic[Part]):
 
 
 def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
-    """Set ``elsewhere`` of parts, all tried in one second interpreter, one after the other."""
+    """Try parts one after the other in one second interpreter, and set ``elsewhere`` of each to the outcome.
+
+    It is the part's decisions, or a line about a failure.
+    """
     requested = [
         {"kind": trial.kind.noun, "name": trial.name, "parameters": dict(trial.parameters),
          "folder": None if trial.folder is None else str(trial.folder.absolute())}
@@ -155,7 +158,7 @@ def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
 
 
 def decisions_of(make: Callable[[], Trial[Any]]) -> Decisions | str:
-    """Return the decisions of a part that is made first, beginning with prompt ``ALONE``; or a line about a failure."""
+    """Make a part and return its decisions, that on prompt ``ALONE`` first; or a line about a failure."""
     try:
         trial = make()
         return {ALONE: trial.decided_on(ALONE), **trial.decided()}
@@ -166,10 +169,10 @@ def decisions_of(make: Callable[[], Trial[Any]]) -> Decisions | str:
 
 
 def same_elsewhere(trial: Trial[Any]) -> str:
-    """Check that a part decides in a second interpreter as here."""
+    """Check that a part's decisions are equal in an interpreter with another hash seed, folder and environment."""
     there = _elsewhere(trial)
     for where, digest in trial.decided().items():
-        others = f"{where}: {trial.decides} are others with another hash seed, working folder and environment"
+        others = f"{where}: {trial.decides} differ with another hash seed, working folder and environment"
         require(there[where] == digest, others)
     return f"the same {trial.decides}"
 
@@ -177,9 +180,9 @@ def same_elsewhere(trial: Trial[Any]) -> str:
 def same_after_others(trial: Trial[Any]) -> str:
     """Check that a part's decision on a prompt does not depend on earlier prompts."""
     first, other, again = (trial.decided_on(prompt) for prompt in (FIRST, ALONE, FIRST))
-    others = f"{trial.decides} of a prompt are others after another prompt of its length"
+    others = f"{trial.decides} of a prompt differ after another prompt of its length"
     require(first == again, others)
-    require(other == _elsewhere(trial)[ALONE], f"{others} than alone")
+    require(other == _elsewhere(trial)[ALONE], f"{others} from those alone")
     return f"the same {trial.decides}"
 
 
@@ -212,7 +215,7 @@ def in_identity(trial: Trial[Any]) -> str:
         rows.add(_row(action))
         hashes.add(parts_sha256(action.parts))
         collided = min(len(rows), len(hashes)) <= len(changed)
-        require(not collided, f"{name} is no part of the identity: two values have one row or one hash")
+        require(not collided, f"{name} is no part of the identity: two of its values give one row or one hash")
     left = f"; no other value tried of {', '.join(skipped)}" if skipped else ""
     return f"{', '.join(changed) or 'no parameter'}{left}"
 
@@ -251,7 +254,7 @@ def same_events(action: Action, beside: Action, model: LoadedModel, document: Do
 
     alone = events(PendingUnit(action, 0, 2))
     parts = events(PendingUnit(beside, 0, 2), PendingUnit(action, 0, 1)) + events(PendingUnit(action, 1, 1))
-    require(alone == parts, "the events are others beside another action, or replicate by replicate")
+    require(alone == parts, "the events differ beside another action, or replicate by replicate")
     differ, most = sum(row["x_token"] != row["y_token"] for row in alone), max(row["delta"] for row in alone)
     return (
         "the same events alone, beside another action and in parts; "
@@ -265,7 +268,7 @@ def require_no_draws(state: torch.Tensor) -> None:
 
 
 def common_checks(others: str) -> tuple[Check[Any], ...]:
-    """Return the checks of every kind; ``others`` names the check of decisions that follow each other, as tried."""
+    """Return the checks of every kind; ``others`` is the plural of an input, such as "prompts"."""
     return (
         Check(f"other {others}", f"two {others} of one size in turn, one of them alone in another process",
               same_after_others),

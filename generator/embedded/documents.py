@@ -98,7 +98,7 @@ def document_name(task: str, length: int, index: int) -> str:
 
 
 def named_stream(*parts: str | int) -> np.random.Generator:
-    """Return the random stream whose name is the parts joined by null characters."""
+    """Return the random generator whose name is the parts joined by null characters."""
     return keyed_generator("\0".join(map(str, parts)))
 
 

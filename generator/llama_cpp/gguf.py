@@ -139,11 +139,11 @@ def check_is_gguf(file: Path) -> None:
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from None
     if start != _MAGIC:
-        raise InputError(f"{file}: is no GGUF file; llama.cpp's convert_hf_to_gguf.py makes one of a model's folder")
+        raise InputError(f"{file}: is no GGUF file; llama.cpp's convert_hf_to_gguf.py makes one from a model's folder")
 
 
 def check_decoded(result: int, call: str, library: Library) -> None:
-    """Raise an error if ``llama_decode`` returned one."""
+    """Raise an error if ``result``, which ``llama_decode`` returned, is not 0; ``call`` names the work."""
     if result:
         why = "its cache has no room" if result == 1 else library.last_words()
         raise OperationError(f"llama.cpp: {call} failed ({result}): {why}")
@@ -156,7 +156,7 @@ _TOKEN_BYTES = 16  # of the text of most tokens; a call that needs more returns 
 class GgufTokenizer:
     """The tokenizer of a GGUF file, with the methods of transformers' tokenizers that documents and pages use.
 
-    Of the weights, the vocabulary is enough.
+    ``weights`` need only have the vocabulary.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -166,13 +166,13 @@ class GgufTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id of BOS; None if the file names none, for which llama.cpp takes a token of text."""
+        """The id of BOS; None if the file names none, in whose place llama.cpp reports a token of text."""
         token = int(self._calls.llama_vocab_bos(self._weights.vocabulary))
         return token if token >= 0 and self._calls.llama_vocab_is_control(self._weights.vocabulary, token) else None
 
     @functools.cached_property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The tokens that are found in a text before it is cut, by id, in transformers' form."""
+        """The control and user-defined tokens, which are recognized in a text whole, by id, in transformers' form."""
         from tokenizers import AddedToken  # noqa: PLC0415 - only prompts of text need it
 
         kinds = (self._calls.llama_vocab_get_attr(self._weights.vocabulary, token) for token in itertools.count())
@@ -200,7 +200,7 @@ class GgufTokenizer:
             room = -count
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
-        """Write a conversation in the model's own form, by the file's template, or with tools by that for tools."""
+        """Return a conversation as text by the file's chat template, or with ``tools`` by its template for tools."""
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
 
         render: Any = render_jinja_template

@@ -112,10 +112,10 @@ def expected_defaults(kind: type[Structure], defaults: dict[str, Any]) -> dict[i
 
 PACKAGE: Final = "xllamacpp"
 KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
-"""The versions of the package whose structures are those of ``structures``, each with the library's own version."""
+"""The versions of the package whose structures are those above, each with the library's own version."""
 INSTALL: Final = installing("llama-cpp")
 
-_INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is for its makers, and 5 goes on with a line
+_INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is debugging output, and 5 continues a line
 _LINES = 200  # of the log that are kept: a context's report, and the last errors
 
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
@@ -181,7 +181,7 @@ class Library:
         return ContextParameters(**{**_given(CONTEXT_DEFAULTS), **values})
 
     def listen(self) -> None:
-        """Collect the library's log here from now on; a server in this process would take it over."""
+        """Empty ``log_lines`` and collect the library's log there; a server in this process would redirect the log."""
         self.log_lines.clear()
         self.calls.llama_log_set(ctypes.cast(self.callback, c_void_p), None)
 
@@ -207,23 +207,27 @@ def library() -> Library:
         raise InputError(f'engine = "llama.cpp": needs the package {PACKAGE}: {INSTALL}')
     files = sorted(Path(spec.origin).parent.glob(f"{PACKAGE}*.so"))
     if len(files) != 1:
-        raise OperationError(f"{Path(spec.origin).parent}: has no library {PACKAGE}*.so: {INSTALL}")
+        raise OperationError(f"{Path(spec.origin).parent}: should have one library {PACKAGE}*.so: {INSTALL}")
     return load(files[0], installed)
 
 
 def load(file: Path, installed: str) -> Library:
-    """Load the library in a file, of a package's version, and compare its layout with the known layout."""
+    """Load the library ``file`` of the package's version ``installed``, and compare its layout with the known one."""
     if installed not in KNOWN:
-        raise InputError(f"{PACKAGE} {installed}: its structures are not known; known: {', '.join(KNOWN)}: {INSTALL}")
+        raise InputError(
+            f"{PACKAGE} {installed}: its structures are not known, only those of {', '.join(KNOWN)}: {INSTALL}"
+        )
     calls = ctypes.CDLL(str(file))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(calls, name, None)
         if function is None:
-            raise InputError(f"{file}: has no function {name}; {PACKAGE} {', '.join(KNOWN)} has: {INSTALL}")
+            raise InputError(f"{file}: has no function {name}, which {PACKAGE} {', '.join(KNOWN)} has: {INSTALL}")
         function.restype, function.argtypes = result, arguments
     called = calls.llama_version().decode()
     if called != KNOWN[installed]:
-        raise InputError(f"{file}: calls itself {called}, and {PACKAGE} {installed} has {KNOWN[installed]}: {INSTALL}")
+        raise InputError(
+            f"{file}: calls itself {called}, and the library of {PACKAGE} {installed} is {KNOWN[installed]}: {INSTALL}"
+        )
     for name, kind, defaults in (
         ("llama_model_default_params", ModelParameters, MODEL_DEFAULTS),
         ("llama_context_default_params", ContextParameters, CONTEXT_DEFAULTS),
@@ -238,7 +242,7 @@ def load(file: Path, installed: str) -> Library:
     callback = _LOG(note)
     loaded = Library(file, installed, "", calls, lines, callback)
     loaded.listen()
-    atexit.register(calls.llama_log_set, None, None)  # what ends after Python does cannot call it
+    atexit.register(calls.llama_log_set, None, None)  # the library cannot call Python once that has ended
     calls.llama_backend_init()
     system = " ".join(calls.llama_print_system_info().decode().split())
     return replace(loaded, system=system)

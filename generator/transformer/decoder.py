@@ -1,4 +1,4 @@
-"""A decoder-only transformer in memory, with the settings that computing needs."""
+"""A decoder-only transformer in memory, and the settings with which it computes distributions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 # machine many times longer.
 ONE_THREAD_PARAMETERS = 20_000_000
 
-# glibc keeps up to twice the largest block below 32 MiB that was ever freed. A block of nearly that size is freed once,
-# so that freed blocks up to 64 MiB are used again, which the system would otherwise fill with zeros each time.
+# glibc keeps freed memory for later use, up to twice the size of the largest block below 32 MiB that was ever freed. So
+# a block of nearly 32 MiB is freed once. Otherwise glibc would return freed memory to the system, which fills it with
+# zeros before it hands it out again.
 _KEPT_BYTES = 2**25 - 2**14
 
 # CUDA's messages after which every call in the process fails: errors of kernels and of the hardware.
@@ -48,7 +49,7 @@ class Decoder:
     positions: int  # the most tokens, prompt and generated tokens, that the model was made for
     shape: ModelShape
     rows: RowInvariance  # the multiple of rows to decode with, and how exact that is
-    threads: int | None = None  # at most, on a CPU, which compute the same bits as one; None for torch's own number
+    threads: int | None = None  # the most on a CPU; all numbers give the same bits; None for torch's own number
     memory_share: float = 1.0  # of the available memory, that decoding may take
     logits_dtype: str | None = None  # "float32", or None for the dtype of the weights, to which logits are rounded
     sampling: Sampling = FULL_SOFTMAX  # applied to logits
@@ -59,24 +60,24 @@ class Decoder:
 
     @property
     def row_multiple(self) -> int:
-        """The number of rows computed at once is a multiple of this."""
+        """The multiple of rows that a test of the model found (``RowInvariance.multiple``)."""
         return self.rows.multiple
 
     @property
     def batch_deviation(self) -> float:
-        """The most that other rows of a batch change a row's results, relative to the largest result; 0 if nothing."""
+        """The most that other rows of a batch change a row's results, relative to the largest result; 0 if exact."""
         return max(self.rows.deviation, self.steps.deviation)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Use the model's threads inside the block while processors are free, and on CUDA sums that are not split."""
+        """Let torch use up to ``threads`` threads in the block, fewer on a busy machine; on CUDA forbid split sums."""
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         with torch_threads(None) if self.threads is None else at_most(self.most_threads), whole_sums(self.device):
             yield
 
     @property
     def most_threads(self) -> int:
-        """The most threads of computations on a CPU, if ``threads`` is not None."""
+        """The most threads that compute on a CPU; 1 if more gave other results, or if ``threads`` is None."""
         return 1 if self.steps.alone else self.threads or 1
 
 
@@ -89,8 +90,9 @@ def is_small(network: nn.Module) -> bool:
 def whole_sums(device: str) -> Iterator[None]:
     """Forbid cuBLAS inside the block to split a product's sums, which would make a row depend on the number of rows.
 
-    cuBLAS may otherwise sum parts of 16 bits separately. Only cuBLASLt has such a setting; the library that torch uses
-    by default then refuses every product of 16 bits. On other devices than CUDA nothing changes.
+    cuBLAS may otherwise sum parts of a product of 16-bit numbers separately. Inside the block torch multiplies by
+    cuBLASLt, since its default library refuses products of 16-bit numbers under this setting. On other devices than
+    CUDA nothing changes.
     """
     if torch.device(device).type != "cuda":
         yield
@@ -119,9 +121,10 @@ def is_device_lost(error: Exception) -> bool:
 def check_prompt(
     document: Document, horizon: int, positions: int | None, vocabulary: int | None, switch: int | None = None
 ) -> None:
-    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None if unknown.
+    """Raise an error for a document that the model cannot read.
 
-    If RoPE has other frequencies beyond ``switch`` positions, prompt and continuation must be on one side of it.
+    ``positions`` and ``vocabulary``, the model's numbers of positions and tokens, are None if unknown. If RoPE has
+    other frequencies beyond ``switch`` positions, prompt and continuation must be on one side of it.
     """
     if not document.tokens:
         raise InputError(f"document '{document.doc}': the tokenizer makes no token of its prompt")
@@ -138,6 +141,6 @@ def check_prompt(
         )
     if vocabulary is not None and (beyond := max(document.tokens)) >= vocabulary:
         raise InputError(
-            f"document '{document.doc}': the tokenizer makes token {beyond} of its prompt, beyond the model's "
-            f"{vocabulary} tokens (vocab_size); the folder's tokenizer is another model's"
+            f"document '{document.doc}': its prompt has token {beyond}, beyond the model's {vocabulary} tokens "
+            "(vocab_size); the folder's tokenizer belongs to another model"
         )

@@ -38,9 +38,8 @@ class Footprint:
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
         """Return the bytes of ``entries`` per KV head and layer as stored: payload, scales, index and metadata.
 
-        A layer with a window holds at most the window's entries. A layer with a state holds the state.
-
-        ``indexed``: whether entries are ever removed; otherwise there is no index.
+        They are stored by ``holding``. A layer with a window counts with a full window, and a layer with a state with
+        the state. ``indexed``: whether entries are ever removed; otherwise there is no index.
         """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
@@ -57,19 +56,19 @@ class MemoryPlan:
     replicates: int
     replicates_at_once: int
     prompt_bytes: int  # the whole prompt and the caches of all actions
-    prefill_bytes: int  # above the prompt, while a chunk is processed
-    replicate_bytes: int  # above the prompt, for each replicate at once if all actions have as many
-    decoding_bytes: int  # above the prompt, for the replicates at once, and while their steps are tried beforehand
+    prefill_bytes: int  # besides prompt_bytes, while a chunk is processed
+    replicate_bytes: int  # besides prompt_bytes, for each replicate that all actions decode at once
+    decoding_bytes: int  # besides prompt_bytes, for the replicates at once, and for the trial of their steps
     available_bytes: int
 
     @property
     def peak_bytes(self) -> int:
-        """The most at any time: allocators keep much of what prefill has freed, in pieces of other sizes."""
+        """The most bytes at any time, prefill's included: allocators keep much of these, in pieces of other sizes."""
         return self.prompt_bytes + self.prefill_bytes + self.decoding_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether prefill fits in the available memory, and so do the replicates at once after its memory is freed."""
+        """Whether prefill fits in the available memory, and, once its memory is freed, the replicates at once do."""
         most = max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
         return self.prompt_bytes + most <= self.available_bytes
 
@@ -81,11 +80,11 @@ def plan_memory(
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
 
-    n is ``entries``; ``kept`` has m of each action, and ``replicates`` how many it has. ``available_bytes`` are left
-    besides the weights. ``apart``: whether an action's prompt is prefilled separately; one such prompt is in memory at
-    a time. Of ``scored`` prompt entries a policy keeps scores. ``others`` are the models of actions with weights of
-    their own, each with m and replicates of its actions: every model has the whole prompt.
-    ``packed``: whether packed copies of keys are kept, as on a CPU.
+    ``entries`` is n; ``kept`` has m of each action, and ``replicates`` its number of replicates. ``available_bytes``
+    are left besides the weights. ``apart``: whether an action's prompt is prefilled separately; one such prompt is in
+    memory at a time. ``scored`` is the number of prompt entries whose scores a policy keeps. ``others`` has for each
+    further model, that of actions with weights of their own, its shape, and m and replicates of its actions; every
+    model has the whole prompt. ``packed``: whether packed copies of keys are kept, as on a CPU.
     """
     sides = [(shape, kept, replicates), *others]
     whole = [side.fixed_bytes(entries) + side.evictable_bytes * entries for side, *_ in sides]
@@ -119,7 +118,7 @@ def plan_memory(
 
 
 def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> Footprint | None:
-    """Return the model's footprint; None if its ``config.json`` is not on this machine."""
+    """Return the model's footprint; None if ``config.json`` is not on this machine or lacks a number."""
     config = local_configuration(model_id, revision)
     if config is None or dtype not in DTYPES:
         return None
@@ -144,8 +143,8 @@ def _numbers(file: Path) -> int:
 def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> int:
     """Return the bytes of the weights' matrices; norms and biases are negligible.
 
-    ``tables`` is 1 if the embedding is also the head, else 2. ``inner`` is the inner width of an MLP or of all experts
-    together, if a token does not go through all of it.
+    ``tables`` is 1 if the embedding is also the head, else 2. ``inner`` is the inner width of an MLP, or of all experts
+    together; by default the inner width that one token goes through.
     """
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
     layers = shape.layers * shape.width * (attention + 3 * (inner or shape.inner_width))
@@ -153,7 +152,7 @@ def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> in
 
 
 def memory_here(device: str, device_map: str | None) -> int | None:
-    """Return the bytes that can be allocated on the device, or on all GPUs of a device map; None without one."""
+    """Return the bytes that can be allocated on a device, or by a device map on all GPUs; None without the device."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = [device] if device_map is None else gpus or ["cpu"]
     try:

@@ -39,15 +39,15 @@ from kvdrift.schema.errors import InputError, first_line, reading
 from kvdrift.schema.progress import SILENT
 
 _UNKNOWN = ModelIdentity(None, None)
-_PAIRS_AT_ONCE = 96  # more would exceed a core's cache
+_PAIRS_AT_ONCE = 96  # with more, the rows of a step would exceed a core's cache
 
 
 @dataclass(frozen=True)
 class LoadedModel(Decoder):
     """``kvdrift.generator.generation.model.Model`` of a transformer.
 
-    ``files`` are fingerprints of the files that it was loaded from, and ``stored_bytes`` those of its weight files;
-    they are unknown if it was made in memory.
+    ``files`` are fingerprints of the files from which the model was loaded, and ``stored_bytes`` is the size of its
+    weight files; both are unknown if the model was made in memory.
     """
 
     files: ModelIdentity = _UNKNOWN
@@ -64,11 +64,11 @@ class LoadedModel(Decoder):
 
     @property
     def pairs_at_once(self) -> int:
-        """Documents are decoded side by side up to this number of pairs, to keep a CPU busy."""
+        """Documents are decoded side by side up to this number of pairs, to keep a CPU busy; 0 if one at a time."""
         busy = (
             self.threads != 1 or not is_small(self.network) or self.device != "cpu"
-        )  # computing takes the time of a large model or on a GPU
-        alone = busy or self.batch_deviation or self.switch is not None  # all rows of a step have RoPE's frequencies
+        )  # with a large model, or on a GPU, computing takes most of the time
+        alone = busy or self.batch_deviation or self.switch is not None  # all rows of a step share RoPE's frequencies
         return 0 if alone else _PAIRS_AT_ONCE
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[LoadedModel]:
@@ -100,7 +100,7 @@ class LoadedModel(Decoder):
         return PrefilledPrompt(self, document, actions, horizon, sharing)
 
 
-# What names of a language model's tensors begin with in a multimodal checkpoint, and what by themselves.
+# The beginnings of tensor names of a language model within a multimodal checkpoint, and of the language model alone.
 _OF_TOWERS = {
     r"^model\.language_model\.": "model.", r"^language_model\.model\.": "model.",
     r"^language_model\.lm_head": "lm_head",
@@ -114,10 +114,13 @@ def load_model(
 ) -> LoadedModel:  # fmt: skip
     """Load a model through transformers: ``kvdrift/tiny``, a local folder or a Hugging Face id.
 
-    Only the result refers to the network, so it is freed with its last user. The device map "auto" spreads the layers
-    over the GPUs by accelerate; ``device`` is then not used. Logits are float32, or rounded to ``dtype``. The store
-    knows the model by ``name``, if it is not ``model_id``. ``say`` receives a line before a model that is not small is
-    proven, and a line after it.
+    Only the result refers to the network, so the network is freed together with the result. The device map "auto"
+    spreads the layers over the GPUs by accelerate; ``device`` is then not used. With ``logits_dtype`` "float32" logits
+    are float32, by default they are rounded to ``dtype``. The store knows the model by ``name``, by default by
+    ``model_id``. ``say`` receives a line before a model that is not small is proven, and a line after it.
+
+    Raises:
+        InputError: The model cannot be loaded or placed, is not supported, or its files changed meanwhile.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)
@@ -166,7 +169,7 @@ def load_model(
 
 
 def _reference(model_id: str, network: Any, probe: Probe, say: Callable[[str], None]) -> Reference:
-    """Compute the probe by transformers alone, and report before it that the model is being proven."""
+    """Report that the model is being proven, and compute the probe by transformers alone."""
     say(f"proving model '{model_id}', once for these weights: each layer is compared with transformers' own")
     with reading(f"model.id = '{model_id}': not supported: its own forward pass fails on a probe", Exception):
         return reference_forward(network, probe)

@@ -30,7 +30,7 @@ _COLUMNS = 8  # of 16 bits take 16 bytes
 _SHORTAGE = re.compile("DefaultCPUAllocator: |CUDA error: (out of memory|CUBLAS_STATUS_ALLOC_FAILED)")
 
 _TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
-_LITTLE = 2**26  # bytes of suffixes
+_LITTLE = 2**26  # bytes of suffixes; up to here a trial step has a power of two of streams
 
 _STATES_AT_ONCE = 4  # of a layer, while its recurrent states are updated: before, after, an outer product, its sum
 
@@ -52,7 +52,7 @@ class ModelShape:
     windows: tuple[int, ...] = ()  # of each layer that has one, how many positions it sees
     without_attention: int = 0  # layers of a hybrid that have a state in the place of entries
     state_bytes: int = 0  # of all states of a stream
-    layer_state_bytes: int = 0  # of the states of a layer that has most
+    layer_state_bytes: int = 0  # of the largest states of a layer
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
@@ -89,7 +89,7 @@ class ModelShape:
         return self.entry_bytes - len(self.windows) * self._layer_entry_bytes
 
     def fixed_bytes(self, entries: int) -> int:
-        """Bytes that a cache of n ``entries`` holds whatever is evicted: entries of windows, and states."""
+        """Bytes that no action evicts, after ``entries`` tokens: entries of sliding-window layers, and states."""
         held = sum(min(entries, window - 1) for window in self.windows)
         return held * self._layer_entry_bytes + self.state_bytes
 
@@ -134,7 +134,9 @@ class ModelShape:
         self, pairs: Sequence[int], entries: int, horizon: int, estimator: str, scored: int = 0, *,
         reference: bool = True, tried: bool = False,
     ) -> int:  # fmt: skip
-        """Return the most bytes that decoding takes besides the prompt of n ``entries``; ``pairs`` has each action's.
+        """Return the most bytes that decoding takes besides the prompt of n ``entries``.
+
+        ``pairs`` has the number of pairs of each action.
 
         Coupled rollouts have one reference stream for each replicate, and for each pair streams along X and Y. Residual
         branching has a reference stream for each pair, and keeps the two streams of its scan. Where no kernel compares
@@ -161,13 +163,16 @@ class ModelShape:
 
 
 def tried_streams(streams: int, horizon: int, entry_bytes: int) -> int:
-    """Return the number of streams of a trial step before ``streams`` are decoded; later documents may have more."""
+    """Return the number of streams of a trial step before ``streams`` are decoded.
+
+    It is a power of two if that takes little memory, since later documents may have a few streams more.
+    """
     rounded_up = 1 << (streams - 1).bit_length()
     return rounded_up if rounded_up * horizon * entry_bytes <= _LITTLE else streams
 
 
 def tried_entries(entries: int) -> int:
-    """Return the number of prompt entries of a trial step before a prompt of ``entries`` is decoded."""
+    """Return the number of prompt entries of a trial step before a prompt of ``entries`` entries is decoded."""
     return -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
 
 
@@ -195,7 +200,7 @@ def replicates_within(free_bytes: int, replicate_bytes: int) -> int:
 
 
 def available_bytes(device: str) -> int:
-    """Return the bytes that can still be allocated on a GPU, or here within the process's control groups."""
+    """Return the bytes that can be allocated on a GPU, or by this process within its control groups' limits."""
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -233,7 +238,7 @@ def _control_group_bytes() -> Iterator[int]:
 
 
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# Of version 2, whose controller has no name, and of version 1.
+# The control files of cgroups of version 2, whose controller has no name, and of version 1.
 _CONTROL_FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,9 +1,10 @@
-"""Check a model before it is loaded, and keep the proofs of models that were made on this machine.
+"""Check models before they are loaded, and keep the proofs that were made on this machine.
 
 Headers of weight files show whether they hold every tensor that the configuration needs. A selector's window and
-statistics show its needs of a model's layers; a selector that reads queries computes attention by itself.
+statistics show what it needs of a model's layers: a selector that reads queries computes attention by itself, and must
+know a soft cap.
 
-A proof belongs to the weights' fingerprint, the versions of torch and transformers, the dtype and the kind of device.
+A proof holds for the weights' fingerprint, the versions of torch and transformers, the dtype and the kind of device.
 It is kept in the user's cache folder; if the file is missing or damaged, every model is proven again.
 """
 
@@ -56,7 +57,8 @@ _Shape = tuple[int, ...]
 def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
     """Compare names and sizes of the stored tensors with the configuration; nothing is loaded.
 
-    Returns whether the comparison was possible; it is not if the weights are elsewhere, packed, or not safetensors.
+    Returns whether the comparison was possible; it is not if the weights are quantized, not safetensors, or not on this
+    machine.
     """
     if getattr(config, "quantization_config", None) is not None:
         return False
@@ -134,7 +136,7 @@ def _missing(selector: Selector, traits: LayerTraits) -> str | None:
     if (selector.window or statistics) and traits.softcap is not None and not selector.applies_softcap:
         return f"computes attention itself, without the soft cap of {traits.softcap:g} that this model has"
     if any(isinstance(statistic, QueryMoments) for statistic in statistics) and traits.turned_by_halves is False:
-        return "needs layers that rotate whole heads by halves, and this model's layers do not"
+        return "needs layers that rotate whole heads by halves (channel i with i + size / 2), and this model's do not"
     return None
 
 
@@ -143,7 +145,7 @@ _PROOFS = 3  # version of the proof
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of trying a model when it was loaded: the reason of a refusal or None, and two of its traits."""
+    """The result of proving a model: why it was refused, or None, and two of its traits."""
 
     refusal: str | None
     softcap: float | None = None
@@ -155,7 +157,7 @@ class Proof:
 
 
 def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | None:
-    """Return the kept result about a model; None if it was not tried."""
+    """Return the kept proof for weights, dtype and kind of device; None if there is none."""
     proof = read_remembered(_proofs_path()).get(_proof_key(weights_sha256, dtype, device)) if weights_sha256 else None
     try:
         refusal, softcap, halves = (proof[name] for name in ("refusal", "softcap", "turned_by_halves"))  # type: ignore[index]
@@ -166,7 +168,7 @@ def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | N
 
 
 def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str, proof: Proof) -> None:
-    """Keep the result about a model; do nothing if that fails, or if the weights have no fingerprint."""
+    """Keep the proof of a model; do nothing if that fails, or if the weights have no fingerprint."""
     path = _proofs_path()
     if path is None or weights_sha256 is None:
         return
@@ -175,7 +177,7 @@ def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str,
 
 
 def results() -> dict[str, str | None]:
-    """Return the models that these versions tried on this machine, each with the reason of its refusal, or None."""
+    """Return the models that the installed versions proved or refused here, each with why it was refused, or None."""
     made = read_remembered(_proofs_path()).items()
     entries = [entry for key, entry in made if key.endswith(f" {_versions()}") and isinstance(entry, dict)]
     return {str(entry.get("model")): entry.get("refusal") for entry in entries}
@@ -205,15 +207,15 @@ def check_model(
 ) -> bool:
     """Check everything about a model that can be known without loading its weights.
 
-    If it is ``served``, another process has the weights, and a folder needs none. Returns whether the weights were
-    checked too, by their headers; they are not if they are not on this machine.
+    If the model is ``served``, another process has the weights, and a folder needs none. Returns whether the weights
+    were checked, too: by the headers of their files, or by a kept proof.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map, served=served)
     if not known_by_family(config) or is_multimodal(model_id, revision):
         proof = remembered(model_identity(model_id, revision).weights_sha256, dtype, device)
         if proof is not None and proof.refusal is not None:
             raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")
-        return proof is not None  # its tensors are of names that transformers alone knows
+        return proof is not None  # only transformers knows the names of its tensors
     return check_tensors(model_id, config, revision)
 
 
@@ -230,7 +232,7 @@ def known_traits(model_id: str, *, dtype: str, revision: str | None, device: str
 
 
 def check_placement(dtype: str, device: str, device_map: str | None) -> None:
-    """Check the study file's settings of device, dtype and device map."""
+    """Raise an error if a dtype is unknown, or if a device or device map cannot be used here."""
     if dtype not in DTYPES:
         raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
     if device_map is None:

@@ -1,11 +1,11 @@
 """Prove, when a model is loaded, that decoding here gives the results of transformers' own forward pass.
 
-A probe is computed by transformers alone: with eager attention, and with entries that are really removed. At each point
+A probe is computed by transformers alone: with eager attention, and with evicted entries in fact removed. At each point
 of the network the values are compared with the reference's, and computing goes on with the reference's. So every layer
 has the reference's own input: errors do not add up over layers, and a router with two nearly equal scores chooses the
 reference's experts.
 
-The traits are properties of layers that selectors need, found by trying: a soft cap, and how queries are rotated.
+A proof also tries out two traits of layers that selectors need to know: a soft cap, and how queries are rotated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kvdrift.schema.errors import first_line
 
 
 class Point(NamedTuple):
-    """A point of a layer; ``number`` is its number among the layer's points of its kind."""
+    """A point of a layer at which values are compared; ``number`` counts the layer's points of its kind from 0."""
 
     layer: int
     kind: str
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What computes the values at the point."""
+        """The part of the network that computes the values at the point, in words."""
         if self.kind == INPUT:  # which is the output of the layer before
             return f"layer {self.layer - 1}" if self.layer else "the embedding"
         return {ATTENTION: "attention of ", ROUTER: "the router of "}.get(self.kind, "") + f"layer {self.layer}"
@@ -131,20 +131,23 @@ ENTRIES, CHUNK, WINDOW, KEPT, STEPS = 48, 32, 24, 20, 8
 
 @dataclass(frozen=True)
 class Probe:
-    """The tokens with which a model is tried: a prompt, and two continuations that part."""
+    """The tokens with which a model is tried: a prompt, and two continuations that differ."""
 
     prompt: Tensor  # int64 [ENTRIES]
     continuations: Tensor  # int64 [2, STEPS]
 
     @classmethod
     def of(cls, vocabulary: int) -> Probe:
-        """Draw the tokens; they are always the same."""
+        """Draw the tokens from a vocabulary of this size; equal sizes give equal tokens."""
         drawn = torch.randint(vocabulary, (ENTRIES + 2 * STEPS,), generator=torch.Generator().manual_seed(0))
         return cls(drawn[:ENTRIES], drawn[ENTRIES:].view(2, STEPS))
 
 
 def kept_positions(layer: int, kv_heads: int) -> Tensor:
-    """Return the prompt entries that the evicted cache keeps, int64 [KV heads, KEPT], ascending."""
+    """Return the prompt entries that the evicted cache keeps, int64 [KV heads, KEPT], ascending.
+
+    ``layer`` is the layer's number among layers without a window, from 0.
+    """
     generator = torch.Generator().manual_seed(1 + layer)
     ranked = torch.rand(kv_heads, ENTRIES, generator=generator).argsort(-1)
     return ranked[:, :KEPT].sort(-1).values
@@ -235,7 +238,7 @@ def reference_forward(network: Any, probe: Probe) -> Reference:
 
 
 def remove(cache: Any) -> None:
-    """Remove all entries except the kept ones from the layers with full attention."""
+    """Remove the entries that are not in ``kept_positions`` from the layers with full attention."""
     number = 0
     for layer in cache.layers:
         if getattr(layer, "is_sliding", False) or not hasattr(layer, "keys"):
@@ -248,7 +251,7 @@ def remove(cache: Any) -> None:
 
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
-"""The error of a row, relative to its size, that all rows must be within; of attention, nine of ten rows.
+"""The largest error of a row, relative to the row's size, that is allowed; for attention in nine of ten rows.
 
 Errors are rounding, most of all in attention: transformers' eager attention rounds scores to the dtype, so a score s is
 off by up to s / 512 in bfloat16 and s / 4096 in float16, and the weight of its key by that share. With scores up to
@@ -327,16 +330,16 @@ class _Comparison:
 
         Args:
             rows: the rows of the reference, int64 [n].
-            places: the row of the pass in which each of them stands, int64 [n]; by default in their order.
+            places: the row of the pass that computes each of ``rows``, int64 [n]; by default 0 .. n - 1.
         """
         self._rows, self._places = rows, torch.arange(len(rows)) if places is None else places
 
     def visit(self, point: Point, values: Tensor) -> Tensor:
-        """Compare the values at a point, and return the reference's, as ``points.Visit``."""
+        """Compare the values at a point, and return the reference's, as a ``Visit``."""
         reference = self._reference.values.get(point)
         if reference is None or reference.shape[1:] != values.shape[1:]:
             return values  # the point lacks rows, which ``refusal`` finds
-        rows = self._rows[:1].repeat(len(values))  # of rows without a stream, which repeat the first row
+        rows = self._rows[:1].repeat(len(values))  # rows without a stream repeat the first row
         rows[self._places] = self._rows
         wanted = reference[rows].to(values.device)
         errors = difference(values[self._places], wanted[self._places], self._added(point, reference))
@@ -344,7 +347,7 @@ class _Comparison:
         return wanted
 
     def see_distributions(self, distributions: Tensor) -> None:
-        """Compare the next-token distributions of the expected rows, [n, V], by their logits up to a constant."""
+        """Compare the next-token distributions of the expected rows, [n, V], by the logarithms of probabilities."""
         wanted = self._reference.logits[self._rows - (ENTRIES - 1)].to(distributions.device).double().log_softmax(-1)
         values, wanted = (part.clamp(min=_LEAST_LOGIT) for part in (distributions.double().log(), wanted))
         values, wanted = (part - part.mean(-1, keepdim=True) for part in (values, wanted))
@@ -364,8 +367,8 @@ class _Comparison:
     def _added(self, point: Point, reference: Tensor) -> Tensor | None:
         """Return the norms of a layer's addition to its input, by which errors of its output are divided.
 
-        None if the point is no layer's output. If hidden states are much larger than a layer's addition, rounding
-        them is no error of the layer; it makes up ``_SUMS`` roundings.
+        None if the point is no layer's output. Hidden states may be much larger than a layer's addition. Rounding them
+        is no error of the layer, so the norms include an allowance for ``_SUMS`` roundings.
         """
         before = self._reference.values.get(Point(point.layer - (point.kind == INPUT), INPUT))
         if point.kind not in (INPUT, OUTPUT) or before is None or before.shape != reference.shape:
@@ -422,7 +425,7 @@ def _kept(layer: PrefixLayer, positions: Tensor) -> PrefixLayer:
     return PrefixLayer(key, value, layer.terms)
 
 
-_FIRST = (0, 7)  # positions of the first token; a layer without RoPE, or with another, is not the same at both
+_FIRST = (0, 7)  # tried positions of the first token; queries rotated back differ unless RoPE is by halves
 _TOKENS = 4  # of the probe; a token's queries depend on nothing but its own input, which is the reference's
 
 

@@ -114,14 +114,14 @@ def test_what_depends_on_nothing_else_holds(subjects: dict[str, Trial[Any]]) -> 
     ("name", "takes"),
     [
         ("sound", []),
-        ("environment", ["os.environ.get takes the environment"]),
-        ("file", ["read_text() takes a file"]),
-        ("file beside", ["open takes a file"]),
-        ("helper", ["importlib.util.spec_from_file_location takes a module found at run time",
-                    "importlib.util.module_from_spec takes a module found at run time"]),
-        ("hash", ["hash takes Python's hash seed"]),
+        ("environment", ["os.environ.get uses the environment"]),
+        ("file", ["read_text() uses a file"]),
+        ("file beside", ["open uses a file"]),
+        ("helper", ["importlib.util.spec_from_file_location uses a module found at run time",
+                    "importlib.util.module_from_spec uses a module found at run time"]),
+        ("hash", ["hash uses Python's hash seed"]),
         ("global", []),
-        ("policy", ["hash takes Python's hash seed"]),
+        ("policy", ["hash uses Python's hash seed"]),
     ],
 )  # fmt: skip
 @pytest.mark.by_default("file", "hash", "sound")
@@ -155,13 +155,13 @@ def test_more_that_source_may_take(tmp_path: Path) -> None:
     )
     notes = source_notes(type(trial_of("my_selector:Mine", {}, tmp_path).part))
     assert [note.removeprefix(f"{tmp_path}/").partition(", which is no part")[0] for note in notes] == [
-        "helper.py, line 12: time.monotonic takes a clock",
-        "helper.py, line 13: datetime.datetime.now takes a clock",
-        "helper.py, line 14: random.random takes a global random state",
-        "helper.py, line 15: numpy.random.default_rng takes a global random state",
-        "helper.py, line 16: torch.rand takes a global random state",
-        "my_selector.py, line 24: import of nowhere takes a module found at run time",
-        "my_selector.py, line 25: os.environ takes the environment",
+        "helper.py, line 12: time.monotonic uses a clock",
+        "helper.py, line 13: datetime.datetime.now uses a clock",
+        "helper.py, line 14: random.random uses a global random state",
+        "helper.py, line 15: numpy.random.default_rng uses a global random state",
+        "helper.py, line 16: torch.rand uses a global random state",
+        "my_selector.py, line 24: import of nowhere uses a module found at run time",
+        "my_selector.py, line 25: os.environ uses the environment",
     ]
 
 

@@ -1,1 +1,1 @@
-"""A model's files: their places, their content, their fingerprints, and proofs about them."""
+"""A model's files: their places, their content and their fingerprints."""

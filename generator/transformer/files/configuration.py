@@ -1,4 +1,4 @@
-"""Read a model's configuration through transformers, and check whether it is supported."""
+"""Read a model's configuration through transformers, and check whether the model is supported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvdrift.schema.log_levels import raised_level
 _MOST_LAYERS = 10_000  # each takes memory in the configuration before any weight is read
 _STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
 _LONG_ROPE = "longrope"
-_KERNELS = "transformers.integrations.hub_kernels"  # the logger of what chooses a kernel
+_KERNELS = "transformers.integrations.hub_kernels"  # the logger of the module that chooses kernels
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def library() -> Any:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Whether a record is more than advice to install other kernels, which hybrids give amid generation."""
+    """Return False for advice to install other kernels, which models with states log amid generation; else True."""
     return "falling back to its reference PyTorch implementation" not in record.getMessage()
 
 
@@ -60,7 +60,7 @@ def read_configuration(model_id: str, revision: str | None) -> Any:
 
 
 def causal_class(config: Any) -> str | None:
-    """Return the name of transformers' causal language model for a type of configuration; None if there is none."""
+    """Return the class name of transformers' causal language model for a configuration's type; None without one."""
     name = library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     return name if name is not None and name.endswith("ForCausalLM") else None
 
@@ -94,7 +94,7 @@ def _number(model_id: str, revision: str | None, name: str) -> int:
 
 
 def check_supported(config: Any, model_id: str) -> None:
-    """Raise an error if the configuration shows that the model is not a causal language model with keys and values."""
+    """Raise an error if the configuration shows an architecture, attention or RoPE that is not supported."""
     with reading(f"model.id = '{model_id}': cannot load its configuration", TypeError, AttributeError):
         problem = _unsupported(config)
     if problem is not None:
@@ -133,14 +133,14 @@ def _unsupported_layers(config: Any) -> str | None:
 def rope_switch(config: Any) -> int | None:
     """Return the number of positions beyond which RoPE has other frequencies (LongRoPE); None for other types.
 
-    The frequencies of type "dynamic" change beyond ``max_position_embeddings`` alone, and no prompt goes there.
+    The frequencies of type "dynamic" change only beyond ``max_position_embeddings``, which no prompt exceeds.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     return rope["original_max_position_embeddings"] if rope.get("rope_type") == _LONG_ROPE else None
 
 
 def position_switch(model_id: str, *, revision: str | None = None) -> int | None:
-    """Return ``rope_switch`` of a model; transformers reads the configuration only if it names a type of RoPE."""
+    """Return ``rope_switch`` of a model; transformers reads the configuration only if it names LongRoPE."""
     stated = local_configuration(model_id, revision) or {}
     ropes = [stated.get(name) for name in ("rope_parameters", "rope_scaling")]
     named = {str(rope.get("rope_type") or rope.get("type")) for rope in ropes if isinstance(rope, dict)}
@@ -153,9 +153,9 @@ def has_states(config: Any) -> bool:
 
 
 def known_by_family(config: Any) -> bool:
-    """Whether a model needs no proof: a family that all tests run on, with full attention in every layer.
+    """Whether a model needs no proof (``proof``): its family is one that all tests run on, with full attention only.
 
-    Quantized weights are multiplied by their library, whatever the family.
+    Quantized weights need one in every family, since the library that quantized them multiplies them.
     """
     known = config.model_type in ARCHITECTURES.values() and getattr(config, "quantization_config", None) is None
     return known and set(_layer_types(config)) <= {"full_attention"}
@@ -172,6 +172,6 @@ def quiet() -> Iterator[None]:
 
 
 def _layer_types(config: Any) -> list[str]:
-    """Return the attention of each layer; architectures without such a list would ignore a sliding window."""
+    """Return the type of each layer; if the configuration lists none, one type for a sliding window, or []."""
     whole = ["sliding_attention"] if getattr(config, "sliding_window", None) else []
     return list(getattr(config, "layer_types", None) or whole)

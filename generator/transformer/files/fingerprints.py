@@ -67,7 +67,7 @@ def _fingerprint(files: Sequence[Path]) -> str | None:
 
 
 def _file_digests(files: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of each file, and write those that were not remembered, of files that still exist."""
+    """Return the SHA-256 of each file; store new ones in the cache folder, and drop those of deleted files there."""
     known = _remembered()
     digests = dict(known)
     file_digests = [_digest(file, digests) for file in files]
@@ -78,7 +78,7 @@ def _file_digests(files: Sequence[Path]) -> list[str]:
 
 
 def _digest(file: Path, remembered: Digests) -> str:
-    """Return the SHA-256 of a file, from ``remembered`` or else computed and added to it."""
+    """Return the SHA-256 of a file, from ``remembered`` or else computed; it is added unless the file may change."""
     key = str(file.resolve())  # a Hugging Face snapshot has links to its files
     try:
         with file.open("rb") as opened:

@@ -30,9 +30,11 @@ ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen
 GGUF = ".gguf"
 
 _CACHED = "models--"  # how the cache's folders of models begin; the id follows, with "--" for "/"
-_WHOLE_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}  # as looked for
+_WHOLE_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}
+"""Files that hold all weights, in the order in which they are looked for, each with the pattern of its parts."""
+
 _BESIDE_WEIGHTS = ("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors")
-_NO_OWNERS = ("models", "datasets", "spaces")  # which are pages of the hub
+_NO_OWNERS = ("models", "datasets", "spaces")  # pages of the hub, not owners of models
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt",
     "*.model", "chat_template*",
@@ -51,7 +53,7 @@ def local_folder(model_id: str) -> Path | None:
 
 
 def model_location(section: ModelSection) -> str:
-    """Return the place of a study file's transformer: an absolute path, a Hugging Face id or the embedded model's id.
+    """Return the place of a study file's transformer: a path, a Hugging Face id or an embedded model's id.
 
     A relative path is relative to the study file's folder. The store uses the name as written in the file.
     """
@@ -59,7 +61,10 @@ def model_location(section: ModelSection) -> str:
 
 
 def transformer_location(written: str, folder: Path | None, key: str) -> str:
-    """Return the place of a transformer that a study file in ``folder`` names under ``key``."""
+    """Return the place of the transformer that a study file in ``folder`` names ``written``.
+
+    ``key`` is the beginning of error messages about the name, such as "model.id = ".
+    """
     if folder is None or written in EMBEDDED_FOLDERS or written.startswith(("/", "~")):
         return written
     beside = os.path.normpath(folder / written)
@@ -67,9 +72,10 @@ def transformer_location(written: str, folder: Path | None, key: str) -> str:
         return beside
     if local_folder(written) is not None:
         raise InputError(
-            f"{key}'{written}': paths begin at the study file's folder, {folder}, and only the working folder "
-            f"has this one; write '{os.path.relpath(Path(written).absolute(), folder)}', or move the study file here "
-            "to go on with a store that knows the model by this name"
+            f"{key}'{written}': paths are relative to the study file's folder, {folder}, but this path leads "
+            "to the model from the working folder; write "
+            f"'{os.path.relpath(Path(written).absolute(), folder)}', or, if a store has units of the model under this "
+            "name, move the study file to the working folder"
         )
     if written.startswith("."):
         return beside
@@ -78,9 +84,9 @@ def transformer_location(written: str, folder: Path | None, key: str) -> str:
 
 
 def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
-    """Raise an error if a name, given under ``key``, can only be that of a missing folder, and is not for a hub.
+    """Raise an error, which begins with ``key``, if a name must be that of a missing folder, not of a hub's model.
 
-    Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache. A name counts as a folder's name if
+    Ids of supported models are OWNER/NAME; other ids must be in the Hugging Face cache. A name counts as a folder's if
     it begins with an existing folder, relative to ``folder``, or with a name that no owner on the hub can have.
     """
     owner, _, name = model_id.partition("/")
@@ -95,7 +101,7 @@ def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
 
 
 def gguf_file(written: str, folder: Path | None = None) -> Path:
-    """Return the GGUF file that a study file names: one of the embedded model's, or a path relative to its folder."""
+    """Return the GGUF file that a study file names: one of the embedded model's, or a path relative to ``folder``."""
     embedded = EMBEDDED_GGUF / written.removeprefix("kvdrift/")
     if written.startswith("kvdrift/") and embedded.is_file():
         return embedded
@@ -124,7 +130,7 @@ def model_source(model_id: str) -> str:
 def local_configuration(model_id: str, revision: str | None = None) -> dict[str, Any] | None:
     """Return the contents of ``config.json``; None if it is not on this machine or cannot be read.
 
-    For a multimodal checkpoint, the values of its language model come first.
+    For a multimodal checkpoint, the values of its language model take precedence.
     """
     content = _json(model_id, "config.json", revision)
     text = content and content.get("text_config")
@@ -149,7 +155,7 @@ def local_generation_configuration(model_id: str, revision: str | None = None) -
 
 
 def has_local_weights(model_id: str, revision: str | None = None) -> bool:
-    """Return whether all of the model's weights are on this machine."""
+    """Return whether weights are on this machine: in a folder any file of them, of a Hugging Face id all files."""
     folder = local_folder(model_id)
     if folder is not None:
         return any(any(folder.glob(pattern)) for pattern in _WHOLE_WEIGHTS.values())

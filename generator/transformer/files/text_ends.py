@@ -47,7 +47,7 @@ class TextEnds:
 
     @classmethod
     def of(cls, named: Iterable[tuple[int, str]], vocabulary: int) -> Self:
-        """Join tokens with the place that names each, without tokens that a vocabulary of this size lacks."""
+        """Group pairs of a token and its place by token; drop tokens that a vocabulary of this size lacks."""
         places: dict[int, tuple[str, ...]] = {}
         for token, place in named:
             if 0 <= token < vocabulary and place not in places.get(token, ()):
@@ -56,7 +56,7 @@ class TextEnds:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The tokens' ids, the first being the token that fills."""
+        """The tokens' ids; the first fills the positions after a side's end."""
         return tuple(self.places)
 
 
@@ -100,9 +100,9 @@ def text_ends(study: Study) -> TextEnds:
 
 
 def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken], tokenizer: str) -> TextEnds:
-    """Join the tokens that a model names with the chat template's if one is applied; ``[study] eos`` replaces both.
+    """Join the tokens ``named`` by a model with an applied chat template's; ``[study] eos`` replaces both.
 
-    The chat template, of the tokenizer at place ``tokenizer``, comes first, since its token ends most answers.
+    The template is that of the tokenizer at place ``tokenizer``. Its token comes first, since it ends most answers.
     """
     location, revision = tokenizer, study.model.revision
     if study.study.eos is not None:
@@ -117,7 +117,7 @@ def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken], toke
 def model_ends(location: str, revision: str | None = None) -> list[NamedToken]:
     """Return the tokens that a model's files name, those of a GGUF file by llama.cpp; [] without files here.
 
-    A named token may be none of the vocabulary.
+    A named token may be missing in the vocabulary.
     """
     if location.endswith(GGUF):
         return [(token, ENDS_OF_LLAMA_CPP) for token in gguf_facts(Path(location)).eos_tokens]
@@ -139,18 +139,21 @@ def configured_ends(location: str, revision: str | None = None) -> list[NamedTok
 
 
 def check_ends(study: Study, action: str, ends: TextEnds, action_tokens: Iterable[int]) -> None:
-    """Raise an error if an action's side has further tokens that end a text, unless the study file chose."""
+    """Raise an error if ``action_tokens``, which end an action's texts, are not all in ``ends``.
+
+    With ``[study] eos`` the study file sets the tokens of both sides, and nothing is checked.
+    """
     others = [token for token in dict.fromkeys(action_tokens) if token not in ends.tokens]
     if others and study.study.eos is None:
         joined = ", ".join(map(str, (*ends.tokens, *others)))
         raise InputError(
-            f"action '{action}': its weights end a text at tokens {others}, those of the reference at "
-            f"{[*ends.tokens]}: sides are compared with one set; write eos = [{joined}] under [study] for both"
+            f"action '{action}': its weights end a text also at tokens {others}, those of the reference only at "
+            f"{[*ends.tokens]}: both sides must end at the same tokens; write eos = [{joined}] under [study]"
         )
 
 
 def fetch_generation_configuration(location: str, revision: str | None) -> None:
-    """Download the generation configuration of a Hugging Face id whose weights nobody loads here, if there is one."""
+    """Download a Hugging Face id's generation configuration, if it has one, for use without its weights."""
     if local_folder(location) is None and not location.endswith(GGUF):
         with contextlib.suppress(Exception):  # no connection, no access, no such file: each library's own
             hf_hub_download(location, GENERATION, revision=revision)
@@ -175,12 +178,12 @@ def end_texts(ends: TextEnds, location: str, revision: str | None) -> Iterator[s
 def _tokens(location: str, ids: Any) -> tuple[int, ...]:
     tokens = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     if not all(type(token) is int for token in tokens):
-        raise InputError(f"model.id = '{location}': eos_token_id = {ids!r}: should be a token or a list of tokens")
+        raise InputError(f"model.id = '{location}': eos_token_id = {ids!r}: should be a token's id or a list of ids")
     return tokens
 
 
 def _digest(location: str, revision: str | None) -> str | None:
-    """Return what changes with a tokenizer's files; None without files on this machine."""
+    """Return a text that changes whenever a tokenizer's files change; None without files on this machine."""
     if location.endswith(GGUF):
         return str(Path(location).stat().st_mtime_ns)
     return tokenizer_sha256(location, revision)
@@ -199,15 +202,19 @@ def _chosen(entry: int | str, location: str, revision: str | None, vocabulary: i
     """Return the token that ``[study] eos`` names by its id or its text."""
     if isinstance(entry, int):
         if not 0 <= entry < vocabulary:
-            raise InputError(f"study.eos: token {entry} is none of the vocabulary, which has {vocabulary:,} tokens")
+            raise InputError(f"study.eos: token {entry} is not in the vocabulary, which has {vocabulary:,} tokens")
         return entry
     tokenizer = known_tokenizer(location, revision)
     if tokenizer is None:
         raise InputError(f"study.eos = '{entry}': needs a tokenizer, which '{location}' lacks; write the token's id")
     named: int | None = tokenizer.get_vocab().get(entry)
     tokens = [named] if named is not None else tokenizer(entry, add_special_tokens=False)["input_ids"]
-    if len(tokens) != 1 or not tokens[0] < vocabulary:
+    if len(tokens) != 1:
         near = similar_name(entry, [str(name) for name in tokenizer.added_tokens_decoder.values()])
         hint = f"; did you mean '{near}'?" if near else ""
         raise InputError(f"study.eos = '{entry}': is {len(tokens)} tokens of the model, and should be one{hint}")
+    if tokens[0] >= vocabulary:
+        raise InputError(
+            f"study.eos = '{entry}': is token {tokens[0]}, but the model's vocabulary has {vocabulary:,} tokens"
+        )
     return int(tokens[0])

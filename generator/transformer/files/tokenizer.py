@@ -25,7 +25,7 @@ from kvdrift.schema.errors import InputError
 
 
 def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
-    """Load the tokenizer for prompts of text."""
+    """Load a model's tokenizer for prompts of text; raise an error if it has none."""
     if model_id.endswith(GGUF):
         gguf_tokenizer = load_gguf_tokenizer(Path(model_id))
         if gguf_tokenizer is None:

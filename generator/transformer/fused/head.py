@@ -18,14 +18,14 @@ from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 
-_ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
-_TOKENS = 8192  # whose weights are made float32 at once
+_ROWS = 256  # of logits that a CPU computes at once: more do not fit its cache
+_TOKENS = 8192  # of the vocabulary whose weights are converted to float32 at once
 
 
 class Head:
     """The head of a network, with the sampling of its logits; hidden states and distributions are on ``device``.
 
-    ``logits_dtype`` is "float32", or None for the weights' own, to which logits are then rounded.
+    ``logits_dtype`` is "float32", or None for the weights' dtype, to which logits are then rounded.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Head:
         self._scaling, self._softcap = _logit_terms(network)
 
     def room(self, rows: int) -> Tensor:
-        """Return an empty array for distributions, [rows, columns]: float32 for a large V, else float64."""
+        """Return an uninitialized array for distributions, [rows, padded V]: float32 for a large V, else float64."""
         dtype = torch.float64 if self._vocabulary <= DOUBLE_VOCABULARY else torch.float32
         return torch.empty((rows, self._columns), dtype=dtype, device=self._device)
 
@@ -97,7 +97,7 @@ def _logit_terms(network: Any) -> tuple[float, float | None]:
 
 
 def _wide_product(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Multiply float32 [rows, width] with weights of 16 bits, [V, width]; float32 holds their products exactly."""
+    """Write the product of float32 [rows, width] and 16-bit weights [V, width] into ``out``, float32 [rows, V]."""
     by_onednn = hidden.device.type == "cpu" and has_product()
     for part, columns in zip(torch.split(weight, _TOKENS), torch.split(out, _TOKENS, dim=1), strict=True):
         columns.copy_(product(hidden, part.float()) if by_onednn else hidden @ part.float().t())

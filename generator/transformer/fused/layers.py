@@ -1,15 +1,16 @@
-"""A step of decoding over the weights of transformers' own modules, in ten operations a layer on a GPU.
+"""A step of decoding with the weights of transformers' own modules, in ten operations a layer on a GPU.
 
 Four operations are matrix products. Queries, keys and values are one product over weights that are joined in memory,
 and so are the MLP's first two products. The modules' own weights become views of the joined ones, so that transformers
 prefills a prompt as before, and memory is used once.
 
-The others are norms, rotation and the MLP's activation. On CUDA each is one launch of
-``kvdrift.generator.transformer.fused.triton_kernels``. Elsewhere torch computes it as transformers does, with the same
-roundings: norms in float32 and then in the weights' dtype, everything else in the weights' dtype.
+Two operations are attention (``kvdrift.generator.attention.fused``). The others are norms, rotation and the MLP's
+activation. On CUDA each of these is one launch of ``kvdrift.generator.transformer.fused.triton_kernels``. Elsewhere
+torch computes it as transformers does, with the same roundings: norms in float32 and then in the weights' dtype,
+everything else in the weights' dtype.
 
-On a CPU weights stay apart, since packed weights have no views, and every operation is torch's own; the bits are those
-of transformers' forward, which takes longer.
+On a CPU weights stay separate, since packed weights have no views, and every operation is torch's own; the bits are
+those of transformers' forward, which takes longer.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from kvdrift.schema.errors import tried_once
 
 @tried_once
 def operations_fault(device: torch.device) -> str | None:
-    """Return why the operations cannot be launched on a CUDA device; None if they can. Tried once, with small rows.
+    """Return why the operations cannot be launched on a CUDA device; None if they can.
 
-    Triton builds a kernel at its first use, which needs a C compiler on this machine.
+    They are tried once, on a few small rows. Triton builds a kernel at its first use, which needs a C compiler on this
+    machine.
     """
     near = all(
         torch.allclose(result.cpu(), expected, atol=1e-5)
@@ -51,9 +53,10 @@ def _tried(device: torch.device | None = None) -> list[Tensor]:
 
 
 def plain_add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """Add to the residual stream, in place, and return the RMSNorm of the sum, with ``epsilon`` in the mean square.
+    """Add ``added`` to ``residual`` in place, and return the RMSNorm of the sum, [rows, width].
 
-    The stream and the summand are [rows, width], contiguous; None adds nothing. The weight is [width].
+    Both are [rows, width], contiguous; None adds nothing. ``weight`` is [width]; ``epsilon`` is added to the mean
+    square.
     """
     if added is not None:
         residual.add_(added)
@@ -69,7 +72,7 @@ def plain_rotate(
     key_weight: Tensor | None,
     epsilon: float,
 ) -> None:
-    """Norm the heads of queries and keys, if there are weights [size] for it, and rotate them, in place.
+    """Apply RMSNorm to queries and to keys, if they have weights [size] for it, and rotate them by RoPE, in place.
 
     ``projected`` are queries, keys and values, [rows, heads + 2 KV heads, size], contiguous; ``cos`` and ``sin`` are
     [rows, size], or [1, size] if all rows have one position. ``epsilon`` is added to the mean square.
@@ -117,13 +120,13 @@ if TYPE_CHECKING:
 
 
 _JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
-_JOINT = "joint_proj"  # what their product is called beside them
+_JOINT = "joint_proj"  # the name of the layer with the joined weights, in the same module
 
 
 class FusedLayers:
-    """The layers of a transformers network without ``layout_fault``.
+    """The layers of a transformers network for which ``layout_fault`` returns None.
 
-    ``joined``: whether weights are joined in memory, and each operation is one of our own.
+    ``joined``: whether weights are joined in memory, and this module's operations replace transformers' own.
     """
 
     def __init__(self, network: Any, *, joined: bool = True) -> None:
@@ -224,14 +227,14 @@ def join_weights(network: Any) -> None:
 
 
 def _joint(parts: list[Any]) -> nn.Linear:
-    """Return one product in place of several with the same input, whose weights become views of its own."""
+    """Return one linear layer in place of several with the same input; their weights become views of its weights."""
     joint = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), device="meta")
     for name in ("weight", "bias"):
         whole = None
         if getattr(parts[0], name) is not None:
             whole = nn.Parameter(torch.cat([getattr(part, name) for part in parts]), requires_grad=False)
             for part, rows in zip(parts, torch.split(whole, [part.out_features for part in parts]), strict=True):
-                if not isinstance(part, PackedLinear):  # on a CPU, where tests alone fuse layers
+                if not isinstance(part, PackedLinear):  # on a CPU, where only tests join weights
                     setattr(part, name, nn.Parameter(rows, requires_grad=False))
         setattr(joint, name, whole)
     return joint

@@ -16,7 +16,7 @@ _COLUMNS = 1024  # of the MLP that one program computes
 
 
 def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """Launch ``operations.add_norm``."""
+    """Launch the kernel of ``layers.plain_add_norm``, with the same arguments and result."""
     rows, width = residual.shape
     output = torch.empty_like(residual)
     block = triton.next_power_of_2(width)
@@ -32,7 +32,7 @@ def rotate(
     projected: Tensor, cos: Tensor, sin: Tensor, heads: int, query_weight: Tensor | None, key_weight: Tensor | None,
     epsilon: float,
 ) -> None:  # fmt: skip
-    """Launch ``operations.rotate``."""
+    """Launch the kernel of ``layers.plain_rotate``, with the same arguments."""
     rows, all_heads, size = projected.shape
     with torch.cuda.device_of(projected):  # type: ignore[no-untyped-call]
         _rotate[rows, (all_heads + heads) // 2](
@@ -45,7 +45,7 @@ def rotate(
 
 
 def silu_times(projected: Tensor) -> Tensor:
-    """Launch ``operations.silu_times``."""
+    """Launch the kernel of ``layers.silu_times``, with the same argument and result."""
     rows, inner = projected.shape[0], projected.shape[1] // 2
     output = projected.new_empty((rows, inner))
     with torch.cuda.device_of(projected):  # type: ignore[no-untyped-call]

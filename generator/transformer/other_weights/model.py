@@ -39,9 +39,9 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class JointStreams(StreamDecoder):
-    """Streams of caches that several models decode: ``parts``, with distributions on one device, of one vocabulary.
+    """Streams that several models decode: ``parts`` are their decoders, on one device and of one vocabulary.
 
-    Open streams have one numbering; within a part they keep their order, and parked streams keep their places.
+    Open streams are numbered over all parts, and keep their order within a part; parked streams keep their places.
     ``caches`` has for each cache the part that decodes it and the cache's number there, ascending within a part.
     """
 
@@ -53,7 +53,7 @@ class JointStreams(StreamDecoder):
         self._parked = _NONE  # the part of each parked stream, int64 [places]
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start streams; each model has prefilled the prompt, so the distributions of position 1 may differ."""
+        """Start streams; every model has prefilled the prompt, so distributions of position 1 may differ."""
         self.rewind()
         self._assign(torch.tensor([self._caches[cache][0] for cache in caches], dtype=torch.int64))
         numbers = [self._caches[cache][1] for cache in caches]
@@ -63,11 +63,11 @@ class JointStreams(StreamDecoder):
         """Append one token to each open stream, and return the next distributions, [streams, V]."""
         for part, rows in zip(self._parts, self._rows, strict=True):
             if not len(rows):
-                part.advance(_NONE)  # only the position goes on
+                part.advance(_NONE)  # only the position advances
         return self._distributions(lambda part, rows: part.advance(tokens[rows]))
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``."""
+        """Replace the open streams: new stream i continues stream ``rows[i]``, open or parked."""
         streams = len(self._owner)
         within = torch.empty_like(self._owner)  # each stream's row in its own part
         for part_rows in self._rows:
@@ -85,7 +85,7 @@ class JointStreams(StreamDecoder):
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams of every model can be continued from earlier positions."""
+        """Whether parked streams of every model can be continued from positions before that of their parking."""
         return all(part.cuts_back for part in self._parts)
 
     def park(self, rows: Tensor, places: Tensor) -> None:
@@ -110,7 +110,10 @@ class JointStreams(StreamDecoder):
         self._rows = [(owner == number).nonzero().squeeze(-1) for number in range(len(self._parts))]
 
     def _distributions(self, of_part: Callable[[StreamDecoder, Tensor], Tensor]) -> Tensor:
-        """Return the distributions of the open streams, [streams, V], from those of each part that has some."""
+        """Return the distributions of the open streams, [streams, V].
+
+        ``of_part`` returns those of a part, given the part and the numbers of its open streams.
+        """
         part_results = [
             (rows, of_part(part, rows)) for part, rows in zip(self._parts, self._rows, strict=True) if len(rows)
         ]
@@ -171,12 +174,12 @@ class ModelWithOthers:
 
     @property
     def row_multiple(self) -> int:
-        """The number of the reference's rows is a multiple of this."""
+        """The multiple of rows that a test of the reference's model found."""
         return self.reference.row_multiple
 
     @property
     def batch_deviation(self) -> float:
-        """The largest deviation of all models."""
+        """The largest ``batch_deviation`` of all models."""
         return max(model.batch_deviation for model in self.models)
 
     @property
@@ -191,7 +194,7 @@ class ModelWithOthers:
 
     @property
     def shape(self) -> ModelShape:
-        """The numbers of the reference."""
+        """The shape of the reference's model."""
         return self.reference.shape
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[ModelWithOthers]:
@@ -203,7 +206,7 @@ class ModelWithOthers:
             yield replace(self, reference=of[id(self.reference)], others=others)
 
     def identity(self, action: Action) -> ActionIdentity:
-        """Return the identity of an action's units: the reference's weights, its own weights, and its parts."""
+        """Return the identity of an action's units: the reference's weights, the action's weights, and its parts."""
         identity = self.reference.identity(action)
         if action.name not in self.others:
             return identity
@@ -214,7 +217,7 @@ class ModelWithOthers:
         return self.others.get(action.name, self.reference).stored_bytes
 
     def computing(self) -> AbstractContextManager[None]:
-        """Use the number of threads of the largest model inside the block."""
+        """Set up torch inside the block as ``Decoder.computing`` does, with the most threads of any model."""
         threads = {model.threads for model in self.models}
         steps = next((model.steps for model in self.models if model.steps.alone), self.reference.steps)
         most = None if None in threads else max(filter(None, threads))
@@ -275,7 +278,10 @@ class PreparedSides:
     def kernels(
         self, streams: int, sharing: SharingOptions, beside: Sequence[PreparedSides] = (), parked: int = 0
     ) -> StreamDecoder:
-        """Return kernels of all sides; each has room for ``streams`` streams."""
+        """Return a decoder for this document and those ``beside`` it.
+
+        Each side has room for ``streams`` open and ``parked`` parked streams.
+        """
         documents = (self, *beside)
         sides = sorted({side for document in documents for side in document.prompts})
         caches: list[tuple[int, int]] = []
@@ -316,15 +322,15 @@ class PreparedSides:
         return record
 
     def kept(self, number: int) -> tuple[KeptEntries, ...]:
-        """Return the prompt entries that cache ``number`` has."""
+        """Return the prompt entries that cache ``number``, from 1, has."""
         side, place = self.places[number - 1]
         return self.prompts[side].kept(place)
 
 
 def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> LoadedModel | ModelWithOthers:
-    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights that several name are loaded once.
+    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights at one place are loaded once.
 
-    ``say`` receives lines about proofs that take a while.
+    ``say`` receives lines about the proofs of models that are not small.
     """
     section = study.model
     load = partial(

@@ -72,7 +72,7 @@ def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> Action
 
 
 def check_shared(study: Study, *, fetch: bool) -> None:
-    """Raise an error for actions whose weights have another vocabulary, further EOS tokens or another tokenizer.
+    """Raise an error for actions with another vocabulary or tokenizer than the reference, or further EOS tokens.
 
     A folder without a tokenizer uses the reference's. Files that are not on this machine are compared only with
     ``fetch``, which downloads them.
@@ -94,7 +94,7 @@ def check_shared(study: Study, *, fetch: bool) -> None:
 
 
 def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]]) -> None:
-    """Raise an error if an action's side has other tokens than the reference, since there would be no pairs.
+    """Raise an error if an action's tokens are not the reference's, so that sides could not be compared by token.
 
     ``pairs`` have the name of the compared quality, the reference's value, and the action's.
     """
@@ -108,7 +108,10 @@ def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]])
 
 
 def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:
-    """Return digests of two models' tokens; equal if one of them has no tokenizer, or none on this machine."""
+    """Return digests of two models' tokens; None for both if a model has no tokenizer here, or files are equal.
+
+    With ``fetch``, the tokenizers of Hugging Face ids are downloaded.
+    """
     files = tokenizer_sha256(ours, revision), tokenizer_sha256(theirs)
     fetched = [fetch and local_folder(place) is None for place in (ours, theirs)]
     known = all(digest is not None or late for digest, late in zip(files, fetched, strict=True))

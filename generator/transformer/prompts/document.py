@@ -30,7 +30,7 @@ from kvdrift.schema.sampling import Sampling
 class PreparedCache:
     """The cache of an action.
 
-    A decode-time policy has a rule, unless m is never too few, and so has a codec that codes generated entries.
+    ``start`` has a rule if a decode-time policy ever drops an entry, or if a codec codes generated entries.
     """
 
     compact: CompactCache  # the kept entries of the prompt
@@ -63,7 +63,11 @@ class PreparedPrompt:
     def kernels(
         self, streams: int, sharing: SharingOptions, beside: Sequence[PreparedPrompt] = (), parked: int = 0
     ) -> TransformerStreams:
-        """Return kernels with room for open and parked streams; all kernels share the memory of prompts and caches."""
+        """Return a decoder of the streams of this prompt and of those ``beside`` it.
+
+        It has room for ``streams`` open and ``parked`` parked streams. Steps of this size are tried before. All
+        decoders share the memory of prompts and caches.
+        """
         prompts = [prompt.caches for prompt in (self, *beside)]
         longest = max(prompt.entries for prompt in prompts)
         rules = [cache.start.rule for cache in self._caches]
@@ -215,7 +219,7 @@ class PrefilledPrompt:
             # Steps remove entries, if prefill did not.
             compact = replace(compact, indexed=True, read_checksums=decided)
         layers = beside_windows(prompt.layers, compact.layers)
-        if rule is None:  # which might change entries
+        if rule is None:  # a rule might change entries
             layers = self._whole if same_entries(layers, self._whole) else with_packed_keys(layers)
             compact = replace(compact, layers=tuple(layer for layer in layers if layer.terms.window is None))
         start = StreamCache(layers, prompt.states, action.row_tile or 0, rule)

@@ -44,9 +44,10 @@ class CompactCache:
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
-        """Count the (layer, KV head) pairs that have the entry of each of n positions, by default right after prefill.
+        """Count the (layer, KV head) pairs that have the entry of each position, by default right after prefill.
 
-        ``left`` are the entries that streams have left after ``step`` generated tokens.
+        There are ``entries`` positions. ``left`` are the entries that streams have left after ``step`` generated
+        tokens.
         """
         streams = 1 if left is None else left.streams
         of_layer = []
@@ -73,10 +74,10 @@ class CompactCache:
 
 
 class SharedScores:
-    """The scores of a prompt's layers, computed once for all selectors that differ in nothing.
+    """The scores of a prompt's layers, computed once for all equal selectors.
 
     Scores do not depend on how many entries are kept. So actions that differ only in their retention rank the same
-    scores, and keep the same entries as each would alone. ``spared_seconds`` counts what this has saved so far.
+    scores, and keep the same entries as each would alone. ``spared_seconds`` has the seconds saved so far.
     """
 
     def __init__(self, selectors: Iterable[Selector]) -> None:

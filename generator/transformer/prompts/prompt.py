@@ -50,7 +50,7 @@ class Prompt:
                     kvdrift_attention=attention,
                 )[0]  # [1, chunk, width]
                 first += chunk.shape[1]
-            # With a device map the last layers may lie on another device than what draws tokens.
+            # With a device map the last layers may lie on another device than the one that draws tokens.
             self._model, self._last = model, hidden[0, -1:].to(model.device, copy=True)  # [1, width]
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers

@@ -55,7 +55,7 @@ class PromptCaches:
 
 
 class TransformerStreams(StreamDecoder):
-    """Streams of at least one prompt; the caches of all prompts are numbered through.
+    """Streams of at least one prompt; caches are numbered over all prompts in their order.
 
     At most ``streams`` can be open at once, and ``parked`` parked. Stream i is row ``attention.slots[i]`` of a step.
     """
@@ -91,7 +91,10 @@ class TransformerStreams(StreamDecoder):
         self._own: dict[str, Tensor] = {}  # sent to the distributions' device by the last ``advance``, by name
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start streams; eviction follows prefill, so all caches of a prompt have one distribution of position 1."""
+        """Start a stream of each of ``caches``, ascending; return the distributions of position 1, [streams, V].
+
+        Eviction follows prefill, so all caches of a prompt have the same.
+        """
         self._position = 0
         self.attention.open(caches)
         if self._states is not None:
@@ -104,17 +107,17 @@ class TransformerStreams(StreamDecoder):
         return self._first_distributions[sent["prompts"]]
 
     def send(self, indices: Tensor) -> None:
-        """Keep the integers until the next step is sent."""
+        """Keep ``indices``, which are sent to the devices together with the next step's integers."""
         self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``."""
+        """Replace the open streams: new stream i continues stream ``rows[i]``, open or parked."""
         self.attention.select(rows)
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams have their earlier positions, too."""
-        return self._states is None and self.attention.cuts_back  # of earlier positions no state is left
+        """Whether parked streams can be continued from positions before that of their parking."""
+        return self._states is None and self.attention.cuts_back  # states of earlier positions are not kept
 
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams ``rows`` as the parked streams ``places``."""
@@ -141,7 +144,7 @@ class TransformerStreams(StreamDecoder):
         self._position += 1
         fed = torch.zeros(attention.rows, dtype=torch.int64)
         fed[attention.slots] = tokens
-        # What the step needs goes to the devices at once; vectors of varying length come last.
+        # All integers of the step go to the devices in one copy; vectors of varying length come last.
         indices = self._indices.send({
             "tokens": fed, "positions": self._positions(), "head_rows": self._head_rows(), "sent": self._to_send,
             **self._stream_of_row(), **attention.indices(),
@@ -154,17 +157,17 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def ahead(self) -> TransformerStreams | None:
-        """These kernels, if all layers are fused, and so is attention; else None."""
+        """The decoder itself, if layers and attention are fused and no cache has a rule; else None."""
         return self if self._layers is not None and self.attention.repeats else None
 
     @property
     def bucket(self) -> Hashable:
-        """Shapes and addresses of what ``distributions`` reads; those of weights, caches and suffixes never change."""
+        """Shapes and addresses of vectors that ``distributions`` reads; weights, caches and suffixes keep theirs."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
         return self.attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
     def feed(self, tokens: Tensor) -> None:
-        """Append one token to each stream of the last ``place``, from the distributions' device."""
+        """Append one token to each stream of the last ``place``; tokens are int64 on the distributions' device."""
         self._model.before_pass()
         self._position += 1
         self.attention.repeat()
@@ -181,7 +184,7 @@ class TransformerStreams(StreamDecoder):
             return self._head.distributions(hidden, self._distributions[: len(hidden)])
 
     def give_up(self) -> None:
-        """Take the last ``feed`` back."""
+        """Undo the last ``feed``."""
         self._position -= 1
         self.attention.take_back()
 
@@ -218,17 +221,18 @@ class TransformerStreams(StreamDecoder):
         return torch.cat([slots, slots[:1].expand(self.attention.rows - len(slots))])
 
 
-_TRIED_SUFFIXES = 8  # different ones
-_DISTRIBUTIONS = 64  # that are compared
+_TRIED_SUFFIXES = 8  # the number of different suffixes
+_DISTRIBUTIONS = 64  # compared at a time
 
 
 def try_steps(
     model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions,
     rules: Sequence[CacheRule | None],
 ) -> None:  # fmt: skip
-    """Try steps of these sizes, unless larger ones were tried; the memory is freed afterwards.
+    """Try whether rows of steps of these sizes depend on the rows beside them, unless larger steps were tried.
 
     The prompt gives the shapes of layers; ``entries`` are those of the longest prompt, ``rules`` those of the caches.
+    The memory of the trial is freed afterwards.
     """
     sizes = tried_entries(entries), horizon, tried_streams(streams, horizon, model.shape.entry_bytes)
     tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]
@@ -240,9 +244,10 @@ def try_steps(
 
 
 def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -> float:
-    """Return the deviation of steps that are computed with any number of threads, or else with one thread.
+    """Return the deviation of steps, computed with one thread and with the model's threads.
 
-    If steps have other distributions with more threads than one, only one thread computes from then on.
+    If there is a deviation with several threads, only one thread computes from then on, and its own deviation is
+    returned. ``deviation`` computes it for numbers of threads.
     """
     steps, most = model.steps, model.most_threads
     largest = deviation((1, most) if most > 1 else (None,))
@@ -251,7 +256,7 @@ def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -
         stay_alone()
         steps.say(
             f"with {most} threads rows of a step depend on each other or on the number of threads, by {largest:.2g} of "
-            "the largest probability: one thread computes"
+            "the largest probability: so only one thread computes"
         )
         largest = deviation((None,))
     if largest > model.batch_deviation:
@@ -263,7 +268,7 @@ def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -
 
 
 def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
-    """Return the rules to try: of the rules that ever attend, one of a policy and one of a codec."""
+    """Return the rules to try: of those that attend by the last step, one of a policy and one of a codec, if any."""
     attending = [rule for rule in rules if rule and not rule.passes(horizon - 1)]
     kinds = [[rule for rule in attending if isinstance(rule, CodedStreams) is coded] for coded in (False, True)]
     return [max(starts, key=lambda start: start.scores) for starts in kinds if starts]
@@ -275,7 +280,7 @@ def random_step_deviation(
 ) -> float:  # fmt: skip
     """Return ``step_deviation`` for a prompt of random keys and values, equal in all layers, and the prompt's states.
 
-    The last cache has a rule like a policy's or a codec's.
+    The last cache has a rule of the kind of ``rule``, if that is not None.
     """
     layers = prompt.layers
     whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
@@ -283,7 +288,7 @@ def random_step_deviation(
     layers_and_rules = ((whole, None), (copy, None), (half, half_rule))
     starts = [StreamCache(cache_layers, prompt.states, rule=its_rule) for cache_layers, its_rule in layers_and_rules]
     caches = PromptCaches(prompt.entries, prompt.first_distribution, starts)
-    model = replace(model, sampling=FULL_SOFTMAX)  # greedy distributions would show few deviations, and those as large
+    model = replace(model, sampling=FULL_SOFTMAX)  # greedy distributions would show few deviations, each of size 1
     kernels = TransformerStreams(model, [caches], streams, horizon, sharing)
     kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
     generator = torch.Generator().manual_seed(1)
@@ -296,9 +301,9 @@ def step_deviation(
 ) -> float:
     """Compare the distributions of equal streams in steps of several sizes, of at most ``streams`` streams.
 
-    The steps are computed with each of these numbers of threads; None is the present number.
+    The steps are computed with each number of ``threads``; None is the present number.
 
-    The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
+    ``kernels`` decode three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
     streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
     probability; 0 if distributions are equal bit for bit.
     """
@@ -332,8 +337,8 @@ def step_deviation(
 def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> list[PrefixLayer]:
     """Draw the prompt entries of a cache at random.
 
-    A layer with a window has as many entries as the window holds. Every other layer has each ``step``-th of ``entries``
-    entries. Layers of one shape share their entries.
+    A layer with a window has as many entries as the window holds. Layers without a window have every ``step``-th of
+    ``entries`` entries. Layers of one shape share their entries.
     """
     made: dict[tuple[Any, ...], PrefixLayer] = {}
     layers_made = []

@@ -210,7 +210,7 @@ def test_weights_with_other_tokens_are_refused(tmp_path: Path) -> None:
     save_random_model(tmp_path / "own", "qwen2")
     (tmp_path / "own" / "generation_config.json").write_text('{"eos_token_id": [17, 7]}')
     line = refused(check_shared, study, fetch=False)
-    assert line.startswith("action 'own': its weights end a text at tokens [7], ")
+    assert line.startswith("action 'own': its weights end a text also at tokens [7], ")
     assert "eos = [5, 17, 40, 7] under [study]" in line
     chosen = study.model_copy(update={"study": study.study.model_copy(update={"eos": [5, 7]})})
     check_shared(chosen, fetch=False)

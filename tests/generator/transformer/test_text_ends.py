@@ -131,6 +131,14 @@ def test_what_is_no_token_is_refused(tmp_path: Path, eos: str, says: list[str]) 
     assert all(part in line for part in says), line
 
 
+def test_a_token_beyond_the_models_vocabulary_is_refused(tmp_path: Path) -> None:
+    """The tokenizer may know more tokens than the model."""
+    study = load_study(write_chat_study(tmp_path, CASE_02, eos='["six"]'))
+    edit_json(tmp_path / "model" / "config.json", vocab_size=12)
+    line = refused(text_ends, study)
+    assert line == "study.eos = 'six': is token 12, but the model's vocabulary has 12 tokens"
+
+
 def test_a_model_without_any_end_has_none(tmp_path: Path) -> None:
     study = load_study(write_chat_study(tmp_path, CASE_02, chat="false"))
     for file in (tmp_path / "model").glob("tokenizer*"):
