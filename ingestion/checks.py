@@ -13,14 +13,17 @@ An error is a value that no log following the definitions can hold, whatever the
   are the point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may
   differ, since a model can have several EOS tokens and a generator goes on with only one.
 
+Nor can a full-retention control have delta or f other than 0, or two tokens that differ. It would be a lasting fault of
+the store, since events are never removed.
+
 Not an error: delta > 0 when only one side has ended (its distribution is a point mass, the other's is not); f > 0 after
 Y's EOS alone; equal tokens at any delta, since equal tokens can also be drawn if the distributions overlap little; no
 EOS.
 
-A remark, because it follows from how kvdrift measures and not from what the columns mean: delta or f other than 0 at
-t = 1 (eviction follows prefill here; a method that alters the prefill is legitimate); delta and f that differ before
-the first mismatch (the histories are equal, but two batches of a half-precision model need not round equally); a
-full-retention control with delta or f other than 0 (the report says so, and the control is there to show it).
+A remark names values that kvdrift's own generator does not make, but that the meaning of the columns allows: delta or f
+other than 0 at t = 1 (eviction follows prefill here; a method that alters the prefill is legitimate); delta and f that
+differ before the first mismatch (the histories are equal, but two batches of a half-precision model need not round
+equally).
 """
 
 from __future__ import annotations
@@ -97,8 +100,9 @@ class SortedRows:
     def suggested_horizon(self, of_group: Flags) -> int:
         """Return the H that the replicates of some groups suggest; 0 if they suggest none.
 
-        H is the position at which most replicates end of which a side has not ended; the last such position on a tie.
-        If all have ended, H is the last position of all replicates that go on after both ends, if they have but one.
+        Among replicates that stop before both sides have ended, H is the commonest last position, the largest on a tie.
+        If there are none, H is the last position of the replicates, if all have the same and one of them goes on after
+        both sides have ended.
         """
         chosen = of_group[self.rows.group[self.pair_last]]
         last, first = self.pair_last[chosen], self.pair_first[chosen]
@@ -112,7 +116,10 @@ class SortedRows:
 
 
 def find_errors(ordered: SortedRows, horizon: Ints, control: Flags) -> list[Anomaly]:
-    """Find the errors among the rows, one ``Anomaly`` for each kind."""
+    """Find the errors among the rows, one ``Anomaly`` for each kind.
+
+    ``horizon`` is H of each group, 0 if unknown; ``control`` marks the groups that are full-retention controls.
+    """
     anomalies = [
         *_flaws(ordered.rows),
         *_key_errors(ordered, horizon),
@@ -153,7 +160,7 @@ def _key_order(group: Ints, replicate: Ints, t: Ints) -> Wide | None:
 
 
 def _of_row_before(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each row's value in the previous row, 0 for the first row."""
+    """Return for each row the value of the previous row, 0 for the first row."""
     return np.concatenate([np.zeros(1, values.dtype), values[:-1]])
 
 
@@ -182,7 +189,7 @@ def _flaws(rows: EventRows) -> list[Anomaly]:
 
 
 def _moved(rows: EventRows, control: Flags) -> Anomaly:
-    """Find controls with a mismatch: they would be a lasting fault of the store, since events are never removed."""
+    """Find the rows of full-retention controls that have delta or f other than 0, or two tokens that differ."""
     moved = (rows.delta != 0) | (rows.f != 0) | np.not_equal(rows.x_token, rows.y_token)
     text = "a full-retention control has delta {:g}, f {:g}, tokens {} and {}; must be 0, 0 and two equal tokens"
     says = _says(text, rows.delta, rows.f, rows.x_token, rows.y_token)

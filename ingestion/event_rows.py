@@ -99,7 +99,7 @@ def exact(column: Column, kind: pa.DataType) -> tuple[npt.NDArray[Any], Flags, F
     if array.dtype == np.bool_:
         fits = np.full(len(array), kind == pa.bool_())
     elif array.dtype.kind == "f":
-        array = array.astype(np.float64)  # of a half, the bounds are infinite
+        array = array.astype(np.float64)  # in float16 the bounds would be infinite
         fits = (array >= low) & (array < end) & (array == np.floor(array))
     else:
         fits = (array >= low) & (array < end)
@@ -187,6 +187,6 @@ def only_repeats(rows: EventRows) -> Flags:
 
 
 def without_tokens(rows: EventRows, chosen: Flags) -> EventRows:
-    """Return rows with token 0 in some: which token repeats after both ends says nothing, since generators pad."""
+    """Return rows with both tokens 0 in the ``chosen`` rows: tokens after both ends are padding, and say nothing."""
     tokens = {name: np.where(chosen, np.int32(0), getattr(rows, name)) for name in ("x_token", "y_token")}
     return replace(rows, **tokens)

@@ -29,7 +29,7 @@ from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.rows import Ints, Wide, combined_codes, run_begins
 from kvdrift.schema.tables import EVENTS, GROUP_KEY
 
-PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together, about
+PORTION_ROWS = 1 << 20  # about so many rows of whole groups are checked together
 MOST_GROUPS = 1 << 18  # in one log
 _READ_BYTES = 1 << 20
 

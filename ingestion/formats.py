@@ -31,7 +31,7 @@ from kvdrift.ingestion.records import shown
 from kvdrift.schema.errors import InputError, first_line, reading
 from kvdrift.schema.tables import EVENTS, GROUP_KEY
 
-SLICE_ROWS = 1 << 18  # rows that are converted at once
+SLICE_ROWS = 1 << 18  # rows that are converted together
 MOST_ROWS = 1 << 23  # in a group, or in a file of one portion; a row takes 100 bytes while it is checked
 MOST_BYTES = 1 << 30  # most bytes of a column of a Parquet row group, or of an IPC batch
 BLOCK_BYTES: Final = 1 << 22  # of text that is parsed at once; a line is at most as long
@@ -49,7 +49,7 @@ _NUMBERS: Final = _WHOLE | {field.name for field in _FIELDS if pa.types.is_float
 _PARSED: Final = {field.name: pa.float64() if field.name in _NUMBERS else field.type for field in _FIELDS}
 _TYPES: Final = _PARSED | dict.fromkeys(_WHOLE, pa.int64())  # of columns of text, once they are checked
 _TRUE, _FALSE = ["true", "True", "TRUE", "1"], ["false", "False", "FALSE", "0"]  # flags of CSV
-_LARGEST: Final = 2.0**62  # a larger number does not fit a column, but would not fit int64 either
+_LARGEST: Final = 2.0**62  # larger numbers become this number, which fits no column, since int64 would overflow
 
 
 class NoEventsError(InputError):
@@ -160,13 +160,16 @@ def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
 def _checked(batch: pa.RecordBatch, file: SourceFile) -> pa.RecordBatch:
     """Check that a batch's values are valid, as Parquet's decoder does and Arrow IPC's does not; return the batch."""
     if batch.nbytes > MOST_BYTES or batch.num_rows > MOST_ROWS:
-        raise InputError(f"{file.location}: a batch of {batch.num_rows:,} rows, must be {MOST_ROWS:,} at most")
+        raise InputError(
+            f"{file.location}: a batch of {batch.num_rows:,} rows with {batch.nbytes:,} bytes, must be {MOST_ROWS:,} "
+            f"rows and {MOST_BYTES:,} bytes at most"
+        )
     batch.validate(full=True)
     return batch
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that refuses to give very many bytes at once, since a damaged length would take all memory."""
+    """A stream that refuses to read very many bytes in one call, since a damaged length would take all memory."""
 
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
@@ -228,7 +231,7 @@ class _Text(LogReader):
         return pa.array(np.nan_to_num(np.clip(values, -_LARGEST, _LARGEST)).astype(np.int64), mask=np.isnan(values))
 
     def _name_fault(self, columns: Sequence[str]) -> None:
-        """Raise an error about the first line that is none, or that has a value of another type; return if all fit."""
+        """Raise an error about the first line that cannot be read, or has a wrong value in a column; return if none."""
         with _opened(self.file, self._compression) as source:
             lines, number, headers = io.BufferedReader(source), 0, self.headers
             while line := lines.readline(BLOCK_BYTES + 1):
@@ -248,7 +251,7 @@ class _Text(LogReader):
                         raise InputError(f"{where}: {name} is {shown(record[name])}, must be {wanted}")
 
     def _misfit(self, name: str, value: Any) -> str | None:
-        """Return what a value of a column must be; None if the value is so, or null."""
+        """Return in words what the values of a column must be; None if ``value`` is such a value, or null."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is None:
             return None
@@ -314,7 +317,7 @@ class _JsonLines(_Text):
     def _typed(self, name: str, column: pa.Array) -> pa.Array:
         if name in self._numbered:
             if not pc.all(pc.is_in(column.drop_null(), pa.array([0.0, 1.0]))).as_py():
-                raise ValueError(f"{name} is another number than 0 and 1")
+                raise ValueError(f"{name} has a number that is neither 0 nor 1")
             return column.cast(pa.bool_())
         typed, default = super()._typed(name, column), self._absent.get(name)
         return typed if default is None else typed.fill_null(default)
@@ -362,7 +365,7 @@ def open_log(file: SourceFile) -> LogReader:
 
 
 def _log_of(file: SourceFile, compression: str | None, head: bytes) -> LogReader | None:
-    """Open a file that begins with some bytes, decompressed; None if the bytes are of no format of events."""
+    """Open a file whose decompressed content begins with ``head``; None if that is of no format of events."""
     if binary := next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), None):
         if compression:
             raise InputError(f"{file.location}: {binary.kind} within {compression}, must be decompressed")
@@ -380,7 +383,7 @@ def _log_of(file: SourceFile, compression: str | None, head: bytes) -> LogReader
 
 
 def _json_log(file: SourceFile, compression: str | None, first: bytes, head: bytes) -> LogReader | None:
-    """Open JSON Lines; None if nothing at the beginning of the file is named as columns of events are."""
+    """Open a file of JSON Lines with the line ``first``; None if ``head`` names no column that only events have."""
     if not any(f'"{name}"'.encode() in head for name in _MEASURED):
         return None
     with reading(f"{file.location}, line 1: cannot be read as JSON Lines"):

@@ -2,8 +2,8 @@
 
 A unit is a run of consecutive replicates of one (study, model, doc, action) in one file. A unit is accepted or kept out
 as a whole: one error keeps its unit out, and the other units go in. All positions of a replicate must therefore be in
-one file, unless pieces are taken (``kvdrift.transforms.streams.live_files``). ``kvdrift.ingestion.checks`` defines
-errors.
+one file, unless pieces of replicates are ingested (``kvdrift.transforms.streams.live_files``).
+``kvdrift.ingestion.checks`` defines errors.
 
 If the store has some replicates of a unit, their events are compared. If they are equal, only the other replicates go
 in. If they differ, the unit is kept out. A key that occurs twice in one file is an error, even if the two rows are
@@ -45,7 +45,7 @@ from kvdrift.schema.tables import GROUP_KEY
 
 @dataclass(frozen=True)
 class Finding:
-    """An error of one unit or of a whole file: the text as it stands at the first of ``count`` rows that have it.
+    """An error of one unit or of a whole file; ``text`` describes the first of the ``count`` rows that have the error.
 
     ``key`` has study, model, doc, action, replicate and t of that row, as far as they are known; it is empty for a
     whole file.
@@ -235,7 +235,7 @@ def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterato
 
 
 class Filing:
-    """Takes the rows of one file into a store, portion by portion; ``control`` marks the groups of controls."""
+    """Checks the rows of one file by portions, and offers correct units to a store; ``control`` marks the controls."""
 
     def __init__(self, file: str, groups: FileGroups, intake: Intake, report: IngestReport) -> None:
         self._file, self._groups, self._intake, self._report = file, groups, intake, report
@@ -271,7 +271,11 @@ class Filing:
         return self._remarks(ordered, wrong)
 
     def named(self, rows: EventRows, first: int) -> EventRows:
-        """Return the rows of studies and models with the call's H, and of these no row with a null or empty name."""
+        """Return the rows that can be checked; keep out and report the other rows.
+
+        These are rows with a null or empty name, and rows of a study and model of which the store has another H than
+        the call gave. ``first`` is the number of the portion's first row in the file, from 0.
+        """
         other = self._contradicted[self._model_of_group[rows.group]]
         self._report.kept_out.add(0, int(other.sum()))
         rows = rows.take(~other) if other.any() else rows

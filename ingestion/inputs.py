@@ -1,8 +1,8 @@
 """Find the event logs that a call names: files, folders, Delta tables, patterns, and URLs of all of these.
 
-A folder stands for the files below it, and a pattern such as ``runs/*.parquet`` for the files that match it; both
-without files whose name, or a folder's name, begins with "." or "_", which Spark and Delta hide. A folder with a Delta
-log is one source: the rows of all files that are in the table's newest version, and no rows of other files.
+A folder stands for the files below it, and a pattern such as ``runs/*.parquet`` for the files that match it. Files are
+left out if their name, or that of a folder on the way, begins with "." or "_", which Spark and Delta hide. A folder
+with a Delta log is one source: the rows of all files of the table's newest version, and no rows of other files.
 
 A folder named ``COLUMN=VALUE``, as Hive, Spark and Arrow write it, gives the files below it a column of the group key
 that they lack.
@@ -100,11 +100,11 @@ def one_source(path: str | Path) -> EventSource:
     """Return the source that a path, a pattern or a URL stands for.
 
     Raises:
-        InputError: There is none, or there are several; ``expanded`` lists other reasons.
+        InputError: It stands for no source or for several; ``expanded`` lists other reasons.
     """
     source, *others = expanded(path)
     if others:
-        raise InputError(f"{path}: stands for {len(others) + 1} files; give a file")
+        raise InputError(f"{path}: stands for {len(others) + 1} files; give one of them")
     return source
 
 

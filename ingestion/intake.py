@@ -95,8 +95,8 @@ class _Queued:
 class Intake:
     """A store that takes in units, many in one commit.
 
-    An offered unit is compared with the store at once, and again if another writer's commit has come in between. Its
-    answer reports the outcome of the commit.
+    An offered unit is compared with the store when it is offered, and again if another writer commits before it. The
+    answer to its offer reports the outcome of the commit.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Intake:
         self._store, self._document_rows, self._facts = store, documents, facts or FactRows()
         self.requested_horizon, self._revised = horizon, frozenset(revised)
         newest = newest_revisions(store.read("actions"))
-        self._is_durable = True  # whether all units that are known to be there are synced
+        self._is_durable = True  # whether all units that the store is known to have are synced
         self._begun = {named: newest.get(named, 0) + 1 for named in self._revised}
         self._superseded: dict[tuple[str, str], list[UnitGroup]] = defaultdict(list)
         for row in store.units(columns=GROUP_KEY).to_pylist() if self._begun else ():
@@ -211,6 +211,9 @@ class Intake:
 
         If the store refuses the commit, another writer may have changed the store since units were compared. All are
         then compared anew, and only units without a contradiction are committed.
+
+        Raises:
+            InputError: The store refuses the commit, and no other writer has changed the compared units.
         """
         while True:
             before = self._queue
@@ -313,7 +316,7 @@ class Intake:
         return [held for held in self._held.get(key, ()) if held.first < end and first < held.end]
 
     def _stored_overlapping(self, key: UnitGroup, first: int, end: int) -> list[_Held]:
-        """Return the overlapping units, which are committed before if they are queued."""
+        """Return the units that have some of replicates ``first`` to ``end`` - 1; commit the queue before if needed."""
         if any(held.unit is None for held in self._overlapping(key, first, end)):
             self.flush()
         return self._overlapping(key, first, end)
@@ -407,7 +410,7 @@ class Comparison(Intake):
         return self.requested_horizon
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
-        """Note the action if the store has other events of these replicates, or other units with another horizon."""
+        """Note the action if the store has other events or another horizon for its units, or has dropped the action."""
         offered = _Offer(key, rows, horizon, answered)
         row = self._action(key[0], key[3])
         known = super().horizon(*key[:2])

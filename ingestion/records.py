@@ -26,7 +26,7 @@ from kvdrift.schema.tables import DOCUMENTS
 
 MOST_BYTES = 1 << 28  # of a file, and of a row group of Parquet
 MOST_ROWS = 1 << 20
-_SHOWN = 80  # characters of a value
+_SHOWN = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,8 @@ class FactRows:
             keys = tuple(row.values.get(name) for name in _FACT_KEYS)
             if (other := first.setdefault(keys, row)) is not row:
                 raise InputError(
-                    f"{row.where}: action '{row.values['action']}' has another such row ({other.where}), must have one"
+                    f"{row.where}: action '{row.values['action']}' has another row ({other.where}) for the same study, "
+                    "model and document, must have one"
                 )
             self._rows.setdefault(row.values["action"], []).append(row)
 

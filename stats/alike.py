@@ -1,6 +1,7 @@
-"""How alike the documents behind a number are (definitions, "Intervals", alike documents); ``ends`` has the rule.
+"""How many documents have nearly one value of a quantity, and how far the others are (definitions, "Intervals").
 
-A ratio of moments is a mean over documents too, with their denominators as weights; ``Quantity.per`` names these.
+``kvdrift.stats.ends`` makes intervals from this. A ratio of moments is also a mean over documents, weighted by the
+documents' denominators, which ``Quantity.per`` returns.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from kvdrift.stats.registry import Pooled, Quantity
 
 
 def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -> Likeness:
-    """Measure how alike the documents behind a quantity are, in arrays [rows, subjects, X].
+    """Measure how alike the documents of a pooling are in a quantity, in arrays [rows, subjects, X].
 
-    The documents are in their canonical order. A document is alike if it is no more than ``within``, in the quantity's
-    unit, from the middle document of its stratum; 0 stands for 1e-12 of the range.
+    The documents are in their canonical order. A document is alike if its value is no more than ``within``, in the
+    quantity's unit, from the median value of its stratum; 0 stands for 1e-12 of the quantity's range.
     """
     sides = pooling.sides(quantity)
     direct = _Values(pooling, quantity, sides).likeness(within)
@@ -34,7 +35,11 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
 
 
 def _either(direct: Likeness, first: Likeness, second: Likeness) -> Likeness:
-    """Return the likeness of a difference of ratios, from documents' differences or, failing that, from both ratios."""
+    """Return the likeness of a difference of ratios.
+
+    It is ``direct``, of the documents' differences, unless these are unlike in too many clusters and both ratios
+    together are not. It is then made from ``first`` and ``second``, those of the two ratios.
+    """
     use = (direct.unlike > MOST_UNLIKE) & (first.unlike + second.unlike <= MOST_UNLIKE)
 
     def chosen(both: Float, apart: Float) -> Float:

@@ -7,8 +7,8 @@ documents of K replicates in every stratum an interval's expected half-width is
     z sqrt( sum_s w_s^2 (sigma_b,s^2 / N + sigma_w,s^2 / (N K)) ),    z the normal quantile at 1 - alpha / (2 m),
 
 and the least costly (K, N) within the bounds that meets every endpoint's target is chosen. If all but a few development
-documents are alike, an interval is at least as wide as the bound on unseen documents for N documents of the same
-likeness.
+documents are alike, a half-width is at least what alike documents leave open (``kvdrift.stats.ends``), for N documents
+with the same share of unlike documents.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Linearized:
     value: float
     variances: tuple[Variance, ...]
     likeness: Likeness | None = field(default=None, compare=False)  # None if more than a few documents differ
-    documents: float = 1.0  # the mean number in a stratum
+    documents: float = 1.0  # the mean number of development documents in a stratum
     between: Between | None = None
 
     def half_width(self, replicates: int, documents: int, z: float) -> float:
-        """Return z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), or more if alike documents leave more open.
+        """Return the expected half-width: z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))).
 
-        NaN if the endpoint is undefined.
+        If alike documents leave a wider range open, its reach is returned. NaN if the endpoint is undefined.
         """
         between, within = self.components
         half = z * math.sqrt((between + within / replicates) / documents)
@@ -80,7 +80,7 @@ class Linearized:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A number K of replicates with the least N that meets every target (or the bound), half-widths and cost."""
+    """K replicates, the least N that meets every target (else the upper bound), half-widths and cost."""
 
     replicates: int
     documents_per_stratum: int
@@ -91,9 +91,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Allocation(Candidate):
-    """The chosen candidate, whose half-widths are in the order of ``endpoints``, and the curve over K behind it.
+    """The chosen candidate; its half-widths are in the order of ``endpoints``.
 
-    ``reason`` says in one line whether every target is met within the bounds.
+    ``curve`` has a candidate for each K within the bounds. ``reason`` says in one line whether every target is met.
     """
 
     endpoints: tuple[Linearized, ...]
@@ -118,7 +118,7 @@ def allocate(
     reduced: ReplicateMoments | None = None,
     alike_within: float = 0.0,
 ) -> Allocation:
-    """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
+    """Choose K, and N in each of S strata, at the least cost N S (document_seconds + K replicate_seconds).
 
     Of equal costs, the choice with fewer replicates is taken. If no choice within the bounds meets the targets, or an
     endpoint is undefined on the development documents, both upper bounds are taken and ``reason`` says so.
@@ -194,7 +194,10 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
 
 
 def _likeness(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Likeness | None, float, Between]:
-    """Return the likeness of an endpoint's documents, their mean number in a stratum, and the endpoint's range."""
+    """Return the likeness of an endpoint's documents, their mean number in a stratum, and the endpoint's range.
+
+    The likeness is None if it bounds no interval, since too many documents differ or the range has no end.
+    """
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
     pooling, quantity = Pooling.of(moments, pairs), quantity_named(endpoint.quantity)
@@ -225,7 +228,9 @@ def influences(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float
     at = pooled[0, row, supports]  # [1 or 2 actions, moments]
     quantity = endpoint.check(moments.actions, moments.stratum_names, moments.windows)
     if quantity.profile:
-        raise InputError(f"endpoint {endpoint}: a profile cannot be planned for, only scalars and blocks")
+        raise InputError(
+            f"endpoint {endpoint}: it needs moments at every position or lag, and a plan is made from scalar moments"
+        )
     place = quantity.x(moments.windows).index(endpoint.x)
 
     def evaluate(values: Array) -> Array:
@@ -253,7 +258,10 @@ def _components(influence: Float, clusters: NDArray[np.str_], where: str) -> tup
     _, cluster_of = np.unique(clusters, return_inverse=True)
     sets = int(cluster_of.max()) + 1
     if sets < 2 or counts.max() < 2:
-        raise InputError(f"{where}: variance needs at least two development documents (clusters) and two replicates")
+        raise InputError(
+            f"{where}: a variance needs at least two development documents of different clusters, and two replicates "
+            "of a document"
+        )
     means = np.where(present, influence, 0.0).sum(axis=1) / counts
     residual = np.where(present, influence - means[:, None], 0.0)
     within = float((residual**2).sum() / (counts - 1).sum())
@@ -285,13 +293,16 @@ def _reason(linearized: Sequence[Linearized], target: float, chosen: Candidate) 
     size = f"K = {chosen.replicates}, N = {chosen.documents_per_stratum} per stratum"
     for endpoint in linearized:
         if math.isnan(endpoint.value):
-            return f"{endpoint.endpoint} is undefined on the development documents: upper bounds, {size}"
+            return f"{endpoint.endpoint} is undefined on the development documents: both upper bounds are taken, {size}"
     width = max(chosen.half_widths)
     endpoint = linearized[chosen.half_widths.index(width)]
     if chosen.reachable:
-        return f"all targets met at {size}; widest against its target: {endpoint.endpoint}, {width:.3g} of {target:.3g}"
+        return (
+            f"all targets are met at {size}; the widest half-width is expected of {endpoint.endpoint}: {width:.3g}, "
+            f"with a target of {target:.3g}"
+        )
     return (
         f"targets out of reach: at the upper bounds, {size}, the half-width of {endpoint.endpoint} is expected to be "
-        f"{width:.3g} instead of {target:.3g}; intervals hold all the same, and are wider than requested: "
-        "more evaluation documents would make them narrower, and a larger plan.target_half_width needs fewer"
+        f"{width:.3g} instead of {target:.3g}; intervals hold nevertheless, and are wider than requested: more "
+        "evaluation documents would make them narrower, and a larger plan.target_half_width needs fewer documents"
     )

@@ -2,7 +2,8 @@
 
 Documents are drawn by ``kvdrift.stats.clusters``, one draw for all actions, strata and quantities: draw i is a function
 of (seed, i) and of the set of documents alone, not of their order, nor of the number of draws. On one machine and build
-of BLAS, more draws leave the bits of the first ones, because products are taken over the same blocks of draws.
+of BLAS, a larger number of draws does not change a bit of the first draws, because matrix products are taken over the
+same blocks of draws.
 
 Intervals are at pointwise or family-adjusted levels; ``kvdrift.stats.ends`` computes their ends. If a plan chooses the
 paper's method, they are percentiles of the draws.
@@ -53,7 +54,8 @@ class Request:
     Members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get the
     pointwise ``level`` and are ``exploratory``.
     ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
-    a family. Members with an action among ``seen``, whose outcomes were known before, have the status ``seen`` instead.
+    a family. ``seen`` are the actions whose outcomes were known when they were planned: members of a family with such
+    an action have the status ``seen`` instead.
     ``interval`` is the method: studentized, or percentiles. ``alike_within`` is the largest distance of documents that
     count as alike, in the quantity's unit; if given, percentile intervals are widened for alike documents too.
     """
@@ -102,7 +104,7 @@ class Request:
                     raise InputError(f"{where} but its contrast is not requested")
 
     def is_prespecified(self, action: str | None) -> bool:
-        """Tell whether an action was fixed before the first evaluation event; None, no action, always was."""
+        """Tell whether an action was fixed before the first evaluation event; True for None, a missing baseline."""
         return self.prespecified is None or action is None or action in self.prespecified
 
 
@@ -247,7 +249,7 @@ _GROUP_BYTES = 400 * 2**20  # bytes of the draws of one group of quantities that
 
 @dataclass(frozen=True, eq=False)
 class BootstrapDraws:
-    """Quantities of draws.
+    """The values of quantities in bootstrap draws.
 
     ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
     sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
@@ -264,7 +266,7 @@ def resample(
     moments: DocumentMoments, quantities: Sequence[str], *, seed: int, draws: int,
     pairs: Sequence[tuple[str, str]] | None = None, studentized: bool = False,
 ) -> BootstrapDraws:  # fmt: skip
-    """Compute quantities of some draws, and with ``studentized`` their t* too.
+    """Compute quantities in the bootstrap draws 0 to ``draws`` - 1, and with ``studentized`` the t* of each draw.
 
     ``pairs`` are the (baseline, action) of each contrast; None for all ordered pairs of actions.
     """
@@ -364,7 +366,7 @@ def observed_errors(
 ) -> dict[str, Float]:
     """Compute standard errors of the estimates (definitions, "Intervals"): name -> float64 [rows, subjects, X].
 
-    They are 0 for quantities that are not smooth, which have none.
+    A quantity that is not smooth has no standard error; 0 stands for it.
     """
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]

@@ -122,11 +122,11 @@ def calibrate(
     margin: float = MARGIN,
     interval: str = STUDENTIZED,
 ) -> tuple[Calibration, ...]:
-    """Judge every candidate on every observation of one contrast; return nothing if a split has no shared document.
+    """Judge every candidate on every observation of one contrast; return () if a split has no document of both actions.
 
     Predictors are fitted and selected on ``development`` and judged on ``evaluation``. The error's interval is at level
-    1 - alpha / 4, from the bootstrap's own draws of the evaluation documents and by the method ``interval`` of other
-    estimates; inside +-margin it is equivalence.
+    1 - alpha / 4, from the same bootstrap draws of the evaluation documents as other estimates, by the method
+    ``interval``; an interval inside +-margin means equivalence.
     """
     level = 1 - alpha / INTERVALS_PER_FAMILY
     development, evaluation = development.in_canonical_order(), evaluation.in_canonical_order()

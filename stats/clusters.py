@@ -1,4 +1,4 @@
-"""Clusters of documents: their draws, those behind each row of a pooling, and how many of them count ("Bootstrap").
+"""Clusters of documents: bootstrap draws, clusters behind each row of a pooling, effective numbers ("Bootstrap").
 
 Strata that share a cluster (one question at two prompt lengths) are resampled as one set of clusters, so that the
 versions of a document move together and the pooled interval keeps their dependence; their sizes then vary from draw to
@@ -62,7 +62,7 @@ class ClusterDraws:
 def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp]:
     """Number the sets of strata that share clusters, directly or through others.
 
-    From each document's stratum and cluster, [D], it gives each document's set, from 0.
+    ``strata`` and ``cluster_of`` have each document's stratum and cluster, [D]; the result has the number of its set.
     """
     _, stratum_of = np.unique(strata, return_inverse=True)
     linked: NDArray[np.intp] = stratum_of.copy()
@@ -99,7 +99,7 @@ class Block:
 
     # the numbers of the rows: 0 is ``pooled``, and a stratum's row is one more than the stratum's number
     rows: tuple[int, ...]
-    strata: tuple[int, ...]  # the numbers of the strata in which the clusters have documents, or of the rows' strata
+    strata: tuple[int, ...]  # the numbers of the strata whose documents enter these rows
     # one document of each cluster, int [C]; all documents of a cluster have its count
     representatives: NDArray[np.intp]
     cluster_of: tuple[NDArray[np.intp], ...]  # for each of the strata, the cluster of each of its documents

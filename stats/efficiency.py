@@ -67,7 +67,7 @@ class BranchingMoments(MeasuredDocuments):
                     )
 
     def of_actions(self, names: Collection[str]) -> BranchingMoments:
-        """Return the moments of some of the actions over all documents, which alone decide the draws."""
+        """Return the moments of the named actions over all documents, so that they have the same bootstrap draws."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]
         plain, swrb = (
             {name: value[:, chosen] for name, value in measured.items()} for measured in (self.plain, self.swrb)
@@ -77,7 +77,10 @@ class BranchingMoments(MeasuredDocuments):
 
     @cached_property
     def supports(self) -> dict[Support, NDArray[np.bool_]]:
-        """The documents behind quantities, bool [D, A]: with SWRB replicates; with at least two of each estimator."""
+        """The documents behind quantities by support, bool [D, A].
+
+        ``branched``: with SWRB replicates; ``both``: with at least two replicates of each estimator.
+        """
         both = ~np.isnan(self.plain["risk_variance"]) & ~np.isnan(self.swrb["risk_variance"])
         return {"branched": ~np.isnan(self.swrb["risk"]), "both": both}
 
@@ -147,7 +150,7 @@ def _evaluate(moments: BranchingMoments, counts: Float) -> dict[str, Float]:
 
 
 def _counts(moments: BranchingMoments, support: Support, keys: Text) -> NDArray[np.int64]:
-    """Count the documents, or clusters, behind a row, by their keys [D]: int64 [rows, A], ``pooled`` first."""
+    """Count the different ``keys`` [D] (documents or clusters) behind each row: int64 [rows, A], ``pooled`` first."""
     mask = moments.supports[support]
     rows = [np.ones(len(keys), dtype=np.bool_), *(moments.strata == name for name in moments.stratum_names)]
     return np.array(

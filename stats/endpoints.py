@@ -28,7 +28,12 @@ class Endpoint:
         return f"{self.quantity}{'' if self.x is None else f'[{self.x}]'} of {subject} ({self.stratum})"
 
     def check(self, actions: Sequence[str], strata: Sequence[str], windows: Windows) -> Quantity:
-        """Return the registered quantity, given the existing actions and strata (without ``pooled``)."""
+        """Check the endpoint against existing actions and strata (without ``pooled``); return its quantity.
+
+        Raises:
+            InputError: The quantity, action, baseline or stratum does not exist; the quantity needs a baseline, or
+                takes none; or it has no value at ``x``.
+        """
         quantity = quantity_named(self.quantity)
         if self.action == self.baseline:
             raise InputError(f"endpoint {self}: an action against itself")
@@ -95,9 +100,10 @@ def decide(low: float | None, high: float | None, margin: float, higher: Higher)
 
 
 def decidable_quantities() -> dict[str, Quantity]:
-    """Return the contrasts that a gate can decide on, by each of their names.
+    """Return the contrasts that a gate can decide on, by name.
 
-    Such a contrast is a single number, of which more is worse or better. A quantity of actions names its difference.
+    Such a contrast is a single number, higher values of which are worse or better. A difference has two names: its own,
+    and that of the quantity of actions whose difference it is.
     """
     contrasts = {name: quantity for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "contrast"}
     return {
@@ -116,7 +122,7 @@ def decidable_quantity(name: str) -> Quantity:
     if (axis := PAIR_QUANTITIES[name].axis) is not None:
         why = f"it has a value at each {axis}, and a decision is on a single number"
     elif PAIR_QUANTITIES[name].profile:
-        why = "it is read from the moments at every position, and a decision from means of whole pairs"
+        why = "it needs moments at every position, and a decision is made from means over whole pairs"
     else:
         why = "neither higher nor lower values are better"
     raise InputError(
@@ -125,4 +131,4 @@ def decidable_quantity(name: str) -> Quantity:
 
 
 def _span(values: tuple[int | None, ...]) -> str:
-    return "null" if values == (None,) else f"{values[0]}..{values[-1]}" if values else "nothing (empty window)"
+    return "null" if values == (None,) else f"{values[0]}..{values[-1]}" if values else "nothing (the window is empty)"

@@ -1,9 +1,9 @@
 """The ends of intervals, from an estimate, its standard error and its draws (definitions, "Intervals").
 
-An interval is at least as wide as alike documents leave open. Every resample of documents with one value has that
-value, so a bootstrap knows nothing of documents that the sample lacks. But the sample bounds the share of such
-documents: if j of n clusters are unlike the others, the share is at most the Clopper-Pearson bound. A mean then lies
-between the value of the alike documents and the value with that share of unlike documents.
+If all documents have one value, every resample has that value, so a bootstrap knows nothing of documents that the
+sample lacks. But the sample bounds the share of such documents: if j of n clusters are unlike the others, the share is
+at most the Clopper-Pearson bound. A mean then lies between the value of the alike documents and the value with that
+share of unlike documents. Alike documents leave this range open, and no interval is narrower.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Studentized:
     distances: Float
 
     def of(self, where: tuple[Any, ...]) -> Studentized:
-        """Return some of the numbers, chosen by an index of arrays."""
+        """Return the numbers at ``where``, an index into the axes of ``estimates``."""
         estimates, all_of_them = self.estimates[where], isinstance(where[0], np.ndarray)
         all_of_them &= estimates.size == self.estimates.size  # in their order: no copy of the draws is needed
         draws, distances = (
@@ -68,8 +68,8 @@ def document_intervals(
     Expanded percentiles are used if the standard error of the estimate, or of more than 1% of the draws, vanishes, if
     so many t* are undefined that they could move an end, and over fewer than five clusters. They are also used for
     unbounded numbers, which are ratios whose denominator can be 0: such ratios have no variance, so a linearized
-    standard error is meaningless. Quantities that are not smooth have none. An interval is at least as wide as alike
-    documents leave open. Ends are cut to the range.
+    standard error is meaningless. Quantities that are not smooth have no standard error. An interval is at least as
+    wide as alike documents leave open. Ends are cut to the range.
 
     Args:
         sample: the numbers and their draws.
@@ -97,9 +97,10 @@ def at_least(
     between: Between,
     likeness: Likeness,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Widen intervals to at least the range that alike documents leave open.
+    """Widen the intervals ``low`` to ``high`` to at least the range that alike documents leave open.
 
-    The other arguments are those of ``document_intervals``.
+    ``methods`` are the intervals' methods, and ``estimates`` their numbers; the other arguments and what is returned
+    are those of ``document_intervals``.
     """
     least, most = likeness.ends(levels, between)
     some = clusters > strata
@@ -152,9 +153,10 @@ def distance_quantiles(
 
 
 def at_distances(sample: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
-    """Return the ends at some standard errors below and above; for fractions inside their range on the logit scale.
+    """Return the ends that lie ``below`` and ``above`` standard errors from the estimates.
 
-    There eta = logit theta has the standard error SE / (theta (1 - theta)).
+    Fractions inside their range have them on the logit scale, where eta = logit theta has the standard error
+    SE / (theta (1 - theta)).
     """
     low, high = sample.estimates - below * sample.errors, sample.estimates + above * sample.errors
     if not between.is_fraction:
@@ -244,23 +246,23 @@ def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
 
 
 MOST_UNLIKE = 4
-"""Clusters that may differ from all others; if more differ, resamples show how much documents vary."""
+"""The most clusters that may be unlike for this rule to apply; if more are, resamples show how values vary."""
 
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """The likeness of the documents behind some numbers; arrays of one shape."""
+    """How alike the documents behind some numbers are; all arrays have the shape of these numbers."""
 
     value: Float  # the number over the alike documents alone; NaN if no documents are alike
     spread: Float  # the standard error of ``value``; 0 if the alike documents are equal
     unlike: Float  # j, how many clusters have unlike documents; above ``MOST_UNLIKE`` the rule does not apply
     clusters: Float  # n, the effective clusters, by the weights of their documents
-    farthest: Float  # the largest distance of an unlike document from the others of its stratum
+    farthest: Float  # the largest distance of a document from the median of its stratum
     # whether a ratio's denominator may be 0, so that the number may be anything in its range
     unbounded: NDArray[np.bool_]
 
     def of(self, where: tuple[Any, ...]) -> Likeness:
-        """Return some of the numbers, chosen by an index of arrays."""
+        """Return the likeness of the numbers at ``where``, an index into the axes of the arrays."""
         return Likeness(
             self.value[where], self.spread[where], self.unlike[where], self.clusters[where], self.farthest[where],
             self.unbounded[where],
@@ -272,7 +274,11 @@ class Likeness:
         return replace(self, value=-self.value)
 
     def ends(self, levels: Float, between: Between) -> tuple[Float, Float]:
-        """Return the interval by the rule, for levels in the numbers' shape; NaN if the rule does not apply."""
+        """Return the range that alike documents leave open, low and high, at ``levels`` in the numbers' shape.
+
+        NaN if too many clusters are unlike, or if the numbers have no bounds; the whole range ``between`` if a
+        denominator may be 0.
+        """
         if not between.bounded:
             return np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
         low, high = _ends(self, levels, between)
@@ -283,7 +289,7 @@ class Likeness:
 
 
 def _ends(likeness: Likeness, levels: Float, between: Between) -> tuple[Float, Float]:
-    """Return the interval for any number of unlike clusters."""
+    """Return the range that alike documents leave open, for any number of unlike clusters; ignore ``unbounded``."""
     share = most_unlike(likeness.unlike, likeness.clusters, levels)
     seen = likeness.unlike > 0
     lowest = np.where(seen, np.maximum(likeness.value - likeness.farthest, between.low), between.low)
@@ -316,10 +322,10 @@ def reach_of(likeness: Likeness, level: float, between: Between, factor: float) 
 
 
 def settling_factor(likeness: Likeness, level: float, between: Between, allowed: float) -> float | None:
-    """Return how many times as many documents would settle an open question, with the same share unlike.
+    """Return how many times as many documents, with the same share unlike, have an upper end below ``allowed``.
 
-    It is settled if the upper end of the number's interval is below ``allowed``; None if even a thousand times as many
-    would not do. The arrays of ``likeness`` have one element.
+    The upper end is that of the range that alike documents leave open. The factor is at least 1; None if even a
+    thousand times as many documents are too few. The arrays of ``likeness`` have one element.
     """
     levels = np.array([level])
 

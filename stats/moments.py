@@ -58,7 +58,7 @@ class MeasuredDocuments:
 
     @property
     def canonical_order(self) -> NDArray[np.intp]:
-        """Sort documents by (stratum, cluster, document), int [D], so that results do not depend on input order."""
+        """The indices that sort documents by (stratum, cluster, document), int [D]; results then ignore input order."""
         return np.lexsort((self.documents, self.clusters, self.strata))
 
 
@@ -109,7 +109,7 @@ class DocumentMoments(MeasuredDocuments):
         return self._taken(np.isin(self.documents, list(names)))
 
     def of_actions(self, names: Collection[str]) -> DocumentMoments:
-        """Return the moments of some of the actions over all documents, which alone decide the draws."""
+        """Return the moments of the named actions over all documents, so that they have the same bootstrap draws."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]
         return self if len(chosen) == len(self.actions) else self._taken(slice(None), chosen)
 

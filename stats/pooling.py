@@ -30,7 +30,7 @@ class Pooling:
     A *support* is an action with the documents it is pooled over: the action's own documents for its quantities, the
     documents of both actions for a contrast. ``supports`` is int [U], the action of each; ``masks`` bool [D, U], its
     documents; ``action_support`` and ``pair_supports`` index them. ``rows`` are the strata with documents, after
-    ``pooled``.
+    ``pooled``; ``members`` has the indices of each stratum's documents.
     """
 
     moments: DocumentMoments
@@ -90,7 +90,7 @@ class Pooling:
         return counts[:, [baseline for baseline, _ in self._subjects(quantity)]]
 
     def subjects(self, quantity: Quantity) -> tuple[tuple[str | None, str], ...]:
-        """List the subjects of a quantity, one row each: (None, action), or (baseline, action)."""
+        """Return the subjects of a quantity: (None, action) for every action, or (baseline, action) for every pair."""
         if quantity.kind == "action":
             return tuple((None, action) for action in self.moments.actions)
         return self.pairs
@@ -118,7 +118,7 @@ class Pooling:
         return {quantity.name: evaluate(quantity, pooled[quantity.name]) for quantity in quantities}
 
     def pool(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, tuple[Pooled, ...]]:
-        """Pool the moments that quantities read: name -> one for an action, baseline and action for a contrast.
+        """Pool the moments that quantities read, by name: of the actions, or of the baselines and actions of contrasts.
 
         Arrays are [B, rows, subjects] or [B, rows, subjects, X].
         """
@@ -146,7 +146,7 @@ class Pooling:
         }
 
     def sides(self, quantity: Quantity) -> tuple[tuple[int, ...], ...]:
-        """Return the support of every subject: the action's, or for a contrast baseline's and action's."""
+        """Return the supports of all subjects: those of actions; for contrasts, of the baselines and of the actions."""
         pairs = self._subjects(quantity)
         kept = (0,) if quantity.kind == "action" else (0, 1)
         return tuple(tuple(pair[side] for pair in pairs) for side in kept)

@@ -392,8 +392,8 @@ QUANTITIES: Mapping[str, Quantity] = {**ACTION_QUANTITIES, **CONTRAST_QUANTITIES
 
 PAIR_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **ANSWER_QUANTITIES}  # of coupled pairs
 
-# By the quantity of an action whose difference they are: the registered contrasts, and contrasts that are estimated
-# only if they are requested by name.
+# The differences between two actions, by the name of the action's quantity: the registered contrasts, and contrasts
+# that are estimated only if they are requested by name.
 DIFFERENCES: Mapping[str, Quantity] = {
     **{name: difference_of(quantity) for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "action"},
     **{quantity.difference_of: quantity for quantity in PAIR_QUANTITIES.values() if quantity.difference_of},
@@ -425,7 +425,7 @@ _BY_NAME = {**{quantity.name: quantity for quantity in DIFFERENCES.values()}, **
 
 
 def quantity_named(name: str) -> Quantity:
-    """Return a quantity of coupled pairs by name: a registered quantity, or the difference of one between actions."""
+    """Return a quantity of coupled pairs by name: registered, or a registered quantity's difference between actions."""
     if name not in _BY_NAME:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, PAIR_QUANTITIES)}")
     return _BY_NAME[name]

@@ -45,7 +45,7 @@ REDUCED: Final = (
 """The moments that are reduced: functionals of the positions at which tokens differ."""
 
 NO_COEFFICIENTS: Final[Mapping[str, Float]] = MappingProxyType({})
-"""The coefficients of no action."""
+"""Coefficients by action, for no action: nothing is reduced."""
 
 
 def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
@@ -65,7 +65,7 @@ def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
 
 
 def reduced_scalars(scalars: Mapping[str, Float], controls: Float, coefficients: Float) -> dict[str, Float]:
-    """Subtract beta . D from the reduced moments: D is [..., 5], beta [..., 5, 13]."""
+    """Subtract beta . D from moments ``REDUCED``: D is ``controls`` [..., 5], beta ``coefficients`` [..., 5, 13]."""
     part = np.einsum("...c,...cm->...m", controls, coefficients)
     return {**scalars, **{name: scalars[name] - part[..., place] for place, name in enumerate(REDUCED)}}
 
@@ -73,7 +73,7 @@ def reduced_scalars(scalars: Mapping[str, Float], controls: Float, coefficients:
 def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float]) -> DocumentMoments | None:
     """Reduce the moments of documents on which the coefficients, beta by action, were not fitted.
 
-    The result has the actions with coefficients, without profiles; None if no action has any.
+    The result has only the actions with coefficients, and no profiles; None if no action has coefficients.
     """
     actions = [action for action in moments.actions if action in coefficients]
     if not actions:

@@ -76,7 +76,7 @@ class Between(NamedTuple):
 
     @property
     def resolution(self) -> float:
-        """The largest standard error of values that do not vary: 1e-12 of the range, or of 1 if that has no end."""
+        """The largest standard error that counts as 0: 1e-12 of the range's width; 1e-12 if that is 0 or infinite."""
         width = self.high - self.low
         return 1e-12 * (width if 0 < width < np.inf else 1.0)
 

@@ -1,7 +1,7 @@
 """Repeated confidence intervals: those of all interim looks hold together ("Sequential studies").
 
-The tail of the interim look's critical constant takes the place of alpha / 2. An end is Student's, over the clusters.
-If enough draws lie beyond to locate the tail, the end is the studentized bootstrap's, if that is farther out. If
+The tail of the interim look's critical constant takes the place of alpha / 2. An end is Student's, over the clusters,
+or the studentized bootstrap's if that is farther out and enough draws lie in the tail to locate its end. If
 documents are skewed, Student's end is too near on one side; over a few clusters the bootstrap's end is too near on the
 other side. Of 20,000 studies of 24 documents with skewness 2, 5.4% exclude the truth at an interim look; with
 Student's ends alone 9.7% do, with the bootstrap's alone 6.5%.
@@ -50,7 +50,7 @@ class RepeatedInterval:
     low: float  # the lower end; NaN without an interval
     high: float  # the upper end; NaN without an interval
     method: str | None  # how the ends were made: studentized, student, alike or expanded; None without an interval
-    draws: int  # how many bootstrap draws were made; 0 if none would have resolved the tail
+    draws: int  # how many bootstrap draws were made; 0 if the tail needs more than ``MOST_DRAWS``
     documents: int  # how many documents are behind the estimate
     clusters: int  # how many clusters of documents
 
@@ -75,7 +75,8 @@ def repeated_intervals(
         moments: the moments of the interim look's documents.
         endpoints: the endpoints to estimate.
         constant: the interim look's critical constant, in standard errors.
-        draws: the least number of bootstrap draws of an interim look whose tail ``MOST_DRAWS`` draws resolve.
+        draws: the least number of bootstrap draws. If the tail needs more than ``MOST_DRAWS``, none are made before the
+            last interim look.
         seed: the seed of the draws.
         last: whether this is the last interim look of the plan.
         alike_within: the largest distance of documents that count as alike; the margin of a study that resolves
@@ -138,7 +139,7 @@ class _Number:
 
 
 def draws_of(tail: float, least: int, *, last: bool) -> int:
-    """Return how many draws resolve a tail, at least ``least``; 0 if that is too many, unless ``last``."""
+    """Return how many draws resolve a tail, at least ``least``; if these are too many, 0, or ``least`` if ``last``."""
     needed = max(least, math.ceil(LEAST_BEYOND / max(tail, LEAST_BEYOND / 2**31)))
     return needed if needed <= max(least, MOST_DRAWS) else least * last
 

@@ -3,8 +3,8 @@
 The definitions are under "Sequential studies". Estimates at growing shares t_1 < ... < t_K of the information move like
 a Brownian motion S at these times, and Z_k = S(t_k) / sqrt(t_k) is the estimate's distance from the truth in its
 standard errors. By interim look k the probability of having been outside |Z_j| <= c_j at any j <= k may be alpha*(t_k),
-which decides c_k from those before (Lan-DeMets spending). It is an integral over S at all interim looks, taken step by
-step (Armitage, McPherson and Rowe 1969; Jennison and Turnbull 2000, ch. 19).
+which decides c_k once c_1..c_{k-1} are known (Lan-DeMets spending). The probability is an integral over S at all
+interim looks, taken step by step (Armitage, McPherson and Rowe 1969; Jennison and Turnbull 2000, ch. 19).
 
 An estimate that ends a study because it was large is too large on average. Outcomes of a sequential study are ordered:
 an outcome that stops above at an interim look is higher than all outcomes that go on, an outcome that stops below is
@@ -154,8 +154,8 @@ class InterimLook:
 def median_unbiased(interim_looks: Sequence[InterimLook], resolution: Resolution) -> float:
     """Return the median-unbiased estimate of an endpoint at the last interim look, where the study stopped.
 
-    If another endpoint was unresolved at an interim look, the study went on whatever this endpoint's estimate was. If
-    that holds for every earlier one, or if the width of intervals stops a study, the plain estimate is returned.
+    If another endpoint was unresolved at an interim look, the study went on whatever this endpoint's estimate was. The
+    plain estimate is returned if that holds for every earlier interim look, or if the width of intervals stops a study.
     """
     *before, last = interim_looks
     passed = [interim_look for interim_look in before if interim_look.alone]
@@ -172,7 +172,7 @@ def median_unbiased(interim_looks: Sequence[InterimLook], resolution: Resolution
 
 @dataclass(frozen=True)
 class _Stage:
-    """An earlier interim look, in terms of the Brownian motion S: S(t) is t times the estimate in errors."""
+    """An earlier interim look, in terms of the Brownian motion S: S(t) is t times the estimate in standard errors."""
 
     time: float  # t, the share of the last interim look's information
     above: _Spans  # the values of S that stop the study with a higher outcome than the last interim look's
@@ -196,7 +196,10 @@ class _Stage:
 
 
 def _as_high(stages: Sequence[_Stage], seen: float, truth: float) -> float:
-    """Return the probability of outcomes as high as ``seen`` at the last interim look, in its standard errors."""
+    """Return the probability of outcomes at least as high as ``seen`` at the last interim look, under ``truth``.
+
+    ``seen`` and ``truth`` are in standard errors of the last interim look.
+    """
     points, mass, time, probability = np.zeros(1), np.ones(1), 0.0, 0.0
     for stage in stages:
         step, shift = math.sqrt(stage.time - time), truth * (stage.time - time)

@@ -58,8 +58,8 @@ def simultaneous_members(
     """Estimate a quantity of some actions, pooled over strata, with simultaneous intervals.
 
     An action whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by
-    itself, with m actions in all. The quantity has a row in ``SIMULTANEOUS_OF``. The rows of ``results`` are all
-    exploratory.
+    itself, with m actions in all. The quantity's ``name`` is a key of ``SIMULTANEOUS_OF``. The rows of ``results`` are
+    all exploratory.
     """
     chosen = moments.of_actions(members).in_canonical_order()
     together = _together(chosen, name, [], len(chosen.actions), draws, seed, level)

@@ -209,10 +209,10 @@ class _Part:
     def covariances(self, counts: Float) -> _Covariances:
         """Return n / (n - 1) times the sums of products of deviations of the clusters' sums of w_d (x_d - M_s).
 
-        The result is by the numbers of every two features, for a weight w_d of one over the stratum's documents:
-        [subjects, B, 1 or X].
+        The result has an array [subjects, B, 1 or X] for the numbers of every two features. The weight w_d is 1 over
+        the number of documents in the stratum.
 
-        By rounding a difference of two equal sums is a small number, which would make a vanishing standard error
+        By rounding, the difference of two equal sums is a small number, which would make a vanishing standard error
         positive. With |2 g_i g_j s_ij| <= g_i^2 s_ii + g_j^2 s_jj the sums of i = j bound all terms of a variance: the
         share of these sums that rounding may make is subtracted, so that a vanishing variance is below 0.
         """
@@ -308,7 +308,7 @@ def _plus(total: Float, more: Float) -> Float:
 
 
 def _tiles(columns: Float) -> list[Float]:
-    """Cut [subjects, C, V] into contiguous arrays of some columns each."""
+    """Cut [subjects, C, V] into contiguous arrays of at most ``TILE_COLUMNS`` columns each."""
     cuts = range(TILE_COLUMNS, columns.shape[2], TILE_COLUMNS)
     return [np.ascontiguousarray(tile) for tile in np.split(columns, list(cuts), axis=2)]
 

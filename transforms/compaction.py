@@ -1,7 +1,7 @@
 """Merge the files of a store: all of them, for ``kvdrift compact``, or small files during a live derivation.
 
-Merging files of all sizes leaves memory behind. A live derivation therefore merges in a separate process, which is
-replaced after some merges.
+A process that merges files of all sizes keeps memory that it no longer uses. A live derivation therefore merges in a
+separate process, which is replaced after some merges.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvdrift.schema.own_process import OwnProcesses
 from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.tables import TABLES
 
-_TIMES = 32  # that a process does it
-BATCHES = 16  # micro-batches from one time to the next; each leaves one file
-LIVE_ROWS = 1 << 15  # of a new file: held no longer than a batch takes
+_TIMES = 32  # merges of one process, before a new process replaces it
+BATCHES = 16  # micro-batches between two merges; each micro-batch leaves one file in a table
+LIVE_ROWS = 1 << 15  # most rows of a file that a live derivation merges, so that each merge is short
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class Gathering:
             self._under_way = self._process.submit(_gather, self._location)
 
     def _hear(self) -> None:
-        """Wait for a merge under way."""
+        """Wait for a merge under way; raise OperationError if it failed."""
         if self._under_way is not None:
             try:
                 self._under_way.result()
             except (KvdriftError, BrokenProcessPool) as error:
-                raise OperationError(f"putting files together: {first_line(error)}") from error
+                raise OperationError(f"small files cannot be merged: {first_line(error)}") from error
             finally:
                 self._under_way = None
 

@@ -24,7 +24,12 @@ _LATER = {"action_revision": 0, "unit": -1}  # columns that older events lack, w
 
 
 def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
-    """Check that an events table has some columns, and that its positions are possible."""
+    """Check that an events table has the columns ``fields``, of their types and nullability, and positions above 0.
+
+    Raises:
+        InputError: A column is missing, of another type, or has nulls that its field forbids; or a position t is below
+            1 or too large.
+    """
     missing = [field.name for field in fields if field.name not in events.column_names]
     if missing:
         raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
@@ -96,7 +101,7 @@ class SortedEvents:
         return cls(names, ordered, first_row, rows, np.repeat(np.arange(len(rows), dtype=np.int32), rows))
 
     def keys(self, rows: Wide | None = None) -> dict[str, Any]:
-        """Return the columns that name a replicate and its unit, at some rows or at all."""
+        """Return the columns that name a replicate and its unit, at ``rows``; None stands for all rows."""
         at = slice(None) if rows is None else rows
         names = (
             self.names if rows is None else {name: column.take(pa.array(rows)) for name, column in self.names.items()}
@@ -126,7 +131,7 @@ def table_of(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
 
 
 def _filled(events: pa.Table, name: str, null: int) -> npt.NDArray[Any]:
-    """Return a column [N] that older files lack, with ``null`` in their rows."""
+    """Return a column [N] with ``null`` in place of nulls, and in all rows if the table lacks the column."""
     if name not in events.column_names:
         kind = pa.array([null], EVENTS.schema.field(name).type).to_numpy().dtype
         return np.full(events.num_rows, null, dtype=kind)

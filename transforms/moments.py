@@ -32,8 +32,8 @@ def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindow
     """Sum the moments of each unit over its replicates; return one row for each unit, of the schema UNIT_MOMENTS.
 
     Trajectories and steps are of whole units, of their schemas and sorted by key. Without windows of its study, a unit
-    gets the windows of the longest horizon of its complete trajectories. A mean over an empty window is null, in each
-    replicate.
+    gets the windows of the longest horizon of its complete trajectories, or of all if none is complete. A mean over an
+    empty window is null.
     """
     unit = trajectories["unit"].to_numpy()
     begins = np.flatnonzero(run_begins(unit, unit))
@@ -52,7 +52,7 @@ def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindow
 def _by_windows(
     keys: pa.Table, trajectories: pa.Table, of_row: Wide, studies: StudyWindows
 ) -> Iterator[tuple[Windows, Wide]]:
-    """Yield windows, and the places of the units in ``keys`` that have them."""
+    """Yield every ``Windows`` that units have, and the row numbers in ``keys`` of its units."""
     horizon, complete = trajectories["horizon"].to_numpy(), trajectories["complete"].to_numpy()
     longest = np.zeros((2, keys.num_rows), dtype=np.int32)  # of complete trajectories, of all
     np.maximum.at(longest[0], of_row[complete], horizon[complete])
@@ -167,7 +167,7 @@ def _depths(pairs: Replicates, of_unit: Wide, units: int) -> _Sums:
 
 
 def _by_unit(values: npt.NDArray[Any], of_unit: Wide, units: int) -> Reals:
-    """Sum [K, ...] over the replicates of each unit, in their order: [units, ...]; 0 for a unit without any."""
+    """Sum [K, ...] over the replicates of each unit, in their order: [units, ...]; 0 for a unit without replicates."""
     total = np.zeros((units, *values.shape[1:]))
     if len(of_unit):
         begins = np.flatnonzero(run_begins(of_unit, of_unit))
@@ -176,7 +176,7 @@ def _by_unit(values: npt.NDArray[Any], of_unit: Wide, units: int) -> Reals:
 
 
 def _lists(values: Reals) -> pa.ListArray:
-    """[units, length] as a column of lists."""
+    """Return ``values``, [units, length], as a column of lists."""
     units, length = values.shape
     offsets = np.arange(units + 1, dtype=np.int32) * length
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.ravel()))

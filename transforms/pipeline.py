@@ -54,8 +54,8 @@ from kvdrift.transforms.segments import (
 DEFAULT_RUNNER = "FnApiRunner"
 SEGMENTS_PER_RUN = 64  # per pipeline run and commit: bounds what a kill can cost
 _AT_ONCE = 2  # segments in one process, in threads: most of the time Arrow works or the disk syncs
-_DASK_OPTIONS = ("--dask_partition_size=1",)  # a group is a task; by default 128 are
-_IMPORTING = Lock()  # threads must not take one another's silence for the level before
+_DASK_OPTIONS = ("--dask_partition_size=1",)  # one group in a Dask task; Beam's default is 128
+_IMPORTING = Lock()  # for disabling logging: of two threads at once, one would restore the other's disabled level
 
 Group = tuple[int, Sequence[Segment]]
 Late = Any  # a type or module of Beam's, not known before Beam is imported
@@ -70,10 +70,11 @@ def run_derivation(
     """Derive every unit of the store's current events version that is not derived yet.
 
     ``runner`` is a Beam runner's name: ``FnApiRunner`` (in this process), ``DaskRunner``, ``FlinkRunner`` or another.
-    ``options`` are command-line options for Beam and it, such as ``--dask_client_address=tcp://host:8786``.
+    ``options`` are command-line options for Beam and the runner, such as ``--dask_client_address=tcp://host:8786``.
     ``progress`` is called with (units done, units to do) after each commit.
 
     Raises:
+        InputError: The runner is unknown, or a package that it needs is not installed.
         OperationError: Units could not be read or derived (all others are committed), the runner failed, or it returned
             other segments than its input.
     """
@@ -156,7 +157,7 @@ def _run_to_the_end(pipeline: Late) -> None:
         if client is not None:  # the Dask runner leaves its client, and a cluster of its own, running
             client.close()
     if state != "DONE":
-        raise RuntimeError(f"it ended as {state}")
+        raise RuntimeError(f"the pipeline ended in state {state}")
 
 
 def _beam(module: str = "") -> Late:
@@ -229,7 +230,7 @@ def record_folder(location: str) -> Iterator[str]:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[bool]:
-    """Lock a local folder in the block; yield whether that could be done: no other process has locked it."""
+    """Lock a folder during the block; yield True, or False if another process has locked it or it is behind a URL."""
     if not is_local(folder):
         yield False
         return
@@ -284,7 +285,7 @@ def _remove_stale(location: str) -> None:
     filesystem, root = filesystem_of(location)
     now = datetime.now(UTC)
     for info in filesystem.get_file_info(pa.fs.FileSelector(root)):
-        # A folder that is ahead of the clock is as old as any. A young one may not be locked yet.
+        # A folder from the future counts as old, too, since clocks may jump. A new folder may not be locked yet.
         if info.base_name.startswith(_PREFIX) and info.mtime is not None and abs(now - info.mtime) > STALE:
             with _locked(info.path) as free, suppress(OSError):  # another run may be removing it
                 if free:

@@ -206,7 +206,7 @@ def _windows(studies: pa.Table) -> StudyWindows:
 
 
 def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows) -> dict[str, pa.Table]:
-    """Derive events of whole units: the rows of some derived tables of one estimator."""
+    """Derive the events of whole units; return the rows of each of ``tables``, derived tables of one estimator."""
     if set(tables) <= set(DERIVED[SWRB]):
         branched = derive_branchings(events)
         rows = {"branchings": branched.branchings, "branching_depths": branched.depths}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-BATCH_EVENTS = 1 << 18  # of a micro-batch, which is one commit to each table
+BATCH_EVENTS = 1 << 18  # most events of a micro-batch, which is one commit to each table
 POLL_SECONDS = 0.1  # how soon a request to stop is seen
 
 
@@ -57,7 +57,7 @@ def watch(
             )
             if work is None or not todo:
                 if work is not None:
-                    # Units whose rows are about to come are sought at the same version again.
+                    # If the version may have units that ``units`` does not list yet, it is checked again.
                     seen = work.events_version if work.whole else -1
                     total = replace(total, events_version=work.events_version)
                 if idle is not None:

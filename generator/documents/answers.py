@@ -2,19 +2,20 @@
 
 Each task is scored by its benchmark's own rule. RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches
 its answers in the text without regard to case: ``all`` is the share of answers that occur, for needles, variables and
-words; ``part`` is 1 if any answer occurs, for questions. (That RULER first strips a continuation and makes line feeds
-of its control characters changes no score of answers without either.) HELMET (princeton-nlp/HELMET: ``utils.py``,
-``substring_exact_match_score`` with ``normalize_answer``) also searches the answers of its questions without
-punctuation, articles and further white space: ``normalized`` is 1 if any answer occurs.
+words; ``part`` is 1 if any answer occurs, for questions. (RULER first strips white space around a continuation and
+makes line feeds of its control characters. That changes no score unless an answer has such characters.) HELMET
+(princeton-nlp/HELMET: ``utils.py``, ``substring_exact_match_score`` with ``normalize_answer``) also searches the
+answers of its questions without punctuation, articles and further white space: ``normalized`` is 1 if any answer
+occurs.
 
 A continuation is decoded up to its EOS, without the prompt and without special tokens. The token of a character is
 found by decoding beginnings of the continuation, since a byte-level tokenizer may need several tokens for a letter.
 
 The records of answers are the places of a prompt that state an answer, which a compressed cache may have lost. Their
 search ignores what the document's scoring ignores, and white space, since single tokens do not determine it. If the
-prompt does not state an answer as a whole, such as a chain of assignments, the answer is cut into the longest pieces of
-two words or more that the prompt states; the answer needs all its pieces. A piece that the prompt states several times
-has several records, any of which is enough.
+prompt does not state an answer as a whole (a chain of assignments, for example), the answer is cut into the longest
+pieces of two words or more that the prompt states; the answer needs all its pieces. A piece that the prompt states
+several times has several records, any of which is enough.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ MOST_PLACES: Final = 16
 """The most places of one piece; a text that occurs more often, such as a common word, is no record."""
 
 
-_Place = tuple[int, int]  # the first character of a text without white space, and the end
+_Place = tuple[int, int]  # an occurrence in a text without white space: its first character, and its end
 
 
 @dataclass(frozen=True)

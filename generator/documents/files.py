@@ -105,7 +105,7 @@ def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tu
                 yield number, SourceRow(path, f"{unit} {label}", value)
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{path}: expected text in UTF-8, and byte {error.start:,} is none: {error.reason}"
+                f"{path}: expected text in UTF-8, but byte {error.start:,} is not UTF-8: {error.reason}"
             ) from None
 
 

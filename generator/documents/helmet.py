@@ -42,7 +42,7 @@ _RAG_PASSAGE = "Document (Title: {title}): {text}"
 _SYSTEM = "You are a helpful assistant."
 
 Writer = Callable[[int], PromptText]
-"""Returns a prompt with a given number of its first passages."""
+"""A function that returns the prompt with a given number of its first passages."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,9 @@ class _RagAuthor:
         others = {example.text("question"): example for example in self._examples}  # one row of each question
         others.pop(question, None)
         if len(others) < self._shots:
-            raise row.error(f"shots = {self._shots}, but the file has {len(others)} worked examples of other questions")
+            raise row.error(
+                f"shots = {self._shots}, but the file of worked examples has {len(others)} with other questions"
+            )
         shown = "".join(
             "\n\n".join(_passage(_RAG_PASSAGE, entry) for entry in example.rows("ctxs"))
             + f"\n\nQuestion: {example.text('question')}\nAnswer: {example.texts('answers')[0]}\n\n"

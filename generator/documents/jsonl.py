@@ -34,13 +34,14 @@ class JsonlSource(DocumentSource):
     """The rows of ``path`` in the file's order, with prompts of at most ``length`` tokens.
 
     A row has a ``prompt``, or ``messages``, a conversation whose last message the model answers, with the ``tools``
-    that it may call; the model's chat template writes conversations, and nothing is cut off one.
+    that it may call. The model's chat template writes conversations, which are never shortened.
 
     A row with a ``stratum`` belongs to that stratum only; a row without one fits every stratum that names the file, but
-    a study takes no document twice: ``part`` distinguishes such strata. Rows of strata that a study does not name are
-    left out, and a line reports it. Rows with the same ``cluster`` are in one split, which any of them may name
-    (``split``). A row's ``answers`` are scored by their share that occurs in a continuation (``scoring`` "all", the
-    default), or by whether any does ("part", or "normalized" without punctuation, articles and further white space).
+    a study takes no document twice: ``part`` divides the rows among such strata. Rows of strata that a study does not
+    name are left out, and a line reports it. Rows with the same ``cluster`` are in one split, which any of these rows
+    may name (``split``). A row's ``answers`` are scored by their share that occurs in a continuation (``scoring``
+    "all", the default), or by whether any does ("part", or "normalized" without punctuation, articles and further white
+    space).
     """
 
     takes = ("path", "chat_template")
@@ -84,7 +85,7 @@ class JsonlSource(DocumentSource):
             return f"; {file} has {rows_of_stratum} row(s) for it"
         named = sorted(set(of_row))
         listed = ", ".join(f"'{name}'" for name in named[:_NAMED])
-        return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or leave it out of the rows'
+        return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or remove stratum from the rows'
 
     def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:
         """Return a line on each file whose rows name strata that no section has: how many rows, and which strata."""
@@ -183,7 +184,7 @@ def _answers(row: SourceRow, scoring: str | None) -> tuple[str, ...]:
     for answer in answers:
         if not answer.strip() or (scoring and score_text("", [answer], scoring)):
             problem = "an answer is empty" if not answer.strip() else f"'{answer}' is empty once normalized"
-            raise row.error(f"field 'answers': {problem}, which every continuation states; leave it out")
+            raise row.error(f"field 'answers': {problem}, so every continuation contains it; leave it out")
     return answers
 
 
@@ -202,7 +203,7 @@ def _file(section: DocumentsSection) -> Path:
 def _conversation(row: SourceRow) -> Conversation:
     """Return the row's conversation; an error names the message and its field.
 
-    Fields without a value are left out, and others that are not checked here reach the template as they are.
+    Fields that are null are left out; fields that are not checked here reach the template unchanged.
     """
     messages = row.rows("messages")
     if not messages:

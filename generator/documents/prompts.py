@@ -4,8 +4,8 @@ A prompt begins with at most one BOS, whether its text, its chat template or the
 may also append an EOS to texts, for training; a prompt never ends with such an EOS, since it would end the text that
 the model is to continue.
 
-The control tokens that a chat template writes, such as the end of a turn, are tokens. The same text in a
-message, tool or opening is cut like any other text, since a message must not end its turn. Such texts are marked before
+A control token that a chat template writes, such as the end of a turn, becomes that token. The same text in a message,
+tool or opening is tokenized like any other text, since a message must not end its turn. Such texts are marked before
 the template writes the conversation. If there are none, the tokens are those of transformers' ``apply_chat_template``.
 """
 
@@ -39,10 +39,10 @@ class Tokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The tokens that are found in a text before it is cut, by id: control tokens have ``special``."""
+        """The tokens that are found in a text before the rest is tokenized, by id; ``special`` marks control tokens."""
 
     def __hash__(self) -> int:
-        """Return a number of this object, by which its special tokens are kept."""
+        """Return a hash of this object; its special tokens are cached under this object."""
 
     def __call__(self, _text: str, /, **options: bool) -> Mapping[str, list[int]]:
         """Tokenize a text; the token ids are under ``input_ids``."""
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 def text_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> list[int]:
-    """Return the token ids of a text alone; without ``controls``, control tokens in it are cut like other text."""
+    """Return the token ids of a text alone; without ``controls``, control tokens are tokenized like other text."""
     options = {"add_special_tokens": False, "split_special_tokens": not controls, "verbose": False}
     return list(tokenizer(text, **options)["input_ids"])
 
@@ -109,7 +109,7 @@ def control_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
     """Return a pattern that finds a tokenizer's control tokens in a text, the longest at each place."""
     longest_first = sorted(control_tokens(tokenizer), key=len, reverse=True)
     if not longest_first:
-        return re.compile(r"(?!)")  # which is nowhere
+        return re.compile(r"(?!)")  # matches nowhere
     # Looking at the first character first: some tokenizers have thousands of control tokens.
     first = "".join(sorted({re.escape(name[0]) for name in longest_first}))
     return re.compile(f"(?=[{first}])(?:{'|'.join(map(re.escape, longest_first))})")
@@ -122,18 +122,18 @@ def controls_in(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def prompt_controls(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
-    """Return the control tokens in a prompt without a chat template, but for a BOS that only the text can write."""
+    """Return the control tokens in a prompt without a chat template, except a first BOS if the tokenizer adds none."""
     controls = controls_in(tokenizer, [text])
     begins = bool(controls) and text.startswith(controls[0]) and not _prefix(tokenizer)
     return controls[1:] if begins and control_tokens(tokenizer)[controls[0]] == tokenizer.bos_token_id else controls
 
 
 Message = Mapping[str, Any]
-"""A message of a conversation, as chat templates read it: ``role``, ``content``, and others such as ``tool_calls``."""
+"""A message of a conversation, as chat templates read it: ``role``, ``content``, and fields such as ``tool_calls``."""
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 TEMPLATE_DATE: Final = "26 Jul 2024"
-"""Some chat templates print the day's date; a document must not change with the day."""
+"""The date that chat templates print in place of the day's date, since a document must not change with the day."""
 
 
 class TemplateRefusalError(InputError):
@@ -189,7 +189,7 @@ class Conversation:
         return True
 
     def described(self, document: Document, tokenizer: Tokenizer) -> Document:
-        """Return this conversation's document with its turns, and the control tokens in what users wrote."""
+        """Return this conversation's document with its turns, and the control tokens in its texts."""
         controls = controls_in(tokenizer, [*self._texts()])
         return replace(document, templated=True, turns=self.turns(tokenizer), control_tokens=controls)
 
@@ -274,7 +274,7 @@ class _Marked:
         return re.compile(rf"{stem}o((?:(?!{stem}).)*){stem}c|{stem}[oc]", re.DOTALL)
 
     def encoded(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """Return the token ids of marked text: marked control tokens are cut like other text."""
+        """Return the token ids of marked text: marked control tokens are tokenized like other text."""
         first, *pieces = self._around.split(text)
         tokens = text_tokens(tokenizer, first)
         for number, piece in enumerate(pieces):
@@ -290,8 +290,8 @@ class _Marked:
 def _inner_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> list[int]:
     """Return the tokens of a text that stands inside of another.
 
-    Some tokenizers put a space before what begins a text, so the text is cut behind a character that stays apart from
-    it, if there is one.
+    Some tokenizers put a space before a text. The text is therefore tokenized after a character whose token does not
+    merge with the text, if one of four characters is such.
     """
     for before in ("\n", ".", "a", "1"):
         first, cut = text_tokens(tokenizer, before), text_tokens(tokenizer, before + text, controls=controls)
@@ -301,7 +301,7 @@ def _inner_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> 
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the texts in messages or tools; names of fields are none."""
+    """Yield the texts in messages or tools, without the names of fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -313,14 +313,14 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _turn_begins(marked: _Marked, tokenizer: Tokenizer, text: str) -> list[tuple[str, int]]:
-    """Return the role of each turn and the character of ``text`` at which it begins, rising."""
+    """Return the role of each turn and the character of ``text`` at which it begins, ascending."""
     stem = marked.stem
     located = [_located(message, f"{stem}{number}:", f"{stem}:") for number, message in enumerate(marked.messages)]
     places = re.compile(rf"{stem}(\d*):")
     opened = marked.rendered(tokenizer, located, opened=True) + marked.opening
     if places.sub("", opened) != text:
         return []
-    spans, end, removed = list[tuple[int, int, str]](), 0, 0  # from the end of the span before to the begin of one
+    spans, end, removed = list[tuple[int, int, str]](), 0, 0  # end of the content before, begin of a content, role
     for match in places.finditer(opened):
         at = match.start() - removed
         removed += len(match.group())
@@ -363,10 +363,10 @@ def _located(message: Message, begin: str, end: str) -> dict[str, Any]:
 
 
 def _next_header(gap: str, closing: str, controls: re.Pattern[str]) -> int:
-    """Return where, between two messages' texts, the header of the second one begins.
+    """Return the place in ``gap``, the text between two messages, at which the header of the second message begins.
 
-    The first one's turn ends with the text that closes the last message of all or, if the template closes it otherwise,
-    with a control token; white space after it belongs to it.
+    The first message's turn ends with ``closing``, the text that closes the whole conversation, or, if the gap lacks
+    it, with the first control token. White space after that belongs to the turn.
     """
     closed = gap.find(closing)
     if closed >= 0:

@@ -71,9 +71,10 @@ def stratum_documents(
     tokenizer: Callable[[], Tokenizer] | None = None,
     chosen: Mapping[str, Sequence[Candidate]] | None = None,
 ) -> dict[str, list[Document]]:
-    """Make a stratum's documents by split, of the chosen candidates, or of those that it takes as a study's only one.
+    """Make a stratum's documents by split, from the candidates ``chosen`` by split.
 
-    ``tokenizer`` loads the model's tokenizer; it is called only for sources of text.
+    If ``chosen`` is None, candidates are chosen as for a study with this stratum alone. ``tokenizer`` loads the model's
+    tokenizer; it is called only for sources of text.
     """
     if chosen is None:
         (chosen,) = choose_candidates([section], seed)
@@ -88,9 +89,10 @@ def choose_candidates(
 ) -> list[dict[str, list[Candidate]]]:
     """Choose the documents of a study's strata by split before any document is made; a stratum's tasks take turns.
 
-    Documents that the study has come first, in their order and in their split. A row may name the split of its cluster.
-    The split of any other cluster, and its part of the source, are functions of its name alone, unless a stratum would
-    have too few documents on one side (``divided``). So asking for more documents of a large source moves none.
+    Documents that the study already has come first, in their order and split. A row of a file may name the split of its
+    cluster. The split of any other cluster, and its part of the source, are functions of its name alone, unless a
+    stratum would have too few documents in one split (``divided``). So asking for more documents of a large source
+    moves no document to another split.
     """
     for section in sections:
         check_source(section)
@@ -109,7 +111,7 @@ def choose_candidates(
 def _chosen(
     section: DocumentsSection, seed: int, held: HeldDocuments, named: Mapping[str, str], fixed: dict[str, str]
 ) -> dict[str, list[Candidate]]:
-    """Choose a stratum's documents by split; ``fixed`` are the splits of clusters; held documents' are added."""
+    """Choose a stratum's documents by split; the clusters of held documents are added to ``fixed``, their splits."""
     source = SOURCES[section.source]
     excluded = excluded_clusters(section)
     tasks = [_TaskCandidates(section, source, task, seed, excluded, held) for task in section.tasks or [""]]
@@ -119,7 +121,7 @@ def _chosen(
             raise InputError(
                 f"{where(section)}: document '{candidate.doc}' is of the stored study's {split} documents, and a row "
                 f"of its cluster '{candidate.cluster}' in {section.path} has split '{named[candidate.cluster]}'; a "
-                "document keeps its split: take that back, or give the changed study a new name"
+                "document keeps its split: undo that change, or give the changed study a new name"
             )
         fixed[candidate.cluster] = split
     first = {split: _held_first(split, held.of(section.stratum_name), tasks) for split in SPLITS}
@@ -144,12 +146,12 @@ def _chosen(
 def _in_turn(
     split: str, wanted: int, first: Sequence[Candidate], tasks: Sequence[_TaskCandidates], splits: Mapping[str, str]
 ) -> list[Candidate]:
-    """Return a split's candidates: those that come first, then others as the tasks take turns, as far as there are."""
+    """Return a split's candidates: ``first``, then others as the tasks take turns; at most ``wanted`` in all."""
     taken = list(first[:wanted])
     counts = {task: len(task.held[split]) for task in tasks}
     others = {task: task.of(split, splits) for task in tasks}
     while counts and len(taken) < wanted:
-        task = min(counts, key=lambda task: counts[task])  # of equal ones, the first
+        task = min(counts, key=lambda task: counts[task])  # of equal counts, the first task
         if (candidate := next(others[task], None)) is None:
             del counts[task]
         else:
@@ -242,7 +244,9 @@ def check_source(section: DocumentsSection) -> None:
         if not is_set and key in source.needs:
             raise InputError(f"{where(section)}: source '{section.source}' needs '{key}'; {source.summary}")
     if source.tasks and not section.tasks:
-        raise InputError(f"{where(section)}: tasks is missing; source '{section.source}': {', '.join(source.tasks)}")
+        raise InputError(
+            f"{where(section)}: tasks is missing; the tasks of source '{section.source}' are {', '.join(source.tasks)}"
+        )
     for task in section.tasks:
         if not source.tasks:
             raise InputError(f"{where(section)}: source '{section.source}' takes no tasks; remove '{task}'")
@@ -254,7 +258,7 @@ def check_source(section: DocumentsSection) -> None:
 
 
 class _TaskCandidates:
-    """One task's candidates in their order; held candidates are kept apart."""
+    """One task's candidates in their order; ``held`` has those of documents that the study already has, by split."""
 
     def __init__(
         self,
@@ -274,7 +278,7 @@ class _TaskCandidates:
         self._which, self._parts = section.part_of_clusters
         self._forgotten = held.forgotten
         self._held, self._elsewhere = held.of(section.stratum_name), held.elsewhere(section.stratum_name)
-        self._read: list[Candidate] = []  # candidates that are free, so far
+        self._read: list[Candidate] = []  # the free candidates among those read so far
 
     def find_held(self, names: set[str]) -> set[str]:
         """Read candidates until all names are found; return the names that exist and are not excluded."""
@@ -320,9 +324,9 @@ class _TaskCandidates:
 def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[str, str]) -> dict[str, str]:
     """Return each cluster's split, which follows from its hash unless a side would have too few documents.
 
-    The side that has too few takes clusters of the other, which keeps enough: development the smallest hashes of
-    evaluation, and evaluation the largest of development, as far as whole clusters suffice for both. If they
-    cannot, the hashes decide.
+    The split that has too few documents takes clusters of the other split, which keeps enough: development takes those
+    of evaluation with the smallest hashes, evaluation those of development with the largest. If no division of whole
+    clusters gives both enough, the hashes decide.
 
     Args:
         sizes: the number of documents of each cluster.
@@ -343,7 +347,7 @@ def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[
         staying = [cluster for cluster in sizes if cluster in fixed]
         least = wanted[short] - documents(short, staying)
         most = sum(sizes[cluster] for cluster in free) - (wanted[other_split] - documents(other_split, staying))
-        most = min(most, least + max(sizes[cluster] for cluster in free) - 1)  # of more, a cluster could go
+        most = min(most, least + max(sizes[cluster] for cluster in free) - 1)  # with more, a cluster could be left out
         within = (1 << max(most + 1, 0)) - 1
         sums = [1]  # of the last clusters of the order: none, one, two …
         for cluster in reversed(order):

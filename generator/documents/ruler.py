@@ -254,7 +254,7 @@ class RulerSource(DocumentSource):
                 )
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - names alone
-        """Yield endless numbers, or the rows of the task's file."""
+        """Yield documents 0, 1, 2, … without an end, or the rows of the task's file."""
         if section.path is None:
             for index in count():
                 name = _name(task, section.length, index)
@@ -329,8 +329,9 @@ def _check_row(row: SourceRow, section: DocumentsSection) -> None:
 def _prompt(row: SourceRow) -> PromptText:
     """Return a row's prompt with the opening of its answer.
 
-    RULER's ``answer_prefix`` begins with a space (``scripts/data/synthetic/constants.py``). The harness strips it from
-    ``gen_prefix`` and puts a space before a plain prompt's (``lm_eval/api/task.py``, ``build_qa_turn``).
+    RULER's ``answer_prefix`` begins with a space (``scripts/data/synthetic/constants.py``). The harness strips the
+    space from ``gen_prefix``, and puts one before the opening of a plain prompt (``lm_eval/api/task.py``,
+    ``build_qa_turn``).
     """
     text = row.text("input")
     opening, harness = (row.text(name) if row.has(name) else "" for name in ("answer_prefix", "gen_prefix"))
@@ -346,10 +347,10 @@ def _prompt(row: SourceRow) -> PromptText:
 
 
 def _answers(row: SourceRow) -> tuple[str, ...]:
-    """Return a row's answers; refuse answers that RULER's scoring treats in another way than ours.
+    """Return a row's answers; refuse answers that RULER's scoring treats in another way than kvdrift's.
 
     RULER strips a continuation and makes line feeds of its control characters (``scripts/eval/evaluate.py``,
-    ``postprocess_pred``), and nothing of an answer's.
+    ``postprocess_pred``), but leaves answers unchanged.
     """
     answers = row.texts("outputs")
     for answer in answers:

@@ -266,7 +266,7 @@ def test_facts_that_cannot_be_taken(tmp_path: Path, row: dict[str, object], said
 
 def test_a_file_of_facts_has_actions_and_each_once(tmp_path: Path) -> None:
     path = write_facts(tmp_path, rows=[{"action": "a"}, {"action": "a", "payload_bytes": 1}])
-    assert "action 'a' has another such row" in refused(read_facts_file, path)
+    assert "action 'a' has another row (" in refused(read_facts_file, path)
     (tmp_path / "facts.csv").write_text("payload_bytes\n5\n")
     assert refused(read_facts_file, tmp_path / "facts.csv").endswith("no column 'action'; a row of facts has action")
     assert "no such facts file" in refused(read_facts_file, tmp_path / "none.csv")

@@ -317,7 +317,7 @@ def test_messages(development: ReplicateMoments) -> None:
     for given, message in (
         ({"alpha": 1.0}, "alpha 1.0"),
         ({"family_size": 2}, "4 endpoints but a size of 2"),
-        ({"endpoints": (Endpoint("hazard", "a", x=3),)}, "a profile cannot be planned for"),
+        ({"endpoints": (Endpoint("hazard", "a", x=3),)}, "it needs moments at every position or lag"),
         ({"endpoints": (Endpoint("saturation", "c"),)}, "no action 'c'"),
     ):
         with pytest.raises(InputError, match=message) as error:

@@ -210,6 +210,6 @@ def test_a_pipeline_goes_on_beside_garbage(tmp_path: Path, grouped: bool) -> Non
     )
     assert_equals_batch_path(derived, whole)
     assert sum(letter.events.num_rows for letter in letters(derived)) == len(garbage) + 1
-    assert {"x_token is 271.5, must be a whole number of int32", "f is null"} <= {
+    assert {"x_token is 271.5, must be a whole number (int32)", "f is null"} <= {
         letter.reason for letter in letters(derived)
     }

@@ -440,7 +440,7 @@ def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pyt
     monkeypatch.setattr("kvdrift.transforms.compaction.BATCHES", 1)
     with pytest.raises(OperationError) as error, Gathering(f"{store.location}/nowhere") as gathering:
         gathering.batch_done()
-    assert str(error.value).startswith(f"putting files together: {store.location}/nowhere is not a kvdrift store")
+    assert str(error.value).startswith(f"small files cannot be merged: {store.location}/nowhere is not a kvdrift store")
 
 
 def test_watch_beside_a_derivation_and_a_writer(store: Store) -> None:

@@ -111,7 +111,7 @@ def test_what_never_gets_whole_is_a_dead_letter_with_its_rows(tmp_path: Path, gr
         "rows of one position contradict each other": 13,
         "t is outside of 1..H, or the replicate is negative": 1,
         "events lack the column delta": 3,
-        "t is 'first', must be a whole number of int32": 1,
+        "t is 'first', must be a whole number (int32)": 1,
     }
     assert set(found["11 of 12 positions came"]["replicate"].to_pylist()) == {2}
     assert found["events lack the column delta"].equals(unread)
@@ -123,11 +123,11 @@ def test_rows_that_cannot_be_of_a_pair() -> None:
     scan = whole.slice(0, 2).append_column("kind", pa.array(["scan", "coupled"]))
     assert [piece.reason for piece in cut(null, HORIZON)] == ["delta is null"]
     first, second = cut(scan, HORIZON)
-    assert first.reason == "the event is of no coupled pair; branches are derived from a store"
+    assert first.reason == "kind is not coupled; events of residual branching can only be derived in a store"
     assert (second.reason, len(unpacked(second.data))) == ("", 1)
     assert [piece.reason for piece in cut(whole, {"another": 3})] == ["the horizon of the study is not given"]
     (wide,) = cut(whole.set_column(6, "x_token", pa.array([2**40] * whole.num_rows)), HORIZON)
-    assert (wide.reason, events_of(wide)["x_token"][0].as_py()) == ("x_token is not a whole number of int32", 2**40)
+    assert (wide.reason, events_of(wide)["x_token"][0].as_py()) == ("x_token is not a whole number (int32)", 2**40)
 
 
 def test_distances_outside_of_their_range() -> None:
@@ -199,7 +199,7 @@ def test_late_twice_and_out_of_order_in_a_stream(tmp_path: Path) -> None:
     assert sorted((letter.reason, letter.events.num_rows) for letter in letters(derived)) == [
         ("4 of 12 positions came", 4),
         ("8 of 12 positions came", 8),
-        ("the row contradicts one of a replicate that was whole before", 1),
+        ("the row contradicts a row of its replicate, which was already whole", 1),
     ]
 
 

@@ -5,13 +5,13 @@ event's bytes, are only in the key.
 
 Rows come in any order, late or twice. A replicate is whole if it has the positions 1..H, or 1..m if both sides have
 ended at m. The later positions are then known (``kvdrift.ingestion.event_rows.filled``), and rows of these positions
-count as repeats. A row that repeats an earlier row, with equal key and values, counts once. Rows are compared with rows
-that came from an earlier place (``STORED``, then ``WAITING``), which stay; if new rows contradict these or each other,
-the new rows of the replicate are set aside.
+count as repeats. A row that repeats an earlier row, with equal key and values, counts once. New rows are compared with
+the stored and the waiting rows of their replicate, which stay; if new rows contradict these or each other, the new rows
+of the replicate are set aside.
 
-Between its rows, a runner keeps a state of a replicate: one byte for each position while positions are missing, and
-afterwards a four-byte checksum of each row, which shows whether a row that comes again equals the first. This module
-does not use Beam.
+A runner keeps a state for each replicate: one byte for each position while positions are missing, and afterwards a
+four-byte checksum of each row, which shows whether a row that comes again equals the first. This module does not use
+Beam.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kvdrift.transforms.event_columns import SortedEvents
 
 _VALUES = tuple(name for name in PAIR_COLUMNS if name not in {*GROUP_KEY, "replicate"})
 _TEXTS = (*GROUP_KEY, "kind")
-_LATER = {"action_revision": 0, "unit": -1}  # columns that a batch may lack, as may ``kind``; with what stands for null
+_LATER = {"action_revision": 0, "unit": -1}  # with what stands for null; a batch may lack these and ``kind``
 _TYPES = {name: EVENTS.schema.field(name).type for name in (*PAIR_COLUMNS, *_LATER, "kind")}
 
 ROW: Final = np.dtype([(name, pa.array([], _TYPES[name]).to_numpy(zero_copy_only=False).dtype) for name in _VALUES])
@@ -55,7 +55,7 @@ Rows = npt.NDArray[np.void]  # of dtype ROW
 Batch: TypeAlias = pa.Table | pa.RecordBatch
 Horizons: TypeAlias = int | Mapping[str, int]  # H of all studies, or of each study
 
-_SHOWN = 60  # characters of a value
+_SHOWN = 60  # characters of a value in a message
 _TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _WANTED = {pa.bool_(): "true, false, 0 or 1", pa.float32(): "a number", pa.string(): "a text"}
 
@@ -75,8 +75,8 @@ class Piece:
 def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
     """Divide batches and single events into pieces; batches with equal columns are divided together.
 
-    An element that is neither a batch nor an event as a dict is a piece with a reason, and so is each event that cannot
-    belong to a replicate.
+    An element that is neither a batch nor an event as a dict becomes a piece with a reason, and so does each event that
+    cannot belong to a replicate.
     """
     batches, events = dict[pa.Schema, list[pa.Table]](), list[dict[str, Any]]()
     for element in elements:
@@ -98,11 +98,13 @@ def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
 
 
 def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
-    """Divide a batch into one piece for each replicate, in the order of their keys.
+    """Divide a batch into one piece for each replicate, in the order of their keys, after pieces of refused rows.
 
     The batch has the columns of a coupled pair, in any order, of types that can be converted without loss;
     ``action_revision``, ``unit`` and ``kind`` may be absent. Rows outside 1..H, of unknown studies, of other kinds,
-    with nulls, with values that do not fit or with distances outside of [0, 1] are pieces with a reason.
+    with nulls, with values that do not fit or with distances outside of [0, 1] become pieces with a reason. A batch
+    that cannot be read, such as one with a text that is not UTF-8, is halved until only unreadable rows are refused; a
+    replicate may then have several pieces.
     """
     table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
     try:
@@ -129,7 +131,7 @@ def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
 
 
 def _pieces(names: pa.Table, rows: EventRows) -> Iterator[Piece]:
-    """Yield the pieces of right events; ``names`` has the columns that ``EventRows`` lacks."""
+    """Yield the pieces of valid events; ``names`` has the columns that ``EventRows`` lacks."""
     within = (rows.replicate.astype(np.int64) << 32) + rows.t
     ordered = SortedEvents.of(names, {name: getattr(rows, name) for name in VALUES}, within, ())
     array = np.empty(len(rows), ROW)
@@ -141,7 +143,10 @@ def _pieces(names: pa.Table, rows: EventRows) -> Iterator[Piece]:
 
 
 def refused(batch: Batch, reason: str) -> Piece:
-    """Return the piece of rows that belong to no replicate, unchanged."""
+    """Return a piece with the original rows of a batch, which are refused for ``reason``.
+
+    A batch that is no valid Arrow data is replaced by a row that describes it.
+    """
     try:
         batch.validate()
     except pa.ArrowInvalid:  # writing such a batch may end the process
@@ -209,9 +214,9 @@ def horizon_of(key: str, horizons: Horizons) -> int:
 
 
 def _exact_event(element: object) -> dict[str, Any]:
-    """Return an event with values of exactly the types of its columns, or null; an element that is none raises."""
+    """Return an event with values of exactly the types of its columns, or null; raise InputError if it is no event."""
     if not isinstance(element, dict):
-        raise InputError("the element is no event, which is a dict, an Arrow table or a record batch")
+        raise InputError("the element is neither an event as a dict, nor an Arrow table or record batch of events")
     if missing := [name for name in PAIR_COLUMNS if name not in element]:
         raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
     event: dict[str, Any] = {}
@@ -246,9 +251,10 @@ def _check_columns(table: pa.Table) -> None:
 
 
 def _exact_columns(table: pa.Table) -> tuple[pa.Table, EventRows, dict[str, Flags]]:
-    """Convert a batch without loss: names, revisions and units; the values; and the misfits among the former.
+    """Convert a batch without loss.
 
-    A row that Arrow cannot read raises its exceptions.
+    Returns a table of its names, revisions and units; its values; and, by column, which revisions and units do not fit.
+    A row that Arrow cannot read raises Arrow's exceptions.
     """
     table.validate(full=True)
     columns = {name: plain(table[name]).cast(pa.string()) for name in _TEXTS if name in table.column_names}
@@ -282,7 +288,7 @@ def _faults(
         yield f"{name} is not {_wanted(name)}, or negative", wrong
     if "kind" in names.column_names:
         foreign = pc.not_equal(names["kind"], COUPLED).fill_null(False).to_numpy()  # noqa: FBT003
-        yield "the event is of no coupled pair; branches are derived from a store", foreign
+        yield "kind is not coupled; events of residual branching can only be derived in a store", foreign
     if isinstance(horizons, int):
         horizon = np.full(len(rows), horizons)
     else:
@@ -295,14 +301,14 @@ def _faults(
 
 
 def _wanted(name: str) -> str:
-    return _WANTED.get(_TYPES[name], f"a whole number of {_TYPES[name]}")
+    return _WANTED.get(_TYPES[name], f"a whole number ({_TYPES[name]})")
 
 
 STORED, WAITING, NEW = 0, 1, 2
 """The origin of a row: table ``events``, the waiting rows, or the newly arrived rows."""
 
 CONTRADICTION = "rows of one position contradict each other"
-LATE_CONTRADICTION = "the row contradicts one of a replicate that was whole before"
+LATE_CONTRADICTION = "the row contradicts a row of its replicate, which was already whole"
 
 _OPEN, _WHOLE = b"o", b"w"
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)

@@ -1,9 +1,9 @@
-"""``ingest --pieces`` and ``--watch``: take files while another generator writes them, even with partial replicates.
+"""``ingest --pieces`` and ``--watch``: ingest files while another generator writes them, even parts of replicates.
 
-``kvdrift.ingestion.inputs`` lists the files. A file is taken as soon as it can be opened. Parquet, Arrow IPC
-files and compressed files show by their end that they are whole: until then they cannot be opened. A file of another
-format is taken once it has not changed for ``SETTLED_SECONDS``; a file that cannot be opened is then reported as
-damaged. Files are never written, moved or deleted.
+``kvdrift.ingestion.inputs`` lists the files. A file is taken, that is, its events are ingested, as soon as it can be
+opened. Parquet, Arrow IPC files and compressed files show by their end that they are whole: until then they cannot be
+opened. A file of another format is taken once it has not changed for ``SETTLED_SECONDS``; a file that cannot be opened
+is then reported as damaged. Files are never written, moved or deleted.
 
 A piece is the rows that one file holds of one replicate; ``kvdrift.transforms.streams.assembly`` assembles the pieces.
 A whole replicate goes into ``events``, and other rows wait in the store's folder ``pieces``. Rows go into
@@ -11,8 +11,8 @@ A whole replicate goes into ``events``, and other rows wait in the store's folde
 the file again and finds that its rows are stored.
 
 For each file that brought waiting rows the folder ``pieces`` has one Parquet file, named by the SHA-256 of the content
-of the file that brought them. The folder thus also records which files were taken, under any name: a file none of
-whose rows wait leaves an empty file there. A file with findings is not remembered, so that each ingestion reports its
+of that file. The folder thus also records which files were taken, whatever their names: a file none of whose rows wait
+leaves an empty file there. A file with findings is not remembered, so that each ingestion reports its
 findings again. Rows that contradict others are set aside in the folder ``aside``, and are never read again.
 """
 
@@ -88,7 +88,7 @@ class WaitingRows:
         return digest in self._held
 
     def of_groups(self, groups: Collection[Group]) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the name of each file that holds rows of some groups, and its rows of their documents."""
+        """Yield the name of each file that holds rows of some groups, and all its rows of the groups' documents."""
         docs = pa.array(sorted({group[2] for group in groups}), pa.string())
         for name, held in sorted(self._held.items()):
             if any(group in groups for group, _ in held):
@@ -96,7 +96,7 @@ class WaitingRows:
 
     @contextmanager
     def taking(self, name: str) -> Iterator[Taking]:
-        """Keep the rows that a file brings, named by its digest: all of them, or none if an error is raised."""
+        """Yield a writer that keeps the rows of a file under ``name``, its digest: none if an error is raised."""
         taking = Taking(self._folder, name)
         try:
             yield taking
@@ -153,7 +153,7 @@ class Taking:
         return self._aside / f"{self.name}.parquet"
 
     def finish(self) -> bool:
-        """Move the written files into place, and tell whether any file has waiting rows or is to be remembered."""
+        """Move the written files into place; return whether one has waiting rows or records that the file was taken."""
         if self.settled and self._folder not in self._writers:
             self._write(self._folder, _SCHEMA.empty_table())
         for writer in self._writers.values():
@@ -168,7 +168,7 @@ class Taking:
         return True
 
     def close(self) -> None:
-        """Remove files that are not in their place."""
+        """Close the written files, and remove those that ``finish`` has not moved into place."""
         for folder, writer in self._writers.items():
             writer.close()
             (folder / self._part).unlink(missing_ok=True)
@@ -240,7 +240,7 @@ class LiveIntake:
         self._intake, self._rows = Intake(store, documents, horizon, facts), WaitingRows(store.location)
 
     def settle(self) -> IngestReport:
-        """Forget waiting rows of replicates that the store has by now; set aside and report the differing rows."""
+        """Forget waiting rows of replicates that the store has by now; set aside and report rows that contradict it."""
         report = IngestReport(0)
         stored = {replicate for replicate in self._rows.replicates if self._intake.has(*replicate)}
         names = sorted({group for group, _ in stored})
@@ -275,7 +275,8 @@ class LiveIntake:
             report = self._take(file, digest, is_same)
             settled = self.settle().findings if report.findings else []  # the store may have refused a replicate
             if any(finding.kind == "conflict" and _ASIDE not in finding.text for finding in report.findings):
-                # Another writer was faster. Rows are compared with what it brought, and units without it go in.
+                # Another writer has stored some of these replicates. The file's rows are compared with these, and its
+                # other units are appended.
                 first, report = report, self._take(file, digest, is_same)
                 report.present = first.present
                 report.taken.add(first.taken.units, first.taken.events)
@@ -376,8 +377,8 @@ def ingest_pieces(
         files: As for ``ingest``.
         documents: As for ``ingest``.
         horizon: H for each study and model of which the store has no H.
-        taken: Called with the name and the report of each file that was taken; before, with the store's folder of
-            waiting rows if these contradict the store.
+        taken: Called with the name and the report of each file that was taken; before the first file also with the
+            store's folder of waiting rows, if some of these contradict the store.
         progress: Called with the number of files done and the number of all files; not called if ``wait`` is given.
         wait: Waits for a while and returns whether to list new files. Without ``wait`` files are taken once.
         facts: As for ``ingest``.
@@ -411,7 +412,7 @@ def ingest_pieces(
 
 
 def _taken(intake: LiveIntake, source: EventSource, stamp: Stamp, *, patient: bool) -> IngestReport | None:
-    """Take a log and return its report; None if the log may still be in writing."""
+    """Take a log and return its report; None if a generator may still be writing the log."""
     report = IngestReport(1)
     file = open_file(source, report)
     if patient and (file is None or not file.ends) and time.time() - stamp[2] / 1e9 < SETTLED_SECONDS:

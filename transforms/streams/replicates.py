@@ -79,7 +79,7 @@ registry.register_coder(pa.RecordBatch, BatchCoder)
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """Rows from which no trajectory could be made, in the columns of events if they fit these, and why."""
+    """Rows from which no trajectory could be made, and the reason; in the columns of events if the rows fit these."""
 
     reason: str
     events: pa.Table
@@ -87,7 +87,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class WholeReplicates:
-    """The rows of whole replicates, by replicate and position, and rows that cannot become part of one."""
+    """The rows of whole replicates, sorted by replicate and position; and rows that cannot become part of any."""
 
     events: pa.Table
     letters: tuple[DeadLetter, ...] = ()
@@ -193,7 +193,7 @@ class _Cut(beam.DoFn):
 
 
 class _Assemble(beam.DoFn):
-    """Map pieces of a replicate to the whole replicate, once, and rows that can never become whole to a reason."""
+    """Map pieces of a replicate to one piece with all rows, once; other rows become pieces with a reason."""
 
     ROWS = BagStateSpec("rows", BytesCoder())
     SEEN = ReadModifyWriteStateSpec("seen", BytesCoder())
@@ -272,7 +272,7 @@ class _Gather(beam.DoFn):
 def assembled(keys: Sequence[str], pieces: Sequence[bytes], horizons: Horizons) -> Iterator[Piece]:
     """Assemble the packed rows of some replicates, each piece with its key.
 
-    Yields one piece for each replicate: all its rows, or what came of it with the reason why it is not whole.
+    Yields one piece for each replicate: all its rows, or, if it is not whole, the rows that came and the reason.
     """
     number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     unique, horizon = [*number], np.array([horizon_of(key, horizons) for key in number], np.int32)

@@ -95,7 +95,7 @@ class ReadVersions(beam.DoFn):
         tracker: Any = beam.DoFn.RestrictionParam(_Versions()),
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider()),
     ) -> Iterator[Any]:
-        """Yield the units of existing versions, and put off the others."""
+        """Yield the events of units that existing versions added; defer the versions that do not exist yet."""
         store = Store.open(element[0])
         restriction = tracker.current_restriction()
         first, end = restriction.start, restriction.stop

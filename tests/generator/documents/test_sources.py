@@ -473,7 +473,7 @@ def test_embedded_documents_are_those_of_their_numbers() -> None:
         ("ruler", {"tasks": ["qa_1"]}, "task 'qa_1' needs RULER's files: set path"),
         ("ruler", {"tasks": ["vt"], "shots": 1}, "source 'ruler' takes no 'shots'"),
         ("ruler", {"tasks": ["vt", "vt"]}, "task 'vt' is listed twice"),
-        ("ruler", {}, "tasks is missing; source 'ruler': niah_single_1, "),
+        ("ruler", {}, "tasks is missing; the tasks of source 'ruler' are niah_single_1, "),
         ("helmet", {"tasks": ["nq"]}, "source 'helmet' needs 'path'"),
         ("helmet", {"tasks": ["nq"], "path": "x", "length": 4000}, "length 4000: HELMET's lengths are 4096, "),
         ("jsonl", {"tasks": ["nq"], "path": "x"}, "source 'jsonl' takes no tasks; remove 'nq'"),
