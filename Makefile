@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study test slow scheduling faults installed kvpress quantizers llama-cpp check docs docs-check gallery site clean
+.PHONY: venv study test slow scheduling faults installed lowest kvpress quantizers llama-cpp check docs docs-check gallery site clean
 
 venv: $(STAMP)
 
@@ -47,6 +47,15 @@ faults: $(STAMP)
 # The wheel in an environment of its own, beside another package named schema: the quickstart and a notebook. Ten minutes.
 installed: $(STAMP)
 	$(BIN)/python -m pytest -m installed
+
+# The default suite with the oldest version of each dependency that pyproject.toml allows, in .venv-lowest. uv chooses them,
+# since pip takes the newest.
+lowest: export OMP_NUM_THREADS = 1
+lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-lowest/bin/uv pip install --quiet -p .venv-lowest/bin/python --resolution lowest-direct -e '.[development]'
+	.venv-lowest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # kvpress as an optional source of selectors, and its checks. It declares itself for an older transformers and is
 # installed without what it declares; the extra has what its import needs.
