@@ -1,7 +1,7 @@
-"""Draw the pictures of ``docs/quantities.md`` from the quickstart's store.
+"""Draw the pictures of ``docs/quantities.md`` from the quickstart's store, and README's from the frontier's.
 
-``python -m website.pictures stores/quickstart`` writes them to ``docs/pictures``, in the colours of the report,
-light or dark as the reader's system is set.
+``python -m website.pictures stores/quickstart stores/frontier`` writes the former to ``docs/pictures``, in the colours
+of the report, light or dark as the reader's system is set, and the latter to ``docs/frontier.png``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from kvdrift.log.store import Store
 from kvdrift.report.figures.canvas import (
@@ -29,6 +31,10 @@ from kvdrift.report.figures.canvas import (
     properties,
     with_properties,
 )
+from kvdrift.report.reading.content import read_content
+from kvdrift.report.reading.estimates import Provenance, StudyRows
+from kvdrift.report.sections.choice import choose
+from kvdrift.report.sections.frontier import bytes_figure
 from kvdrift.sql.catalog import Views, open_views
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
@@ -263,6 +269,18 @@ def write(store: str, folder: Path = FOLDER) -> None:
             (folder / f"{name}.svg").write_text(svg(draw(views)), encoding="utf-8", newline="\n")
 
 
+def write_frontier(store: str) -> None:
+    """Draw the frontier study's figure of bytes and R, in few colours so that the file is small."""
+    with open_views(Store.open(store)) as views, drawing():
+        (row,) = views.rows("windows").to_pylist()
+        source = StudyRows(views, row["study"], row["model"])
+        content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+        figure = bytes_figure(content, choose(content))
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=1500 / figure.get_figwidth())
+    Image.open(picture).quantize(128).save(FOLDER.with_name("frontier.png"), optimize=True)
+
+
 def _rows(views: Views, view: str, **equal: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = views.rows(view, **POOLED, **equal).to_pylist()
     return rows
@@ -296,3 +314,5 @@ def _bare(axes: Axes) -> None:
 
 if __name__ == "__main__":
     write(sys.argv[1])
+    for frontier in sys.argv[2:]:
+        write_frontier(frontier)

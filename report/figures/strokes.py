@@ -139,14 +139,19 @@ def position_axis(axes: Axes, last: int, label: str) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with plain numbers at powers of 10, on short ranges also at 2 and 5."""
+    """Make the vertical axis logarithmic."""
     axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    log_ticks(axes.yaxis)
+
+
+def log_ticks(axis: Axis) -> None:
+    """Set plain numbers at powers of 10 on a logarithmic axis, on short ranges also at 2 and 5."""
+    low, high = axis.get_view_interval()
+    steps = (1.0, 2.0, 5.0) if high < 1000 * low else (1.0,)
     ticker = library().ticker
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_major_locator(ticker.LogLocator(subs=steps))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def headroom(axes: Axes, share: float) -> None:

@@ -21,6 +21,7 @@ from kvdrift.report.figures.canvas import (
     new_figure,
     shown,
 )
+from kvdrift.report.figures.labels import name_ends
 from kvdrift.report.figures.strokes import (
     PALE,
     TOGETHER,
@@ -113,16 +114,16 @@ def entry_figure(content: PageContent) -> Figure:
     figure = new_figure(WIDTH, 3.7)
     axes = figure.add_subplot()
     styles = action_styles(content.actions)
-    published = False
-    for action, style in styles.items():
-        rows = content.estimates.profile("entry_cdf", action)
-        curve(axes, rows, style)
-        published_points(axes, rows, style)
-        published = published or any(row.published is not None for row in rows)
+    curves = {action: content.estimates.profile("entry_cdf", action) for action in styles}
+    for action, rows in curves.items():
+        curve(axes, rows, styles[action])
+        published_points(axes, rows, styles[action])
     percent_axis(axes, "diverged by position t (% of continuations)")
     axes.set_ylim(0, 101)  # so that a curve at 100% is seen whole
     position_axis(axes, content.windows.horizon, "generation position t (tokens)")
-    action_legend(figure, styles, published=published)
+    if any(row.published is not None for rows in curves.values() for row in rows):
+        figure.legend(handles=[published_handle()], loc="outside upper left")
+    name_ends(axes, {action: list(zip(*points(rows), strict=True))[-1] for action, rows in curves.items() if rows})
     return figure
 
 

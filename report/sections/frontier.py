@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
-from kvdrift.report.figures.canvas import INK, QUIET, Figure, action_styles, legend_line, library, new_figure
-from kvdrift.report.figures.labels import Mark, name_marks
-from kvdrift.report.figures.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
+from kvdrift.report.figures.canvas import (
+    INK,
+    PAPER,
+    QUIET,
+    SHADE,
+    Axes,
+    Figure,
+    action_styles,
+    legend_line,
+    new_figure,
+)
+from kvdrift.report.figures.labels import Mark, name_ends, name_marks
+from kvdrift.report.figures.strokes import WIDTH, errors, log_ticks, moved_aside, percent_axis, round_ticks
 from kvdrift.report.printing.estimate_tables import CellColumn, action_table, columns_of
 from kvdrift.report.printing.numbers import fixed, listed, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable
@@ -19,13 +32,36 @@ from kvdrift.schema.study.reading import families
 from kvdrift.stats.quantities import SIMULTANEOUS_OF
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
-_WIDE = 20.0  # from this ratio of bytes on, the axis is logarithmic
+_WIDE = 20.0  # from this ratio of its values on, an axis is logarithmic
 _ASIDE = 9.0  # points between the marks of actions with the same bytes
+_WIDTH = 6.4  # in inches: half of a screen, where 9 points are some 12 pixels
+_KEY: Any = {"linestyle": "none", "markersize": 6.5, "color": QUIET, "markerfacecolor": PAPER, "markeredgewidth": 1.2}
+
+
+_Ends = tuple[float, float, float]  # the lower end of an interval, the value, and the upper end
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of action: its marker, the marker's shape in words, and the kind in words."""
+
+    marker: str
+    shape: str
+    words: str
+
+
+_EVICTED = _Kind("o", "circle", "entries evicted")
+_CODED = _Kind("s", "square", "fewer bits")
+_BOTH = _Kind("D", "diamond", "both")
+_POLICY = _Kind("^", "triangle", "decode-time policy")
+_SETTINGS = _Kind("s", "square", "engine settings")
+_WEIGHTS = _Kind("p", "pentagon", "other weights")
+_OTHER = _Kind("v", "inverted triangle", "other")
 
 
 def has_bytes(content: PageContent) -> bool:
-    """Tell whether an action has known bytes and R, so that the figure can be drawn."""
-    return bool(_points(content, content.actions))
+    """Tell whether an action besides noise floors has known bytes and R, so that the figure can be drawn."""
+    return bool(_points(content, [name for name in content.actions if name not in content.facts.noise_floors]))
 
 
 def undominated(content: PageContent, choice: Choice) -> list[str]:
@@ -49,7 +85,7 @@ def undominated(content: PageContent, choice: Choice) -> list[str]:
 
 
 def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
-    """Return the values of the figure's caption: the Pareto front, the whole cache and its dtypes, and policies."""
+    """Return the values of the figure's caption: the Pareto front, the full cache, kinds of actions, and policies."""
     front = undominated(content, choice) if len(choice.candidates) > 1 else []
     whole = _whole(content)
     dtypes = [] if content.facts.engine else sorted({device.rpartition(", ")[2] for device in content.facts.devices})
@@ -57,6 +93,7 @@ def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
         "front": listed(front),
         "whole": "" if whole is None else size(whole),
         "dtypes": listed(dtypes),
+        "kinds": "; ".join(f"{kind.shape}, {kind.words}" for kind in _kinds(content, choice)),
         "policies": listed([action for action in content.actions if action in content.facts.policies]),
     }
 
@@ -79,57 +116,119 @@ def _whole(content: PageContent) -> float | None:
     return None if whole is None else whole.mean_prompt_cache
 
 
+def _kind(content: PageContent, action: str) -> _Kind:
+    row = next(row for row in content.facts.actions if row["action"] == action)
+    fewer = row["keep"] not in {"all", "unknown"}
+    kinds = (
+        (row["weights"], _WEIGHTS), (row["policy"], _POLICY), (row["settings"], _SETTINGS),
+        (row["codec"] and fewer, _BOTH), (row["codec"], _CODED), (fewer, _EVICTED),
+    )  # fmt: skip
+    return next((kind for there, kind in kinds if there), _OTHER)
+
+
+def _kinds(content: PageContent, choice: Choice) -> list[_Kind]:
+    """Return the kinds that the figure shows."""
+    there = {_kind(content, action) for action in _points(content, choice.candidates)}
+    return [kind for kind in (_EVICTED, _CODED, _BOTH, _POLICY, _SETTINGS, _WEIGHTS, _OTHER) if kind in there]
+
+
 def bytes_figure(content: PageContent, choice: Choice) -> Figure:
-    """Draw R of each action against its bytes, with intervals and, if there is room, names."""
-    points, whole, facts = _points(content, content.actions), _whole(content), content.facts
-    figure = new_figure(WIDTH, 3.6 + 0.16 * max(0, len(points) - 5))
+    """Draw R of each action against its bytes, with interval and name, before the noise floors and the Pareto front.
+
+    In SVG files the ids of all that shows an action begin with ``action-``, its place in ``content.actions``, and a
+    dash. On a logarithmic scale of R the control, whose R is 0, stands at the lower end.
+    """
+    points, facts = _points(content, choice.candidates), content.facts
+    figure = new_figure(_WIDTH, 4.4 + 0.12 * max(0, len(points) - 8))
     axes = figure.add_subplot()
-    styles = action_styles(content.actions)
-    largest = max([*(held for held, _ in points.values()), whole or 0.0])
-    scale, unit = next((factor, unit) for factor, unit in _UNITS if largest >= factor or factor == 1)
-    factor = whole / 100 if whole else scale
-    marks, handles = [], []
-    for action, (held, value) in points.items():
-        risk, style = content.estimates.get("mismatch", action), styles[action]
-        same_bytes = [other for other in points if facts.times_bytes(action, other) == 1]
-        aside = _ASIDE * (same_bytes.index(action) - (len(same_bytes) - 1) / 2)
-        fill = style.colour if action in choice.recommended or not choice.recommended else "white"
-        axes.errorbar([held / factor], [100 * value], yerr=errors(risk), fmt=style.marker, color=style.colour,
-                      markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
-                      clip_on=False, transform=moved_aside(axes, aside))  # fmt: skip
-        below, above = errors(risk)
-        marks.append(Mark(action, held / factor, 100 * value, 100 * value - below[0], 100 * value + above[0], aside))
-        handles.append(
-            legend_line(f" {action}", linestyle="none", marker=style.marker, color=style.colour, markerfacecolor=fill)
-        )
-    if whole and facts.controls:
-        axes.plot([100], [0], linestyle="none", marker="o", markersize=8, color=INK, markerfacecolor="white",
-                  clip_on=False, zorder=4)  # fmt: skip
+    axes.grid(visible=False)
+    unit = _bytes_axis(axes, content, [held for held, _ in points.values()])
+    floors = [name for name in facts.noise_floors if content.estimates.get("mismatch", name).estimate is not None]
+    _risk_axis(axes, [_interval(content, name) for name in points], [_interval(content, name) for name in floors])
+    bottom, right = axes.get_ylim()[0], axes.get_xlim()[1]
+    bands = [_mark(content, name, right, bottom) for name in floors]
+    for band in bands:
+        if band.low < band.high:
+            axes.axhspan(band.low, band.high, color=SHADE, alpha=0.07, linewidth=0, gid=f"{band.gid}-bar")
+        else:
+            axes.axhline(band.y, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)), gid=f"{band.gid}-bar")
+    # With weights of their own, actions with more bytes of cache may have fewer bytes in all: the front is no line.
+    lone = facts.own_weights or len(choice.candidates) < 2
+    best = [] if lone else [points[action] for action in reversed(undominated(content, choice))]
+    corners = [*((held / unit, 100 * risk) for held, risk in best), (right, 0.0)]
+    front = [step for (x, y), (end, _) in pairwise(corners) for step in ((x, y), (end, y))]
+    axes.plot([x for x, _ in front], [y for _, y in front], color=QUIET, linewidth=0.9, zorder=2, gid="front")
+    marks, styles = [], action_styles(content.actions)
+    for action, (held, _) in points.items():
+        # Of actions with the same bytes the one with the least R stands at its bytes, the others to either side.
+        turn = [other for other in points if facts.times_bytes(action, other) == 1].index(action)
+        mark = _mark(content, action, held / unit, bottom, _ASIDE * ((turn + 1) // 2) * (-1) ** turn)
+        style: Any = {"color": styles[action].colour, "clip_on": False, "transform": moved_aside(axes, mark.aside)}
+        fill = styles[action].colour if action in choice.recommended else PAPER
+        axes.plot([mark.x] * 2, [mark.low, mark.high], linewidth=1.6, solid_capstyle="butt", zorder=3,
+                  gid=f"{mark.gid}-bar", **style)  # fmt: skip
+        axes.plot([mark.x], [mark.y], linestyle="none", marker=_kind(content, action).marker, markersize=7.5,
+                  markerfacecolor=fill, markeredgewidth=1.6, zorder=4, gid=f"{mark.gid}-mark", **style)  # fmt: skip
+        marks.append(mark)
+    if facts.controls and _whole(content):
         control = facts.controls[0].action
-        marks.append(Mark(control, 100.0, 0.0, 0.0, 0.0))
-        handles.append(legend_line(f" {control}", linestyle="none", marker="o", color=INK, markerfacecolor="white"))
-    if min(held for held, _ in points.values()) * _WIDE < largest:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(library().ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    else:
-        axes.set_xlim(0, 1.08 * largest / factor)
-        round_ticks(axes.xaxis)
-    risks = [content.estimates.get("mismatch", action) for action in points]
-    top = max(100 * (row.estimate or 0.0) + errors(row)[1][0] for row in risks)
-    axes.set_ylim(0, 1.08 * top or 1.0)  # set explicitly, because points that are moved aside do not extend the limits
-    percent_axis(axes, "R (token): positions that differ (%)")
+        marks.append(Mark(f"{control}: R = 0" if bottom else control, 100.0, bottom, bottom, bottom))
+        axes.plot([100], [bottom], linestyle="none", marker="X", markersize=8, color=INK, markeredgecolor=PAPER,
+                  clip_on=False, zorder=2.5)  # fmt: skip
+    handles = [legend_line(f" {kind.words}", marker=kind.marker, **_KEY) for kind in _kinds(content, choice)]
+    if choice.recommended:
+        handles.append(legend_line(" recommended", marker="o", **_KEY | {"markerfacecolor": QUIET}))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4 if len(handles) < 5 else 3, labelcolor=QUIET,
+                  handlelength=1, handletextpad=0.2, columnspacing=1.6)  # fmt: skip
+    name_marks(axes, marks, [front], bands)
+    return figure
+
+
+def _bytes_axis(axes: Axes, content: PageContent, held: list[float]) -> float:
+    """Scale the axis of bytes, logarithmic if they differ much; return the bytes of one of its units."""
+    whole, facts = _whole(content), content.facts
+    least, largest = min(held), max(*held, whole or 0.0)
+    scale, name = next((scale, name) for scale, name in _UNITS if largest >= scale or scale == 1)
+    unit = whole / 100 if whole else float(scale)
     full = "the full prompt’s" if facts.policies else "the reference’s" if facts.engine else "the full one"
     share = f"{facts.cache} (% of {full}, {size(whole)} a document)" if whole else ""
-    axes.set_xlabel(share or f"{facts.cache} ({unit} a document, mean)")
-    if choice.recommended:
-        handles.append(
-            legend_line("filled: recommended", linestyle="none", marker="o", color=QUIET, markerfacecolor=QUIET)
-        )
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
-    best = [] if facts.own_weights else undominated(content, choice)  # with weights, the front is no line
-    line = [mark for action in best for mark in marks if mark.name == action]
-    name_marks(axes, marks, line, in_legend=True)
-    return figure
+    axes.set_xlabel(share or f"{facts.cache} ({name} a document, mean)")
+    if least * _WIDE < largest:
+        axes.set_xscale("log")
+        axes.set_xlim(0.7 * least / unit, 1.3 * largest / unit)
+        log_ticks(axes.xaxis)
+    else:
+        axes.set_xlim(0, 1.05 * largest / unit)
+        round_ticks(axes.xaxis)
+    return unit
+
+
+def _risk_axis(axes: Axes, actions: list[_Ends], floors: list[_Ends]) -> None:
+    """Scale the axis of R from 0, or logarithmic if the values differ much and no action's is 0."""
+    lows, values, highs = zip(*actions, *floors, strict=True)
+    positive = [value for value in values if value > 0]
+    if all(value > 0 for _, value, _ in actions) and min(positive) * _WIDE < max(positive):
+        least = max(min(end for end in (*lows, *values) if end > 0), min(positive) / 4)
+        axes.set_yscale("log")
+        axes.set_ylim(0.8 * least, 1.3 * max(highs))
+        log_ticks(axes.yaxis)
+        axes.set_ylabel("R (token): positions that differ (%, log scale)")
+    else:
+        axes.set_ylim(0, 1.08 * max(highs) or 1.0)
+        percent_axis(axes, "R (token): positions that differ (%)")
+
+
+def _interval(content: PageContent, name: str) -> _Ends:
+    """Return R of an action between the ends of its interval, in percent."""
+    row = content.estimates.get("mismatch", name)
+    value, (below,), (above,) = 100 * (row.estimate or 0.0), *errors(row)
+    return value - below, value, value + above
+
+
+def _mark(content: PageContent, name: str, x: float, bottom: float, aside: float = 0.0) -> Mark:
+    """Return an action's mark; its interval is cut off at the ``bottom`` of the axis."""
+    low, value, high = (max(bottom, end) for end in _interval(content, name))
+    return Mark(name, x, value, low, high, aside, f"action-{content.actions.index(name)}")
 
 
 def sweeps_section(content: PageContent) -> Section | None:
@@ -158,6 +257,7 @@ def sweeps_figure(content: PageContent) -> Figure:
     styles = action_styles([*curves])
     labels = {"mismatch": "R (token): positions that differ (%)", "accuracy": "accuracy of Y (%)"}
     for axes, name in zip(panels, names, strict=True):
+        ends = {}
         for family, curve in curves.items():
             points = [(100 * share, _reported(content, name, member)) for member, share in curve.items()]
             known = [(x, 100 * row.estimate) for x, row in points if row.estimate is not None]
@@ -165,26 +265,24 @@ def sweeps_figure(content: PageContent) -> Figure:
             style = {"marker": family_style.marker, "color": family_style.colour, "linestyle": family_style.dashes}
             if known:
                 axes.plot(*zip(*known, strict=True), **style, linewidth=1.6, markersize=6)
-            ends = [
+                ends[family] = known[-1]
+            limits = [
                 (x, 100 * row.low, 100 * row.high)
                 for x, row in points
                 if row.has_interval and row.low is not None and row.high is not None
             ]
-            if ends:
-                axes.fill_between(*zip(*ends, strict=True), color=family_style.colour, alpha=0.17, linewidth=0)
-        if name == "accuracy":
-            reference = content.estimates.get("accuracy_reference", content.baseline).estimate
-            if reference is not None:
-                axes.axhline(100 * reference, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+            if limits:
+                axes.fill_between(*zip(*limits, strict=True), color=family_style.colour, alpha=0.17, linewidth=0)
+        reference = content.estimates.get("accuracy_reference", content.baseline).estimate
+        if name == "accuracy" and reference is not None:
+            axes.axhline(100 * reference, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+            ends["full cache"] = axes.get_xlim()[1], 100 * reference
         percent_axis(axes, labels[name])
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
         round_ticks(axes.xaxis)
         axes.set_xlabel(f"{content.facts.cache} (% of the full one)")
-    handles = [style.handle(family, marker=True) for family, style in styles.items()]
-    if len(names) > 1:
-        handles.append(legend_line(" full cache", color=QUIET, linewidth=1, linestyle=(0, (4, 3))))
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
+        name_ends(axes, ends)
     return figure
 
 

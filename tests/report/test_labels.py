@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from kvdrift.report.figures.canvas import drawing, new_figure, save
-from kvdrift.report.figures.labels import Mark, name_marks
+from kvdrift.report.figures.labels import Mark, name_ends, name_marks
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.side_by_side import leaderboard_figure
 
@@ -109,23 +108,6 @@ def test_marks_of_one_share_stand_apart() -> None:
     assert not [pair for pair in itertools.combinations(marks, 2) if overlap(*pair)]
 
 
-def test_what_a_legend_names_too_is_left_out_where_there_is_no_room() -> None:
-    """Nine marks are in a row: only the outer ones are named, and no name is as near to another mark."""
-    marks = [Mark(f"action-{number}", 50.0, 50.0, 20.0, 80.0, 9.0 * number) for number in range(9)]
-    with drawing():
-        figure = new_figure(9, 4)
-        axes = figure.add_subplot()
-        axes.set(xlim=(0, 100), ylim=(0, 100))
-        name_marks(axes, marks, in_legend=True)
-        names, _ = drawn(figure)
-    assert {"action-0", "action-8"} <= set(names) < {mark.name for mark in marks}
-    for mark in marks:
-        x = axes.transData.transform((mark.x, mark.y))[0] + mark.aside * figure.dpi / 72
-        near = {name: max(box[0] - x, x - box[2], 0.0) for name, box in names.items()}
-        if mark.name in names:
-            assert min(near, key=lambda name: near[name]) == mark.name
-
-
 def test_names_keep_off_a_line() -> None:
     """A line through the mark, to its right: the name goes elsewhere."""
     with drawing():
@@ -133,9 +115,26 @@ def test_names_keep_off_a_line() -> None:
         axes = figure.add_subplot()
         axes.set(xlim=(0, 100), ylim=(0, 100))
         mark = Mark("only", 50.0, 50.0, 50.0, 50.0)
-        name_marks(axes, [mark], [mark, replace(mark, x=90.0)])
+        name_marks(axes, [mark], [[(50.0, 50.0), (90.0, 50.0)]])
         names, _ = drawn(figure)
         end = axes.transData.transform((50.0, 50.0))
     left, bottom, right, top = names["only"]
     assert not (left < end[0] + 40 and right > end[0] and bottom < end[1] < top)
     assert math.hypot(max(left - end[0], end[0] - right, 0), max(bottom - end[1], end[1] - top, 0)) < 20
+
+
+def test_names_of_curves_stand_at_their_ends_and_apart() -> None:
+    """Three of four curves end together: their names keep the curves' order, and the fourth stays at its height."""
+    ends = {"third": (10.0, 52.0), "first": (10.0, 50.0), "lone": (10.0, 5.0), "second": (10.0, 51.0)}
+    with drawing():
+        figure = new_figure(9, 4)
+        axes = figure.add_subplot()
+        axes.set(xlim=(0, 10), ylim=(0, 100))
+        name_ends(axes, ends)
+        names, _ = drawn(figure)
+        heights = {name: axes.transData.transform(end)[1] for name, end in ends.items()}
+    assert sorted(names, key=lambda name: names[name][1]) == ["lone", "first", "second", "third"]
+    assert not [pair for pair in itertools.combinations(names, 2) if overlap(names[pair[0]], names[pair[1]])]
+    for name in ("lone", "second"):
+        assert (names[name][1] + names[name][3]) / 2 == pytest.approx(heights[name], abs=2)
+    assert all(axes.bbox.x1 < box[0] and box[2] <= figure.bbox.x1 for box in names.values())

@@ -189,6 +189,7 @@ def finite_views(*, horizon: int = 3, model: str = SYSTEMS) -> FakeViews:
     for row in views.views["actions"]:
         row["selector"] = "finite-state"
     views.set_windows(Windows.of(horizon))
+    views.views["estimates"] = [row for row in views.views["estimates"] if (row["x"] or 0) <= horizon]
     keys = {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "binary", "action": "snapkv-half"}
     enumerated: list[Row] = []
     for c in range(1, 6):

@@ -14,7 +14,7 @@ from fixtures.report_views import PAIR, FakeViews, content_of, make_views
 from kvdrift.report.printing.tables import PrintedTable
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice, choose, documents_needed
-from kvdrift.report.sections.frontier import bytes_figure, frontier_values, undominated
+from kvdrift.report.sections.frontier import frontier_values, undominated
 from kvdrift.report.sections.ranking import ranked_table
 from kvdrift.report.sections.study import actions_table, study_rows
 from kvdrift.report.sections.study import section as study_section
@@ -350,31 +350,16 @@ def test_numerics_alone_are_named_beside_what_actions_cost() -> None:
     assert "rounding alone" in floor.remark
 
 
-def test_the_figure_has_every_action_at_its_share_with_its_name() -> None:
-    content = content_of(make_views(THREE))
-    (axes,) = bytes_figure(content, choose(content)).axes
-    shown = {round(float(line.get_xdata()[0]), 1) for line in axes.get_lines() if len(line.get_xdata()) == 1}
-    assert shown == {50.0, 9.9, 100.0}
-    assert "% of the full one, 1.2 MiB" in axes.get_xlabel()
-    assert {text.get_text() for text in axes.texts if text.get_text()} == {*THREE, "full"}
-    assert [text.xy for text in axes.texts if not text.get_text()] == [pytest.approx((50.0, 34.4), abs=0.1)], "the line"
-    low, high = axes.get_ylim()
-    assert low == 0
-    assert high > 73
-    content = content_of(moved())
-    (axes,) = bytes_figure(content, choose(content)).axes
-    assert "KiB" in axes.get_xlabel(), "of a control that moved there are no shares"
-
-
 def test_the_front_is_what_no_other_action_beats_in_both() -> None:
     content = content_of(make_views(THREE))
     assert undominated(content, choose(content)) == ["snapkv-half", "snapkv-10"]
     values = frontier_values(content, choose(content))
-    assert values == {"front": "snapkv-half and snapkv-10", "whole": "1.2 MiB", "dtypes": "float32", "policies": ""}
+    assert values == {
+        "front": "snapkv-half and snapkv-10", "whole": "1.2 MiB", "dtypes": "float32",
+        "kinds": "circle, entries evicted", "policies": "",
+    }  # fmt: skip
     dear = content_of(bytes_of(make_views(THREE), "snapkv-10", 20))
     assert undominated(dear, choose(dear)) == ["snapkv-half"]
-    (axes,) = bytes_figure(dear, choose(dear)).axes
-    assert all(text.get_text() for text in axes.texts), "there is no line"
 
 
 def test_the_bytes_of_a_policy_are_those_of_a_cache() -> None:
