@@ -9,10 +9,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from kvdrift.report.figures.canvas import Axes, Figure, action_styles, legend_line, new_figure
+from kvdrift.report.figures.canvas import ACTION_COLOURS, Axes, Figure, action_styles, legend_line, new_figure
 from kvdrift.report.figures.labels import Mark, name_marks
-from kvdrift.report.figures.strokes import WIDTH, action_legend, errors, moved_aside, percent_axis, round_ticks
+from kvdrift.report.figures.strokes import (
+    HALF_WIDTH,
+    WIDTH,
+    action_legend,
+    errors,
+    moved_aside,
+    percent_axis,
+    round_ticks,
+)
 from kvdrift.report.page import draw_figures, relative_link
+from kvdrift.report.printing.bars import Bar, bars
 from kvdrift.report.printing.estimate_tables import QuantityColumns
 from kvdrift.report.printing.html import rendered
 from kvdrift.report.printing.numbers import MISSING, count, count_range, fixed, size
@@ -191,6 +200,35 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), shown.note, records)
 
 
+@dataclass(frozen=True)
+class StandingRow:
+    """A row of the first screen: an action of a study with its numbers as bars."""
+
+    place: Place
+    colour: int  # the number of its study's colour in the figure, from 1
+    held: Bar
+    risk: Bar
+    accuracy: Bar
+    entry: Bar
+
+
+def standing(places: Sequence[Place], studies: Sequence[str]) -> list[StandingRow]:
+    """Return the rows of the first screen, in the order of the places."""
+    columns = [
+        bars([place.estimate(name) for place in places], ALL_QUANTITIES[name].scale)
+        for name in ("mismatch", "accuracy", "mean_entry")
+    ]
+    largest = max((place.share for place in places if place.share), default=1.0)
+    known = [name for name in studies if any(place.entry.name == name for place in drawn(places))]
+    rows = []
+    for place, *numbers in zip(places, *columns, strict=True):
+        part = None if place.share is None else 100 * place.share / largest
+        held = Bar(MISSING if place.share is None else f"{fixed(100 * place.share, 0)}%", part, under=size(place.bytes))
+        colour = known.index(place.entry.name) % len(ACTION_COLOURS) + 1 if place.entry.name in known else 0
+        rows.append(StandingRow(place, colour, held, *numbers))
+    return rows
+
+
 def drawn(places: Sequence[Place]) -> list[Place]:
     """Return the actions that a figure can show: those whose share of the full cache and R are known."""
     return [place for place in places if place.share is not None and place.estimate("mismatch").estimate is not None]
@@ -198,7 +236,7 @@ def drawn(places: Sequence[Place]) -> list[Place]:
 
 def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figure:
     """Draw R with intervals over the share of the full cache, study by study; each action is named once."""
-    figure = new_figure(WIDTH, 4.2)
+    figure = new_figure(HALF_WIDTH, 4.6)
     axes = figure.add_subplot()
     there = {place.entry.name for place in places}
     styles = action_styles([name for name in studies if name in there])
@@ -429,10 +467,9 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         tables["differences"] = differences
     for part in ("figures", "tables"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    drawings = []
+    drawings, studies = [], [entry.name for entry in comparison.entries]
     if shown := drawn(places):
         words = "R of every action against its bytes as a share of the full prompt's, one colour for each study"
-        studies = [entry.name for entry in comparison.entries]
         drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown, studies)))
     temperatures = {f"by_temperature_{number}": shown for number, shown in enumerate(by_temperature(comparison), 1)}
     for name, group in temperatures.items():
@@ -448,6 +485,8 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
     html = rendered(
         "side_by_side",
         comparison=comparison,
+        rows=standing(places, studies),
+        scored="accuracy" in shown_quantities(places),
         pages=[(entry.name, relative_link(entry.page, folder)) for entry in comparison.entries if entry.page],
         tables=tables,
         figures=figures,

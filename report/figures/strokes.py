@@ -20,6 +20,7 @@ from kvdrift.report.figures.canvas import (
 from kvdrift.report.reading.estimates import Estimate
 
 WIDTH = 9.0
+HALF_WIDTH = 6.4  # in inches: half of a screen, where 9 points are some 12 pixels
 BAND = 0.16
 PALE = 0.45
 TOGETHER = len(ACTION_COLOURS)  # most actions whose bands a reader can distinguish in one panel

@@ -19,7 +19,7 @@ from kvdrift.report.figures.canvas import (
     new_figure,
 )
 from kvdrift.report.figures.labels import Mark, name_ends, name_marks
-from kvdrift.report.figures.strokes import WIDTH, errors, log_ticks, moved_aside, percent_axis, round_ticks
+from kvdrift.report.figures.strokes import HALF_WIDTH, WIDTH, errors, log_ticks, moved_aside, percent_axis, round_ticks
 from kvdrift.report.printing.estimate_tables import CellColumn, action_table, columns_of
 from kvdrift.report.printing.numbers import fixed, listed, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable
@@ -34,7 +34,6 @@ from kvdrift.stats.quantities import SIMULTANEOUS_OF
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _WIDE = 20.0  # from this ratio of its values on, an axis is logarithmic
 _ASIDE = 9.0  # points between the marks of actions with the same bytes
-_WIDTH = 6.4  # in inches: half of a screen, where 9 points are some 12 pixels
 _KEY: Any = {"linestyle": "none", "markersize": 6.5, "color": QUIET, "markerfacecolor": PAPER, "markeredgewidth": 1.2}
 
 
@@ -139,7 +138,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
     dash. On a logarithmic scale of R the control, whose R is 0, stands at the lower end.
     """
     points, facts = _points(content, choice.candidates), content.facts
-    figure = new_figure(_WIDTH, 4.4 + 0.12 * max(0, len(points) - 8))
+    figure = new_figure(HALF_WIDTH, 4.4 + 0.12 * max(0, len(points) - 8))
     axes = figure.add_subplot()
     axes.grid(visible=False)
     unit = _bytes_axis(axes, content, [held for held, _ in points.values()])

@@ -12,7 +12,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, interval, level, listed, scaled, size
+from kvdrift.report.printing.bars import Bar, bars
+from kvdrift.report.printing.numbers import count, fixed, in_text, level, listed, scaled, size
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice, choose, difference, documents_needed, not_distinguished
@@ -222,18 +223,6 @@ def verdict_record(content: PageContent) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A number drawn as a bar: its ends in percent of the column's largest number, and its text."""
-
-    text: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    under: str = ""  # the interval as text
-    mark: str = ""  # says that an interval is of few documents or skewed
-
-
-@dataclass(frozen=True)
 class GlanceRow:
     """A row of the first screen."""
 
@@ -251,7 +240,7 @@ class GlanceRow:
 def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list[GlanceRow]:
     """Make the rows of the first screen, in the order of the verdicts."""
     columns = {
-        name: _bars(content, name, [verdict.action for verdict in verdicts])
+        name: bars([content.estimates.get(name, verdict.action) for verdict in verdicts], ALL_QUANTITIES[name].scale)
         for name in ("mismatch", "score_gap", "mean_entry")
     }
     largest = max(filter(None, (_bytes(content, verdict.action) for verdict in verdicts)), default=None)
@@ -259,7 +248,7 @@ def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list
     for place, verdict in enumerate(verdicts):
         action = verdict.action
         index = content.actions.index(action) if action in content.actions else None
-        risk, accuracy, entry = (bars[place] for bars in columns.values())
+        risk, accuracy, entry = (column[place] for column in columns.values())
         if verdict.badge is Badge.CONTROL:
             risk = Bar("0")
         held = _held_bar(content, verdict, largest)
@@ -281,26 +270,6 @@ def _held_bar(content: PageContent, verdict: ActionVerdict, largest: float | Non
     if share is None:
         return Bar(size(value), part)
     return Bar(f"{fixed(100 * share, 0 if share >= 0.1 else 1)}%", part, under=size(value))
-
-
-def _bars(content: PageContent, quantity: str, actions: Sequence[str]) -> list[Bar]:
-    """Print a quantity of several actions with equally many decimals, as bars up to the largest end of an interval."""
-    rows = [content.estimates.get(quantity, action) for action in actions]
-    scale = ALL_QUANTITIES[quantity].scale
-    largest = max((abs(end) for row in rows for end in (row.estimate, row.high) if end is not None), default=0.0)
-
-    def part(end: float | None) -> float | None:
-        return None if end is None or not largest else max(0.0, 100 * end / largest)
-
-    return [
-        Bar(MISSING)
-        if row.estimate is None
-        else Bar(
-            scaled(row.estimate, scale, 1), part(row.estimate), part(row.low), part(row.high), interval(row, scale, 1),
-            "*" if row.of_few_clusters or row.is_skewed else "",
-        )
-        for row in rows
-    ]  # fmt: skip
 
 
 def section(content: PageContent) -> Section:

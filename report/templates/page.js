@@ -40,7 +40,7 @@
   }
 
   var NEXT = {none: "ascending", ascending: "descending", descending: "none"};
-  document.querySelectorAll("table:not(#table-glance)").forEach(function (table) {
+  document.querySelectorAll("table:not(.glance)").forEach(function (table) {
     var longest = Math.max.apply(null, Array.prototype.map.call(table.tBodies, function (body) { return body.rows.length; }));
     if (!table.tHead || longest < 2) { return; }
     Array.prototype.forEach.call(table.tHead.rows[0].cells, function (head, column) {

@@ -186,7 +186,7 @@ def test_a_row_and_its_mark_in_the_figure_stand_out_together(tabs: Tabs, page: P
     row = tab.locator("tr[data-figure]").first
     parts = tab.locator(f'[id^="{row.get_attribute("data-figure")}"]')
     assert parts.count() >= 2
-    for element in (row, parts.first):
+    for element in (row, tab.locator(f"#{row.get_attribute('data-figure')}mark")):
         assert row.get_attribute("data-on") is None
         element.hover()
         assert row.get_attribute("data-on") == ""

@@ -336,7 +336,7 @@ class TestRefusals:
             ("document", {"tokens": [1, 256]}, "256 is not in 0..255"),
             ("", {"eos_tokens": [2, 256]}, "eos_tokens: 256 is not in 0..255"),
             ("document", {"tokens": [1] * 4090}, " 4096 positions"),
-            ("pending", {"count": 2**30}, " 16777216 "),
+            ("pending", {"count": 2**30}, " 16777216"),
             ("pending", {"first": 2**31 - 1}, "is too large"),
             ("pending", {"action": ACTION | {"selector": "resent"}}, "did you mean 'recent'?"),
             ("pending", {"action": ACTION | {"keep": 0.5}}, "an exact fraction"),

@@ -1,0 +1,40 @@
+"""Numbers as bars with their intervals, for the rows of a first screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvdrift.report.printing.numbers import MISSING, interval, scaled
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.stats.registry import Scale
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A number drawn as a bar: its ends in percent of the column's largest number, and its text."""
+
+    text: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    under: str = ""  # the interval as text
+    mark: str = ""  # says that an interval is of few documents or skewed
+
+
+def bars(rows: Sequence[Estimate], scale: Scale) -> list[Bar]:
+    """Return estimates of a quantity as bars up to the largest end of an interval, with one decimal."""
+    largest = max((abs(end) for row in rows for end in (row.estimate, row.high) if end is not None), default=0.0)
+
+    def part(end: float | None) -> float | None:
+        return None if end is None or not largest else max(0.0, 100 * end / largest)
+
+    return [
+        Bar(MISSING)
+        if row.estimate is None
+        else Bar(
+            scaled(row.estimate, scale, 1), part(row.estimate), part(row.low), part(row.high), interval(row, scale, 1),
+            "*" if row.of_few_clusters or row.is_skewed else "",
+        )
+        for row in rows
+    ]  # fmt: skip
