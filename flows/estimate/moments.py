@@ -113,7 +113,11 @@ def documents_revision(views: Views, study: str, model: str) -> int:
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
-    """Read a study's windows from the ``windows`` view; raise InputError if nothing of the study is derived."""
+    """Return a study's windows, which it had when it was derived.
+
+    Raises:
+        InputError: Nothing of the study is derived in this store.
+    """
     rows = views.rows("windows", study=study, model=model).to_pylist()
     if not rows:
         raise InputError(

@@ -304,7 +304,11 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def read_facts(source: StudyRows) -> Facts:
-    """Read the facts of a study and model; raise InputError if the store does not have them."""
+    """Read the facts of a study and model.
+
+    Raises:
+        InputError: The store does not have the study with this model.
+    """
     # Events of another generator have no row in table studies; their windows follow from the horizon.
     studies, windows = source.of("studies"), source.of("windows")
     if not windows:

@@ -221,7 +221,7 @@ def test_the_page_of_foreign_events_names_their_engine_and_floor(
         assert call(capsys, name, tmp_path / "store")[0] == 0
     (page,) = (tmp_path / "store" / "report").rglob("index.html")
     text = re.sub(r"<[^>]+>", " ", page.read_text(encoding="utf-8"))
-    for words in ("mine, mine 1.2", "the reference with cache bf16", "cache fp8", "the floor"):
+    for words in ("mine, mine 1.2", "the reference with cache bf16", "cache fp8", "noise floor"):
         assert words in text, words
     assert "full cache" not in re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", text)
     with kvdrift.open(tmp_path / "store") as views:
