@@ -28,7 +28,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     [
         (("--cron", "every night"), "--cron 'every night': "),
         (("--cron", "0 3 * * *", "--timezone", "Berlin"), "--timezone Berlin: "),
-        (("--serve", "--work-pool", "mine"), "--work-pool mine: --serve "),
+        (("--serve", "--work-pool", "mine"), "--work-pool mine: with --serve"),
         (("--token-file", "t"), "--token-file: "),
         (("--endpoint", "grpc://a:1", "--endpoint", "grpc://b:1"), "--endpoint grpc://a:1 --endpoint grpc://b:1: "),
         (("--cluster", "here"), "--cluster 'here': "),

@@ -196,7 +196,7 @@ def test_least_cost_by_brute_force(development: ReplicateMoments, target: float,
     assert got.reachable
     assert all(w <= target for w in got.half_widths)
     assert [choice.replicates for choice in got.curve] == list(range(1, 25))
-    assert "all targets met" in got.reason
+    assert "all targets are met" in got.reason
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.002])
