@@ -204,6 +204,7 @@ def test_the_plan_has_the_documents_with_hashes_clusters_and_answers(study: tupl
             assert (row["cluster"], row["answers"], row["scoring"]) == (document.cluster, [], None)
 
 
+@pytest.mark.slow
 def test_new_documents_enter_behind_the_frozen_ones_by_a_revision(study: tuple[Path, Rows]) -> None:
     """``test_edits.py`` compares such a store with one made at once."""
     folder, rows = study

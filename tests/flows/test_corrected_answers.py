@@ -140,6 +140,7 @@ def test_a_run_that_was_killed_before_it_scored_again_goes_on(study: tuple[Path,
     assert is_done(own_run(folder, edited))
 
 
+@pytest.mark.slow
 def test_the_page_the_gate_and_show_follow_present_answers(
     study: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,6 +185,7 @@ def test_an_action_within_the_kernel_floor_is_not_distinguished(
     assert (repeat["baseline"], repeat["distinguished"]) == ("floor", False)
 
 
+@pytest.mark.slow
 def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = FakeSession._logits
     monkeypatch.setattr(

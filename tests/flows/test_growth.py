@@ -143,6 +143,7 @@ def test_windows_cannot_be_planned_anew(laws: Path) -> None:
     assert "--replan" not in told
 
 
+@pytest.mark.slow
 def test_a_study_planned_anew_is_estimated_anew_from_the_same_events(laws: Path) -> None:
     """Another baseline and level, fewer replicates than there are, and an action that was explored."""
     changes = [('baseline = "one"', 'baseline = "two"'), ("draws = 100\n", "draws = 100\nalpha = 0.1\n")]

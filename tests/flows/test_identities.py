@@ -137,6 +137,7 @@ def test_other_laws_of_the_reference_concern_every_action(laws: Path) -> None:
     assert_same_views(developed(run), developed(finite_run(laws, "fresh")), RAW)
 
 
+@pytest.mark.slow
 def test_a_revision_that_was_begun_is_not_gone_on_with_after_another_change(laws: Path) -> None:
     def revisions() -> list[int]:
         return [row["action_revision"] for row in run.store.read("actions").to_pylist() if row["action"] == "two"]

@@ -207,6 +207,7 @@ def test_plans_cite_the_version_that_their_views_show(developed: StudyRun, monke
     assert row["events_version"] == developed.store.version("events") > before
 
 
+@pytest.mark.slow
 def test_estimates_cite_the_version_that_their_views_show(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_another_identity_after_a_kill_begins_another_revision(laws: Path) -> No
     assert row["action_revision"] == 2
 
 
+@pytest.mark.slow
 def test_a_page_that_was_written_in_between_has_no_result_of_the_revision(laws: Path) -> None:
     run = run_in(laws)
     redo_actions([run], ["two"])

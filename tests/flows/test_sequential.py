@@ -97,6 +97,7 @@ def test_an_action_that_is_added_gets_the_documents_of_the_look(stopped_laws: Pa
     assert one["interval"] == "repeated"
 
 
+@pytest.mark.slow
 def test_a_look_is_taken_again_for_an_action_that_is_redone(stopped_laws: Path) -> None:
     run = study_run(stopped_laws, "store")
     redo_actions([run], ["two"])
@@ -237,6 +238,7 @@ def estimates(run: StudyRun) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "place", [one if one == "a document" else pytest.param(one, marks=pytest.mark.slow) for one in KILLS]
 )
+@pytest.mark.slow
 def test_a_study_that_is_killed_between_looks_says_what_it_says_without_a_kill(stopped_laws: Path, place: str) -> None:
     run_until(stopped_laws, place)
     run = study_run(stopped_laws, "killed")

@@ -154,6 +154,7 @@ def test_what_cannot_be_subtracted_says_why(measured: list[Measured]) -> None:
         assert reason in obstacles(Comparison((found.first, found.other), (found,)))[0]
 
 
+@pytest.mark.slow
 def test_documents_without_prompt_hashes_are_not_taken_for_the_same(
     measured: list[Measured], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,8 +52,8 @@ def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, 
     assert [line.split(":")[0] for line in out.splitlines()] == ["store", "report"]
 
 
-@pytest.mark.by_default("killed")
 @pytest.mark.parametrize("stopped", ["killed", "limited, planned and killed"])
+@pytest.mark.slow
 def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path, stopped: str
 ) -> None:

@@ -170,6 +170,7 @@ def assert_same_elsewhere(one: Trial[Any]) -> None:
     assert source_notes(type(one.part)) == []
 
 
+@pytest.mark.slow
 def test_some_of_the_package_decides_the_same_in_a_second_interpreter(subjects: dict[str, Trial[Any]]) -> None:
     for one in subjects.values():
         if one.folder is None:

@@ -49,6 +49,7 @@ def waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.slow
 def test_what_waits_is_counted_until_it_is_whole(
     waiting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

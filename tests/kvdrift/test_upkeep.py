@@ -20,6 +20,7 @@ from kvdrift.schema.own_process import OwnProcesses, own_environment
 from kvdrift.upkeep import Upkeep
 
 
+@pytest.mark.slow
 def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path) -> None:
     """Rows that come while it is under way are not left out."""
     store = Store.create(tmp_path / "store")

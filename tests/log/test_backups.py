@@ -30,6 +30,7 @@ def write_until(location: str, stop: Path) -> None:
 
 
 @pytest.mark.skipif(FLOCK is None, reason="util-linux is not installed")
+@pytest.mark.slow
 def test_copies_of_a_store_that_is_written_to(tmp_path: Path) -> None:
     store, stop = Store.create(tmp_path / "store"), tmp_path / "stop"
     writer = start_process(write_until, store.location, stop)

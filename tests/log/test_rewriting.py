@@ -230,6 +230,7 @@ def test_two_at_once(store: Store) -> None:
     assert_compacted(store)
 
 
+@pytest.mark.slow
 def test_a_compaction_that_another_overtakes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     held, real = sorted_rows(store), compaction.by_first_rows
 
@@ -406,7 +407,7 @@ TOOLS: dict[str, Callable[[DeltaTable], object]] = {
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.by_default("rewrite")
+@pytest.mark.slow
 def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool: str) -> None:
     """A Delta tool works between two steps of every operation, and after it: every row is there once, and work goes on."""
     whole, store = store, Store.open(shutil.copytree(store.location, tmp_path / "plain"))  # delta-rs writes to no other

@@ -51,6 +51,7 @@ def test_a_full_disk_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("sweeping", [write_catalog, lambda store: Store.create(store.location)])
+@pytest.mark.slow
 def test_the_next_writer_sweeps_what_a_killed_one_left(store: Store, sweeping: object) -> None:
     writer = start_process(write_and_die, store.location)
     writer.join(120)

@@ -75,6 +75,7 @@ class Background:
             raise self.error
 
 
+@pytest.mark.slow
 def test_workers_killed_in_generation_and_in_derivation_change_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_document_that_fails_takes_no_other_along(
         assert stored == sorted(["development-1", "development-3", "development-4"] * 2)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_killed_costs_nothing_that_was_stored(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path
 ) -> None:

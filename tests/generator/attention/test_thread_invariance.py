@@ -64,6 +64,7 @@ def generated(model: Any) -> tuple[Unit, Unit]:
     return half, control
 
 
+@pytest.mark.slow
 def test_two_threads_give_the_events_of_one(folder: str) -> None:
     model = load_model(folder)
     assert model.threads in (1, 2)

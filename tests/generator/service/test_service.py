@@ -242,6 +242,7 @@ class TestEvents:
         assert developed(study, tmp_path, RemoteGenerator(servers.secured.endpoint(), [study], said.append)) == here
         assert said == []
 
+    @pytest.mark.slow
     def test_laws_of_one_request_share_a_prefill(self, servers: Servers, tmp_path: Path) -> None:
         several = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9\neos = [9, 2]")
         studies = load_studies(write_study(tmp_path, ONE_STRATUM, several, ("[plan]", '[plan]\nestimator = "swrb"')))
