@@ -331,5 +331,5 @@ def _products(weights: Float, columns: Sequence[Float]) -> Float:
         if draws == 1:  # BLAS would round a column of a single row by its place among the columns
             result[..., part] = (weights.T[None] * tile).sum(axis=1, keepdims=True)
         else:
-            result[..., part] = (tiled @ tile[:, None]).reshape(subjects, draws, -1)
+            result[..., part] = (tiled @ tile[:, None]).reshape(subjects, draws, tile.shape[2])
     return result
