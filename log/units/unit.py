@@ -321,9 +321,12 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
     within = np.arange(rows) - starts[of_row]
     first = np.array([record["first_replicate"] for record in whole], np.int64)
     wanted = {"replicate": first[of_row] + within // horizon[of_row], "t": within % horizon[of_row] + 1}
+    for name in _VALUES:
+        if len(values[name]) != rows:
+            raise InputError(f"events: {name} has {len(values[name])} values, the units have {rows} rows")
     for name, expected in wanted.items():
-        if len(values[name]) != rows or (wrong := np.flatnonzero(values[name] != expected)).size:
-            at = of_row[wrong[0]] if len(values[name]) == rows else 0
+        if (wrong := np.flatnonzero(values[name] != expected)).size:
+            at = of_row[wrong[0]]
             raise InputError(f"events: {name} is not that of {unit_name(whole[at])} in each of its rows")
     places = pa.array(of_row)
     columns: dict[str, Any] = {
