@@ -1,4 +1,4 @@
-"""How alike the documents behind a number are (definitions, "Intervals", alike documents); ``ends`` has the rule.
+"""How alike the documents behind a number are (``docs/intervals.md``); ``ends`` has the rule.
 
 A ratio of moments is a mean over documents too, with their denominators as weights; ``Quantity.per`` names these.
 """

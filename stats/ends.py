@@ -1,4 +1,4 @@
-"""The ends of intervals, from an estimate, its standard error and its draws (definitions, "Intervals").
+"""The ends of intervals, from an estimate, its standard error and its draws (``docs/intervals.md``).
 
 An interval is at least as wide as alike documents leave open. Every resample of documents with one value has that
 value, so a bootstrap knows nothing of documents that the sample lacks. But the sample bounds the share of such

@@ -1,4 +1,4 @@
-"""Derivatives of quantities by pooled moments, and standard errors that follow from them (definitions, "Intervals").
+"""Derivatives of quantities by pooled moments, and standard errors that follow from them (``docs/intervals.md``).
 
 A quantity is theta = g(M) of pooled moments M. Linearized at M, a cluster c adds u_c, the sum over its documents of
 w_d grad g . (x_d - M_s), with M_s the mean of the document's stratum. SE^2 is the sum over strata of n / (n - 1) times

@@ -1,8 +1,7 @@
 """A unit: the replicates that a generator commits together; its number, its checks and its digest.
 
 The store and the derivation rely on these checks: which rows a unit has and, in an SWRB unit, how a scan and its branch
-belong together (definitions page, "Residual-branch conditional Monte Carlo"). ``kvdrift.ingestion.checks`` checks
-whether the values of a log follow the definitions.
+belong together. ``kvdrift.ingestion.checks`` checks whether any coupled pair can have the values of a log.
 """
 
 from __future__ import annotations
