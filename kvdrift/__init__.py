@@ -153,7 +153,8 @@ def write_report(store: str | Path, output: str | Path | None = None, study: str
 
     Args:
         store: folder or URL of a store.
-        output: the folder of the page, or of the pages' folders if there are several; in the store by default.
+        output: the folder of the page, or of the pages' folders if there are several. By default pages are in the
+            store, or those of a store behind a URL in ``reports`` in the working folder.
         study: the study whose page is written; all by default.
 
     Returns:
