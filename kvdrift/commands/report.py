@@ -22,8 +22,8 @@ def report(
             "-o",
             "--output",
             metavar="DIR",
-            help="The folder to write; by default STORE/report/NAME, or a folder in reports/ for a comparison and for a "
-            "store behind a URL.",
+            help="The folder to write; by default STORE/report/NAME, or a folder in reports/ for a comparison and for "
+            "a store behind a URL.",
         ),
     ] = None,
     study: Annotated[str | None, typer.Option(metavar="NAME", help="Report only this study.")] = None,
