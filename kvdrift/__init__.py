@@ -78,7 +78,8 @@ def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - 
 
     Raises:
         kvdrift.schema.errors.InputError: there is no store.
-        kvdrift.schema.errors.DamagedStoreError: the store is damaged.
+        kvdrift.schema.errors.OperationError: a file of the store is missing; ``DamagedStoreError``, which derives from
+            it, if a log is damaged or, with ``checked``, any file.
     """
     from kvdrift.log.store import Store
     from kvdrift.sql.catalog import open_views

@@ -146,7 +146,8 @@ class Store:
         """Read the rows of a table at a version, in all or some columns of its declared schema; verify page checksums.
 
         Raises:
-            InputError: The table, a column or the version is unknown, or a file is missing or damaged.
+            InputError: The table, a column or the version is unknown.
+            DamagedStoreError: A file is missing or damaged.
         """
         loaded = self._load(table, version)
         declared = TABLES[table].columns
