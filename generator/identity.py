@@ -1,6 +1,6 @@
 """The identity of a unit: fingerprints of model and selector, the version of numerics, and the GPU.
 
-Units with different identities are never pooled or contrasted (definitions, "Identity and revisions"). Units of
+Units with different identities are never pooled or contrasted. Units of
 different GPU models are pooled only if the study allows it.
 """
 

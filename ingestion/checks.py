@@ -1,15 +1,15 @@
-"""Check events, many rows at once; symbols are those of the definitions page.
+"""Check events, many rows at once; symbols are those of ``docs/quantities.md``, e_X and e_Y the ends of X and Y.
 
-An error is a value that no log following the definitions can hold, whatever the model, policy and random numbers:
+An error is a value that no log of coupled pairs can hold, whatever the model, policy and random numbers:
 
 - keys: a replicate is numbered from 0 and has every position 1..H exactly once, with one H for each study and model.
-  Positions after both sides' EOS may be missing at the end, since the definitions determine their values;
+  Positions after both sides' EOS may be missing at the end, since their values follow;
 - delta and f are total variations, so within [0, 1]. Values outside by at most 1e-6, which is rounding, are taken as 0
   or 1. A double is converted to float32, the stored type, afterwards;
-- the coupling emits a mismatch with probability exactly delta ("Coupling"), so X_t != Y_t with delta_t = 0 cannot
+- the coupling emits a mismatch with probability exactly delta, so X_t != Y_t with delta_t = 0 cannot
   happen, not even by rounding: float32 turns nothing above 1e-45 into 0. After both sides' EOS it follows that both
   sides repeat one and the same EOS token;
-- EOS is absorbing ("EOS is absorbing"): a flag that was true stays true; delta = 0 at t > e', where both distributions
+- EOS is absorbing: a flag that was true stays true; delta = 0 at t > e', where both distributions
   are the point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may
   differ, since a model can have several EOS tokens and a generator goes on with only one.
 

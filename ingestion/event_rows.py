@@ -151,7 +151,7 @@ def plain(column: Column) -> Column:
 def filled(rows: EventRows, horizon: Ints) -> EventRows:
     """Add the positions up to H of replicates that stop after both sides have ended.
 
-    They follow from the definitions ("EOS is absorbing"): delta and f are 0, the flags stay true, and both sides repeat
+    They follow, since a side that has ended stays ended: delta and f are 0, the flags stay true, and both sides repeat
     one token, that of the side that ended first. Other replicates are returned as they are.
 
     Args:

@@ -78,7 +78,8 @@ def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - 
 
     Raises:
         kvdrift.schema.errors.InputError: there is no store.
-        kvdrift.schema.errors.DamagedStoreError: the store is damaged.
+        kvdrift.schema.errors.OperationError: a file of the store is missing; ``DamagedStoreError``, which derives from
+            it, if a log is damaged or, with ``checked``, any file.
     """
     from kvdrift.log.store import Store
     from kvdrift.sql.catalog import open_views
@@ -153,7 +154,8 @@ def write_report(store: str | Path, output: str | Path | None = None, study: str
 
     Args:
         store: folder or URL of a store.
-        output: the folder of the page, or of the pages' folders if there are several; in the store by default.
+        output: the folder of the page, or of the pages' folders if there are several. By default pages are in the
+            store, or those of a store behind a URL in ``reports`` in the working folder.
         study: the study whose page is written; all by default.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A document: one tokenized prompt, the statistical unit of every study (definitions, "Objects")."""
+"""A document: one tokenized prompt, the statistical unit of every study."""
 
 from __future__ import annotations
 

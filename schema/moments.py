@@ -1,12 +1,12 @@
 """The additive moments of a replicate, each declared once: every estimate is a smooth function of their means.
 
-Each moment is averaged over a document's replicates, then over documents (definitions, "Pooling"). Its declaration
+Each moment is averaged over a document's replicates, then over documents (``docs/quantities.md``). Its declaration
 states its meaning, its unit, and how it is computed from replicates. Everything else follows from it: the column of
 table ``unit_moments``, the derivation in ``kvdrift.transforms.moments``, the columns of the views ``moments``,
 ``stratum_moments`` and others, and the arrays that ``kvdrift.stats`` resamples.
 
 T, the early and late lags, the blocks, the run length and the threshold are the study's windows. W is the last position
-of block 1; calibration observes positions 1..W of a trajectory (definitions, "Calibration"; 1..32 at H = 128). Over an
+of block 1; calibration observes positions 1..W of a trajectory (1..32 at H = 128). Over an
 empty window, a mean is null, and a sum or an indicator is 0.
 """
 
@@ -128,7 +128,7 @@ class Moment:
     """One additive moment of a replicate.
 
     Attributes:
-        meaning: its formula in words of the definitions.
+        meaning: its formula, in the symbols of ``docs/quantities.md``.
         unit: one of ``kvdrift.schema.tables.MEASURES``.
         of: its value in each replicate: [K] for a scalar, [K, H] or [K, T] for a profile; NaN over an empty window.
         nullable: whether it is null over an empty window.
@@ -160,7 +160,7 @@ COMPENSATORS: Final[Mapping[str, Moment]] = {
 }  # fmt: skip
 """The compensators of occupation and exposure: the same sums with delta_t in place of I_t.
 
-Each control variate of the definitions is a difference of a moment and its compensator. No quantity reads compensators.
+Each control variate is a difference of a moment and its compensator. No quantity reads compensators.
 """
 
 
@@ -297,7 +297,7 @@ ANSWER_MOMENTS: Final[Mapping[str, AnswerMoment]] = {
     "lost_from_inside": AnswerMoment("1{X is right, Y is not, tau inside X's answer span}"),
     "lost_from_after": AnswerMoment("1{X is right, Y is not, tau after X's answer span}"),
 }
-"""Only for documents with answers, in the view ``document_answers`` (definitions, "Answers")."""
+"""Only for documents with answers, in the view ``document_answers`` (``docs/intervals.md``)."""
 
 
 def _sum_where(flags: Flags, values: Reals) -> Reals:

@@ -1,4 +1,4 @@
-"""How a study draws tokens from a model's logits: temperature and truncation (definitions, "Decoding law")."""
+"""How a study draws tokens from a model's logits: temperature and truncation (``docs/quantities.md``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every stored table as an Arrow schema: columns, types, units and meanings.
 
-Column names follow the definitions page. A test compares the SQL staging views with this module.
+Columns of quantities have the names of ``docs/quantities.md``. A test compares the SQL staging views with this module.
 """
 
 from __future__ import annotations

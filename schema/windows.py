@@ -1,4 +1,4 @@
-"""The windows of a study: the positions, lags and blocks of its quantities (definitions, "Pooling")."""
+"""The windows of a study: the positions, lags and blocks of its quantities."""
 
 from __future__ import annotations
 

@@ -62,7 +62,6 @@ class Views:
     connection: duckdb.DuckDBPyConnection  # The DuckDB connection that has the views
     versions: Mapping[str, int]  # The Delta version of each stored table
     kept: Collection[str] = ()  # The views that are tables in memory, sorted by their grain
-    store: Store | None = None  # The store of the views; if None, errors do not say whether a file is the store's
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the relation of one query (fetch with ``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
@@ -70,12 +69,12 @@ class Views:
         The relation is evaluated when fetched. An error during evaluation is DuckDB's own exception.
 
         Raises:
-            InputError: DuckDB cannot parse or bind the query, or the query has no result, such as ``set``.
+            InputError: DuckDB cannot parse or bind the query, or the query is empty.
         """
         with failing_in_one_line():
             relation = self.connection.sql(query)
         if relation is None:
-            raise InputError("the query has no result: give a select")
+            raise InputError("the query is empty: give a select")
         return relation
 
     def table(self, query: str) -> pa.Table:
@@ -92,8 +91,8 @@ class Views:
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: Any) -> pa.Table:
         """Return the rows of ``view`` whose columns equal the given values, sorted by the view's grain.
 
-        None stands for null. A list matches any of its values. The rows have the given ``columns``, by default all
-        columns of the view.
+        None stands for null. A list matches any of its values; None in a list matches nothing. The rows have the given
+        ``columns``, by default all columns of the view.
 
         Raises:
             InputError: There is no such view or column.
@@ -166,6 +165,7 @@ def open_views(
 
     Raises:
         InputError: An unknown table, version or view, or ``threads`` below 1.
+        OperationError: A stored file is missing.
         UnlikeUnitsError: A view in ``kept`` pools replicates, and units of one action and document keep or read unlike
             entries. A view that is not in ``kept`` raises the same error when it is read.
         DamagedStoreError: Commits are damaged or lost, the events behind derived rows are lost, or a file that is
@@ -197,7 +197,7 @@ def open_views(
     except BaseException:
         connection.close()
         raise
-    return Views(connection, pinned, kept, store)
+    return Views(connection, pinned, kept)
 
 
 def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""How many documents have nearly one value of a quantity, and how far the others are (definitions, "Intervals").
+"""How many documents have nearly one value of a quantity, and how far the others are (``docs/intervals.md``).
 
 ``kvdrift.stats.ends`` makes intervals from this. A ratio of moments is also a mean over documents, weighted by the
 documents' denominators, which ``Quantity.per`` returns.

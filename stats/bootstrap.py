@@ -1,4 +1,4 @@
-"""Document bootstrap (definitions, "Bootstrap"): quantities of resampled documents, and estimates with their intervals.
+"""Document bootstrap (``docs/intervals.md``): quantities of resampled documents, and estimates with their intervals.
 
 Documents are drawn by ``kvdrift.stats.clusters``, one draw for all actions, strata and quantities: draw i is a function
 of (seed, i) and of the set of documents alone, not of their order, nor of the number of draws. On one machine and build
@@ -254,7 +254,7 @@ class BootstrapDraws:
     ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
     sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
     leaves the quantity undefined. ``distances`` are the draws' distances from the estimate in their own standard
-    errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes if they were requested; NaN also
+    errors, t* = (theta* - theta) / SE* (``docs/intervals.md``), of the same shapes if they were requested; NaN also
     if SE* vanishes.
     """
 
@@ -364,7 +364,7 @@ def observed(
 def observed_errors(
     moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
 ) -> dict[str, Float]:
-    """Compute standard errors of the estimates (definitions, "Intervals"): name -> float64 [rows, subjects, X].
+    """Compute standard errors of the estimates: name -> float64 [rows, subjects, X].
 
     A quantity that is not smooth has no standard error; 0 stands for it.
     """

@@ -1,13 +1,13 @@
-"""Calibration: how well an early or a fixed-history observation predicts a contrast of R (definitions, "Calibration").
+"""Calibration: how well an early or a fixed-history observation predicts a contrast of R.
 
 From an observation of every document under both actions a predictor gives each action's R, and thereby the document's
 contrast. Candidates are fitted on development documents, six-fold cross-validation there selects one, and evaluation
 documents judge all of them: the paper's section "Aggregate prediction and temporal resolution".
 
-The definition leaves these choices open, which are made here:
+Choices that are made here:
 
 - Documents are those that both actions have, in development as in evaluation.
-- Every mean over documents is M (definitions, "Pooling"): equal weight in a stratum, then of strata. That holds for
+- Every mean over documents is M: equal weight in a stratum, then of strata. That holds for
   the contrast, the error, both squared errors and the absolute error. The ridge itself weighs its rows equally.
 - "Features centred and scaled" means the features, over the training documents and both actions, by their population
   standard deviation. Indicators stay 0 and 1, one for each stratum of the training documents and one for each action.
@@ -104,7 +104,7 @@ class Sample(NamedTuple):
 
     @property
     def weights(self) -> Float:
-        """Return w_d = 1 / (S n_stratum(d)), float64 [D] (definitions, "Pooling")."""
+        """Return w_d = 1 / (S n_stratum(d)), float64 [D]."""
         names, stratum_of, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
         weights: Float = 1 / (len(names) * sizes[stratum_of])
         return weights

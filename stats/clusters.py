@@ -152,7 +152,7 @@ class ClusterBlocks:
         """Count the effective clusters behind a quantity, and the sets of strata that they are drawn in.
 
         The effective clusters of a set are (sum m)^2 / sum m^2 with m the documents of each cluster: the number of
-        clusters if they are equally large, else fewer (definitions, "Intervals"). Both counts are [rows, subjects].
+        clusters if they are equally large, else fewer (``docs/intervals.md``). Both counts are [rows, subjects].
         """
         supports = list(self.pooling.sides(quantity)[0])
         shape = (len(self.pooling.rows), len(supports))

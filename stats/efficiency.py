@@ -1,9 +1,9 @@
 """The estimates, costs and gains of residual branching (SWRB) against plain coupling, with intervals.
 
 Documents are resampled by the same draws as for every other estimate; the means, variances and costs of their
-replicates are pooled (definitions, "Pooling") and ratios are taken after that. The variance is that of one replicate
+replicates are pooled (``docs/quantities.md``) and ratios are taken after that. The variance is that of one replicate
 given its document, the cost that of one replicate: efficiency = variance ratio / cost ratio says by what factor Monte
-Carlo variance falls at equal cost (definitions, "Residual-branch conditional Monte Carlo"; paper, sec. "swrb").
+Carlo variance falls at equal cost (paper, sec. "swrb").
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Family:
-    """A prespecified family of m endpoints: each interval is at 1 - alpha / m (definitions, "Bootstrap").
+    """A prespecified family of m endpoints: each interval is at 1 - alpha / m.
 
     ``size`` is m if the family has members outside this analysis (another model's endpoints); 0 stands for the number
     of endpoints here.

@@ -1,4 +1,4 @@
-"""The ends of intervals, from an estimate, its standard error and its draws (definitions, "Intervals").
+"""The ends of intervals, from an estimate, its standard error and its draws (``docs/intervals.md``).
 
 If all documents have one value, every resample has that value, so a bootstrap knows nothing of documents that the
 sample lacks. But the sample bounds the share of such documents: if j of n clusters are unlike the others, the share is

@@ -150,7 +150,7 @@ class ReplicateMoments(MeasuredDocuments):
         return ~np.isnan(self.scalars["diverged"])
 
     def document_means(self) -> DocumentMoments:
-        """Return means over each document's replicates (definitions, "Pooling"), without profiles."""
+        """Return means over each document's replicates, without profiles."""
         count = self.present.sum(axis=2)
         means = {}
         for name, value in self.scalars.items():

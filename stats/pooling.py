@@ -1,4 +1,4 @@
-"""Weighted pooling of document moments: within strata, then over strata with equal weight (definitions, "Pooling").
+"""Weighted pooling of document moments: within strata, then over strata with equal weight (``docs/quantities.md``).
 
 The weights are whole-number counts per document: all ones for the point estimate, a resample's counts for a draw. Any
 number of weightings goes through one matrix product per stratum and support. Each support has its own product, so that
@@ -180,7 +180,7 @@ def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDAr
         for support in range(values.shape[1]):
             total[:, support] = _product(weights, values[documents, support])
         weight = weights @ masks[documents].astype(np.float64)  # a product of whole numbers, hence exact
-        # w_d = 1 / n_stratum(d) (definitions, "Pooling"), n counted in the resample.
+        # w_d = 1 / n_stratum(d), n counted in the resample.
         with np.errstate(invalid="ignore"):
             np.divide(total, weight[:, :, None], out=means[:, row])
         has = masks[documents].any(axis=0)

@@ -22,7 +22,7 @@ def preliminary_mean(
     """Pool a document mean of fractions as the estimates do, with Student's t for the clusters in place of a bootstrap.
 
     M = sum of w_d x_d with w_d = 1 / (S n_stratum(d)) and V = sum over strata of n_s / (n_s - 1) times the squared
-    deviations of the clusters' u_c = sum of w_d (x_d - M_s) (definitions, "Pooling" and "Intervals"). Ends are on the
+    deviations of the clusters' u_c = sum of w_d (x_d - M_s). Ends are on the
     logit scale, and at least as far out as alike documents leave open. The strata are taken as independent, and the
     interval is that of a study that ends now: it is not corrected for interim looks.
 

@@ -1,7 +1,7 @@
-"""Every reported quantity of the definitions page, by its name in ``results.quantity``; comments have the formulas.
+"""Every reported quantity (``docs/quantities.md``), by its name in ``results.quantity``; comments have the formulas.
 
 A quantity is a function with its label, meaning, scale, and SQL view: first the quantities of one action, then those of
-two actions ("Contrast", "EOS partition"), of answers, and of residual branching (SWRB) beside coupled pairs. Names are
+two actions, of answers, and of residual branching (SWRB) beside coupled pairs. Names are
 the column names of the SQL views if those are unique. ``kvdrift.stats.registry`` says which operations a function may
 use.
 """
@@ -102,7 +102,7 @@ def _late_minus_early(name: str, late: Quantity, early: Quantity, label: str, me
 
 
 _ALL = (
-    # The decomposition of R, as the definitions have it
+    # R and its parts
     # R, token estimator: M(sum_t I_t / H)
     action_quantity("mismatch", moment("mismatch"), "R (token)", "positions with different tokens", _PARTS, WORSE),
     # R, TV estimator: M(sum_t delta_t / H)
@@ -128,7 +128,7 @@ _ALL = (
     action_quantity("median_entry", median_entry, "median τ",
                     "median entry of all pairs; not reached if fewer than half diverge", "entry_median", BETTER,
                     Scale.TOKENS, profile=("first_mismatch",), smooth=False),
-    # Positions up to the later EOS e' (definitions, "Written and padded positions"), after which no token differs
+    # Positions up to the later EOS e', after which no token differs
     # M(min(H, e')) / H
     action_quantity("written", moment("written"), "written", "positions before both texts have ended", _PARTS),
     # M(sum_{t <= e'} I_t) / M(min(H, e'))
@@ -137,7 +137,7 @@ _ALL = (
     # M((min(H, e') - tau) 1{tau <= H}) / M(min(H, e'))
     ratio_quantity("exposure_written", "written_exposure", "written", "E, written",
                    "written positions after the first mismatch", _PARTS, WORSE),
-    # Saturation, branch cohort, local agreement (definitions, "Two clocks")
+    # Saturation, branch cohort, local agreement
     # S: M(sum_t 1{delta_t > threshold}) / H
     action_quantity("saturation", moment("saturation"), "S", "positions with saturated δ", "saturation", WORSE),
     # M(1{tau <= T}): the fixed branch cohort as a fraction of all trajectories
@@ -162,14 +162,14 @@ _ALL = (
                    "cohort with a long run of equal tokens", "local_agreement", BETTER),
     ratio_quantity("mismatch_after_agreement", "mismatch_after_agreement", "cohort", "mismatch after agreement",
                    "cohort that diverges again", "local_agreement"),
-    # G_r, r = 0..3 (definitions, "EOS partition"); they sum to R (TV) - F
+    # G_r, r = 0..3, of the EOS sets; they sum to R (TV) - F
     action_quantity("eos_gap", lambda m: np.stack([m[f"eos_gap_{r}"] for r in range(4)], axis=-1), "G",
                     "share of R (TV) − F in an EOS set", "eos_partition", scale=Scale.POINTS, column="gap",
                     axis="eos_set"),
     _in_blocks("generation_block_delta", "δ, block", "mean δ in a block of positions", "delta"),
     _in_blocks("generation_block_f", "f, block", "mean f in a block of positions", "f"),
     _in_blocks("generation_block_mismatch", "I, block", "mismatch in a block of positions", "mismatch"),
-    # Profiles over t (definitions, "Survival and hazard", "Two clocks")
+    # Profiles over t
     action_quantity("entry_cdf", lambda m: m.until("first_mismatch"), "P(τ\u00a0≤\u00a0t)", "diverged by position t",
                     "entry", axis="t", profile=("first_mismatch",)),
     # The probability P(tau >= t)

@@ -5,8 +5,8 @@ mean 0 if a_t depends on these histories alone, for any model, document and acti
 
     1/H over block 1, over block 2 and over block 3;  1{t > tau}/H;  1{tau >= t} (H - t)/H.
 
-Every other weight of the definitions is a combination of these five: 1/H is the sum of the three blocks' weights, and
-1{tau >= t} is H times the difference of 1/H and 1{t > tau}/H. Each D is a difference of two moments, so means of
+Other weights that moments of I_t suggest are combinations of these five: 1/H is the sum of the three blocks' weights,
+and 1{tau >= t} is H times the difference of 1/H and 1{t > tau}/H. Each D is a difference of two moments, so means of
 documents give it.
 
 For any functional g of a replicate and any fixed beta, M(g - beta . D) has the expectation of M(g). Only functionals of

@@ -127,7 +127,7 @@ class Feature(NamedTuple):
 
 @dataclass(frozen=True)
 class Pooled:
-    """Pooled moments M(g) of one action (definitions, "Pooling"); ``m[name]`` is a scalar moment.
+    """Pooled moments M(g) of one action; ``m[name]`` is a scalar moment.
 
     Scalars and profiles are kept apart because a scalar and a profile moment share a name (``mismatch``). A quantity
     over positions or lags at x is a function of features at the same x; sums over x are the features ``until`` and
@@ -222,7 +222,7 @@ def moment(name: str) -> Callable[[Pooled], Array]:
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-    """Divide moments, NaN if the denominator is 0 (definitions, "Pooling": a ratio is a ratio of moments)."""
+    """Divide moments, NaN if the denominator is 0 (a ratio is a ratio of means: ``docs/quantities.md``)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient: Array = np.asarray(np.true_divide(numerator, denominator))
     zero = np.equal(denominator, 0)

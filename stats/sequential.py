@@ -1,10 +1,10 @@
 """Critical constants of interim looks, the rule that settles an endpoint, and estimates after an early stop.
 
-The definitions are under "Sequential studies". Estimates at growing shares t_1 < ... < t_K of the information move like
-a Brownian motion S at these times, and Z_k = S(t_k) / sqrt(t_k) is the estimate's distance from the truth in its
-standard errors. By interim look k the probability of having been outside |Z_j| <= c_j at any j <= k may be alpha*(t_k),
-which decides c_k once c_1..c_{k-1} are known (Lan-DeMets spending). The probability is an integral over S at all
-interim looks, taken step by step (Armitage, McPherson and Rowe 1969; Jennison and Turnbull 2000, ch. 19).
+``docs/sequential.md`` says what a study does with them. Estimates at growing shares t_1 < ... < t_K of the information
+move like a Brownian motion S at these times, and Z_k = S(t_k) / sqrt(t_k) is the estimate's distance from the truth in
+its standard errors. By interim look k the probability of having been outside |Z_j| <= c_j at any j <= k may be
+alpha*(t_k), which decides c_k once c_1..c_{k-1} are known (Lan-DeMets spending). The probability is an integral over S
+at all interim looks, taken step by step (Armitage, McPherson and Rowe 1969; Jennison and Turnbull 2000, ch. 19).
 
 An estimate that ends a study because it was large is too large on average. Outcomes of a sequential study are ordered:
 an outcome that stops above at an interim look is higher than all outcomes that go on, an outcome that stops below is
@@ -35,7 +35,7 @@ EQUIVALENCE: Final = "equivalence"
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rule that resolves an endpoint (definitions, "Sequential studies")."""
+    """The rule that resolves an endpoint (``docs/sequential.md``)."""
 
     # ``half_width``: half the interval's width is at most the bound; ``sign``: the interval excludes 0;
     # ``equivalence``: the interval lies inside +-bound, or wholly outside

@@ -1,4 +1,4 @@
-"""Simultaneous intervals for all pairs of actions in R, and for all members of sweeps (definitions, "Intervals").
+"""Simultaneous intervals for all pairs of actions in R, and for all members of sweeps (``docs/intervals.md``).
 
 The intervals of pairs decide which actions are ruled out or recommended, and their ranks. The intervals of members are
 the bands of curves. With c the quantile of the largest |t*| of any pair or member in a draw, all intervals theta +- c

@@ -1,4 +1,4 @@
-"""Derivatives of quantities by pooled moments, and standard errors that follow from them (definitions, "Intervals").
+"""Derivatives of quantities by pooled moments, and standard errors that follow from them (``docs/intervals.md``).
 
 A quantity is theta = g(M) of pooled moments M. Linearized at M, a cluster c adds u_c, the sum over its documents of
 w_d grad g . (x_d - M_s), with M_s the mean of the document's stratum. SE^2 is the sum over strata of n / (n - 1) times
@@ -331,5 +331,5 @@ def _products(weights: Float, columns: Sequence[Float]) -> Float:
         if draws == 1:  # BLAS would round a column of a single row by its place among the columns
             result[..., part] = (weights.T[None] * tile).sum(axis=1, keepdims=True)
         else:
-            result[..., part] = (tiled @ tile[:, None]).reshape(subjects, draws, -1)
+            result[..., part] = (tiled @ tile[:, None]).reshape(subjects, draws, tile.shape[2])
     return result

@@ -1,8 +1,8 @@
 """Coupled events of one segment -> trajectories and steps, as pure functions of Arrow tables.
 
-Knows nothing of stores, files or pipelines. Symbols are those of the definitions page: I_t, tau, e_x, e_y,
-e = min(e_x, e_y), e' = max(e_x, e_y), H. Every pass is one array operation over all rows or all trajectories of the
-segment; strings are compared once for each distinct value, never once for each row.
+Knows nothing of stores, files or pipelines. Symbols are those of ``docs/quantities.md``; e_x and e_y are the
+positions at which X and Y end, e = min(e_x, e_y), e' = max(e_x, e_y). Every pass is one array operation over all rows
+or all trajectories of the segment; strings are compared once for each distinct value, never once for each row.
 """
 
 from __future__ import annotations

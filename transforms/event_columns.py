@@ -1,7 +1,6 @@
 """Return columns of an events table as arrays: checked, sorted by key, cut into replicates, in a declared schema.
 
-The derivations of coupled pairs and of residual branching use this module. It knows no quantity of the definitions
-page.
+The derivations of coupled pairs and of residual branching use this module. It knows no quantity.
 """
 
 from __future__ import annotations

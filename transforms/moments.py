@@ -1,7 +1,7 @@
 """Trajectories and steps of whole units -> the moments of ``kvdrift.schema.moments``, summed over a unit's replicates.
 
-Moments are additive, so pooling units is pooling replicates (definitions, "Pooling"). Only replicates
-that are complete and end at the study's horizon H count: their steps are arrays [replicates, H].
+Moments are additive, so pooling units is pooling replicates. Only replicates that are complete and end at the study's
+horizon H count: their steps are arrays [replicates, H].
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ _OF_TRAJECTORY = (
 
 
 def _depths(pairs: Replicates, of_unit: Wide, units: int) -> _Sums:
-    """Sum H Z_L and H W_L (definitions, "What a finite branch window leaves open") of each unit, [units, H].
+    """Sum H Z_L and H W_L of each unit, [units, H]; means of Z_L and W_L are R_L and B_L of ``docs/quantities.md``.
 
     Both are running sums over one profile of lags: W_L counts the lags j >= L that a branch still has room for.
     """

@@ -1,7 +1,8 @@
 """Scans and residual branches of one segment -> branchings and branching depths, as pure functions of Arrow tables.
 
-Knows nothing of stores, files or pipelines. Symbols are those of the definitions page, "Residual-branch conditional
-Monte Carlo": w_s, M, J, Z_L, W_L, H. Every pass is one array operation over all rows or all replicates of the segment.
+Knows nothing of stores, files or pipelines. ``kvdrift.generator.coupling.residual_branching`` explains w_s, M and
+J, and the columns of ``branching_depths`` Z_L and W_L. Every pass is one array operation over all rows or all
+replicates of the segment.
 """
 
 from __future__ import annotations

@@ -91,16 +91,17 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
     for table in sorted(TABLES, key="events".__eq__):  # events last: the other tables say how far it must reach
         if table == "events":
             relied[table] = max(relied[table], _cited_version(store))
-        done = list(_mend_log(table, logs[table], relied.get(table, -1), aside))
-        if any("stands in" in line for line in done):
+        lines, stood_in = _mend_log(table, logs[table], relied.get(table, -1), aside)
+        if stood_in:
             lost.add(table)
-        yield from done
+        yield from lines
     store = Store(store.location)  # the former object knows the logs before their repair
     store.make_tables()
     yield from _restore_rows(store, lost)
-    taken = list(_take_damaged(store, aside))
-    yield from taken
-    yield from _mend_events(store, logs["events"], without_rows=any(line.startswith("units:") for line in taken))
+    damaged = _take_damaged(store, aside)
+    for table, count in damaged.items():
+        yield f"{table}: {number_of(count, 'damaged file')} set aside"
+    yield from _mend_events(store, logs["events"], without_rows="units" in damaged)
     yield from _mend_units(store)
     yield from _identify_again(store)
     yield from _derive_again(store, faults)
@@ -112,13 +113,16 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
             yield f"{CATALOG_NAME}: not written again: {error}"
 
 
-def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator[str]:
-    """Set damaged log files aside, and write empty commits in place of missing ones on which other commits rely."""
-    faults = log.faults()
+def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> tuple[list[str], bool]:
+    """Set damaged log files aside, and write empty commits in place of missing ones on which other commits rely.
+
+    Return a line for each, and whether there were missing ones.
+    """
+    faults, lines = log.faults(), list[str]()
     for path, what in faults.items():
         if path.exists():
             aside.take(path)
-            yield f"{table}: log file {path.name} {what}: it is set aside"
+            lines.append(f"{table}: log file {path.name} {what}: it is set aside")
             if path.name.endswith(".checkpoint.parquet") and (log.folder / "_last_checkpoint").exists():
                 aside.take(log.folder / "_last_checkpoint")
     kept = [int(path.name[:20]) for path in log.folder.glob("*") if path.name[:20].isdecimal() and path not in faults]
@@ -126,12 +130,13 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator
     missing = [version for version in range(log.oldest(), last + 1) if not log.file(version).exists()]
     for version in missing:
         replace_file(log.file(version), _first_commit(table, log) if version == 0 else empty_commit())
-        yield f"{table}: log file {log.file(version).name} is lost: an empty commit stands in for it"
+        lines.append(f"{table}: log file {log.file(version).name} is lost: an empty commit stands in for it")
     if table == "events" and missing:
         # A new version of events: estimates and reports of the lost rows are then out of date.
         replace_file(log.file(last + 1), empty_commit())
     if missing:
         sync(log.folder)
+    return lines, bool(missing)
 
 
 def _first_commit(table: str, log: TableLog) -> bytes:
@@ -179,17 +184,21 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
         yield f"{table}: {number_of(count, 'row')} of files that are still there, committed again"
 
 
-def _take_damaged(store: Store, aside: _Aside) -> Iterator[str]:
-    """Hide damaged files whose rows may be found elsewhere or made again, and set the files aside."""
-    memory, versions = memory_of(store), store.versions()
+def _take_damaged(store: Store, aside: _Aside) -> dict[str, int]:
+    """Hide damaged files whose rows may be found elsewhere or made again, and set the files aside.
+
+    Return the number of damaged files of each table that had some.
+    """
+    memory, versions, counts = memory_of(store), store.versions(), dict[str, int]()
     for table in (*NUMBERED, "units", *ESTIMATED_TABLES):
         if damaged := sorted(read_files(store, table, versions[table], memory).damaged):
             store.withdraw_files(table, damaged)
             for path in (Path(store.location, table, name) for name in damaged):
                 if path.exists():
                     aside.take(path)
-            yield f"{table}: {number_of(len(damaged), 'damaged file')} set aside"
+            counts[table] = len(damaged)
     remember(store, memory, store.versions())
+    return counts
 
 
 def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator[str]:

@@ -47,7 +47,7 @@ from kvdrift.stats.quantities import (
 from kvdrift.stats.reduction import NO_COEFFICIENTS, is_reduced, reduced_documents
 from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members
 
-EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
+EXPLORATORY_DRAWS = 2_000
 EXPLORATORY_LEVEL = 0.95
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # the key of a row
 
@@ -140,7 +140,7 @@ class Analysis:
         """Return the frozen plan's analysis of the evaluation documents.
 
         Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family get the
-        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). Planned endpoints of actions in
+        level 1 - alpha/m, all other rows 95% pointwise. Planned endpoints of actions in
         ``seen``, and of answers that changed since, have the status ``seen``.
         """
         primary = tuple(plan.primary)

@@ -1,4 +1,4 @@
-"""The gate: whether an action of a stored study is at most a margin worse than another action (definitions, "Gate").
+"""The gate: whether an action of a stored study is at most a margin worse than another action (``docs/gate.md``).
 
 Everything is computed from the store's moments at the question's level; nothing is written.
 """
@@ -41,7 +41,7 @@ from kvdrift.stats.simultaneous import simultaneous_gaps
 LARGER_FLOOR: Final = ""
 """The name of a baseline that stands for the study's floor with the larger R."""
 
-_DRAWS = 10_000  # definitions, "Bootstrap": for a study without a plan
+_DRAWS = 10_000  # for a study without a plan
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,18 @@ def orchestration(home: Path) -> Iterator[bool]:
                 yield False
 
 
+def check_named_server() -> None:
+    """Check that the user's server answers, if the environment or the active Prefect profile names one.
+
+    Raises:
+        OperationError: The server does not answer.
+    """
+    with _logging(), _environment(_not_set(_QUIET) | past_proxies(os.environ)):
+        if url := api_url():
+            with answering(url):
+                pass
+
+
 @contextmanager
 def answering(url: str) -> Iterator[None]:
     """Check that the user's server answers; turn failures of the server within the block into errors of one line."""

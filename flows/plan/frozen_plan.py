@@ -129,7 +129,7 @@ class FrozenPlan:
 
 @dataclass(frozen=True)
 class InterimLooks:
-    """The interim looks of a sequential plan (definitions, "Sequential studies")."""
+    """The interim looks of a sequential plan (``docs/sequential.md``)."""
 
     order: dict[str, list[str]]  # the evaluation documents of each stratum, in the order in which they are taken
     documents: list[dict[str, int]]  # for each interim look the number of documents of each stratum, in order

@@ -173,7 +173,7 @@ def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
 
 
 def check_equal_bytes(store: Store, material: Material) -> int:
-    """Check that actions which keep equally many entries of a document hold equal bytes (definitions, "Equal bytes").
+    """Check that actions which keep equally many entries of a document hold equal bytes.
 
     Payload, scales, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold
     entries in another way, such as another dtype or codec, are compared among themselves. A codec's bytes depend on how

@@ -25,7 +25,7 @@ from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator
 from kvdrift.flows.generate.storing import GenerateInto, Identify, storing
 from kvdrift.flows.material import SharedMaterial
 from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, as_task, ended_by_sigterm, retried
-from kvdrift.flows.orchestration.server import orchestration
+from kvdrift.flows.orchestration.server import check_named_server, orchestration
 from kvdrift.flows.pages.reports import present_inputs, record_inputs, report_is_current, samplings_report_folder
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study, remarks
@@ -126,6 +126,8 @@ def run_studies(
         return Outcome(location, _pages(runs), 0, did_something=False)
     if redo:
         begun_revisions(runs, redo)  # refuses actions that cannot be redone
+    if not page.is_open:
+        check_named_server()  # first, since the documents and actions in a store bind later study files
     if before is not None:
         before()
     if redo:

@@ -1,4 +1,4 @@
-"""How the compressed side stores the prompt entries that an action keeps (definitions, "Interventions"), and checksums.
+"""How the compressed side stores the prompt entries that an action keeps, and checksums.
 
 A holding takes keys and values in the model's dtype. It returns the numbers that attention reads in their place, in the
 same dtype, and the bytes of the stored form. Generated entries are stored as computed.

@@ -15,7 +15,7 @@ from kvdrift.schema.errors import InputError, OperationError
 
 
 class Codec(ABC):
-    """A ``Holding`` that stores a layer's kept keys and values in fewer bits (definitions, "Interventions").
+    """A ``Holding`` that stores a layer's kept keys and values in fewer bits (``docs/codecs.md``).
 
     Subclasses are frozen dataclasses. Their fields, which all have defaults, are the parameters that a study can set;
     they are part of an action's identity.

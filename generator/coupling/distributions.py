@@ -1,6 +1,4 @@
-"""The overlap-residual maximal coupling of two next-token distributions (definitions, "Coupling").
-
-It is eq. coupling-kernel of the paper.
+"""The overlap-residual maximal coupling of two next-token distributions (paper, eq. "coupling-kernel").
 
 Functions of distributions and uniforms return tokens; this module knows no models, histories or caches. Distributions
 are float64, or float32 for a large vocabulary. Blocks of float32 distributions are summed in float32, and everything

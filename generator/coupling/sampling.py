@@ -1,4 +1,4 @@
-"""Turn logits into the distributions from which tokens are drawn (definitions, "Decoding law").
+"""Turn logits into the distributions from which tokens are drawn (``docs/quantities.md``).
 
 They follow from temperature, top-k and top-p.
 

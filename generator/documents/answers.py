@@ -1,4 +1,4 @@
-"""Score answers on a decoded text, and find the places that state them (definitions, "Answers").
+"""Score answers on a decoded text, and find the places that state them (``docs/intervals.md``).
 
 Each task is scored by its benchmark's own rule. RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches
 its answers in the text without regard to case: ``all`` is the share of answers that occur, for needles, variables and

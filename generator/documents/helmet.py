@@ -145,8 +145,8 @@ class _RagAuthor:
         self._scored_opening = "" if section.chat_template else _OPENING.strip()
         self._examples: list[SourceRow] = []
         if self._shots:
-            file = _path(section, _TASKS[task].examples, f"worked examples of {task} (shots = 0 needs none)")
-            self._examples = [row for _, row in read_rows(file) if task != "popqa" or _unpopular(row)]
+            self._file = _path(section, _TASKS[task].examples, f"worked examples of {task} (shots = 0 needs none)")
+            self._examples = [row for _, row in read_rows(self._file) if task != "popqa" or _unpopular(row)]
 
     def passages(self, row: SourceRow) -> int:
         return len(row.rows("ctxs"))
@@ -157,8 +157,9 @@ class _RagAuthor:
         others = {example.text("question"): example for example in self._examples}  # one row of each question
         others.pop(question, None)
         if len(others) < self._shots:
-            raise row.error(
-                f"shots = {self._shots}, but the file of worked examples has {len(others)} with other questions"
+            raise InputError(
+                f"{self._file}: expected {self._shots} worked examples for shots = {self._shots}, of other questions "
+                f"than that of {row.file.name}, {row.place}, not {len(others)}"
             )
         shown = "".join(
             "\n\n".join(_passage(_RAG_PASSAGE, entry) for entry in example.rows("ctxs"))

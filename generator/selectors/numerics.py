@@ -17,8 +17,8 @@ _OWN = "model"  # the dtype that the model computes in
 class Numerics(Full):
     """All n prompt entries, prefilled in other chunks, held in another dtype, or read by other numbers of rows.
 
-    Nothing is evicted, so any divergence is rounding that an uncompressed deployment has too (definitions, "Noise
-    floor").
+    Nothing is evicted, so any divergence is rounding that an uncompressed deployment has too
+    (``docs/selectors.md``).
     """
 
     summary: ClassVar[str] = "every prompt entry, computed another way (the noise floor)"

@@ -23,7 +23,8 @@ def report(
             "-o",
             "--output",
             metavar="DIR",
-            help="The folder to write; by default STORE/report/NAME, or for a comparison a folder in reports/.",
+            help="The folder to write; by default STORE/report/NAME, or a folder in reports/ for a comparison and for "
+            "a store behind a URL.",
         ),
     ] = None,
     study: Annotated[str | None, typer.Option(metavar="NAME", help="Report only this study.")] = None,
@@ -141,7 +142,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     """Write the report of each study of a store, or only of ``study``; return the paths of the pages.
 
     ``output`` is the folder of the page, or the parent of the pages' folders if there are several; by default pages are
-    in the store.
+    in the store, or those of a store behind a URL in ``reports`` in the working folder.
     """
     from kvdrift.flows.pages.reports import model_in_path, page_beside, page_folder, write_report
     from kvdrift.generator.transformer.files.tokenizer import token_reader

@@ -211,7 +211,7 @@ def _study_status(
 
 
 def _when(at: str | None) -> str:
-    return "never" if at is None else f"{at[:16].replace('T', ' ')} UTC"
+    return "no record" if at is None else f"{at[:16].replace('T', ' ')} UTC"
 
 
 def _study_lines(study: Row) -> Iterator[str]:

@@ -7,7 +7,7 @@ values is refused (``kvdrift.log.small_tables``).
 
 All units of a document, action, revision and estimator, a kept set, keep and read the same prompt entries. The identity
 of an action includes source and parameters. Other influences, such as the environment, a file or a hash seed, show only
-in the columns ``kept_sha256`` and ``read_checksums`` of units (definitions, "Identity and revisions").
+in the columns ``kept_sha256`` and ``read_checksums`` of units.
 
 A null is unknown and is never compared, since other generators do not state all of these values.
 """

@@ -1,8 +1,7 @@
 """A unit: the replicates that a generator commits together; its number, its checks and its digest.
 
 The store and the derivation rely on these checks: which rows a unit has and, in an SWRB unit, how a scan and its branch
-belong together (definitions page, "Residual-branch conditional Monte Carlo"). ``kvdrift.ingestion.checks`` checks
-whether the values of a log follow the definitions.
+belong together. ``kvdrift.ingestion.checks`` checks whether any coupled pair can have the values of a log.
 """
 
 from __future__ import annotations
@@ -327,9 +326,12 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
     within = np.arange(rows) - starts[of_row]
     first = np.array([record["first_replicate"] for record in whole], np.int64)
     wanted = {"replicate": first[of_row] + within // horizon[of_row], "t": within % horizon[of_row] + 1}
+    for name in _VALUES:
+        if len(values[name]) != rows:
+            raise InputError(f"events: {name} has {len(values[name])} values, the units have {rows} rows")
     for name, expected in wanted.items():
-        if len(values[name]) != rows or (wrong := np.flatnonzero(values[name] != expected)).size:
-            at = of_row[wrong[0]] if len(values[name]) == rows else 0
+        if (wrong := np.flatnonzero(values[name] != expected)).size:
+            at = of_row[wrong[0]]
             raise InputError(
                 f"events: {name} is wrong in rows of {unit_name(whole[at])}, must count its replicates and positions"
             )

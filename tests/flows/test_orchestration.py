@@ -22,6 +22,7 @@ from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.orchestration.flow_run import as_stage, as_task, may_pass
 from kvdrift.flows.orchestration.server import DATABASE, copy_kept, failing_in_one_line, keep, orchestration, own_home
+from kvdrift.flows.run.study import run_studies
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.schema.errors import ControlError, DamagedStoreError, InputError, OperationError
 
@@ -155,6 +156,21 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     assert "(ConnectError: " in done.stdout
     assert done.stderr == ""
     assert not (tmp_path / "not-made").exists()
+
+
+def test_a_named_server_that_does_not_answer_leaves_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents and actions of a store would bind later study files, though nothing was generated."""
+    from prefect.context import refresh_global_settings_context  # noqa: PLC0415
+
+    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), storing(LocalGenerator()))
+    begun = list[bool]()
+    with monkeypatch.context() as named:
+        named.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+        line = refused(run_studies, [run], lambda: begun.append(True), error=OperationError)
+    refresh_global_settings_context()  # else Prefect keeps the address for the tests that follow
+    assert line.startswith("the Prefect server at http://127.0.0.1:9/api ")
+    assert begun == []
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ def test_times_and_sizes_in_json(waiting: Path, capsys: pytest.CaptureFixture[st
 
     record_estimates(str(waiting), "ext", "org/m", 10**6)  # by a process that was killed before it stored them
     assert status_of(waiting, capsys)["last_estimate"] is None
+    assert "last estimates: no record" in call(capsys, "status", waiting)[1], "there are estimates, so never is wrong"
 
 
 def test_a_verification_with_faults_is_counted(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,6 +189,12 @@ def test_many_units_at_once_are_as_one_by_one(tmp_path: Path) -> None:
     wrong = values | {"t": np.roll(values["t"], 1)}
     with pytest.raises(InputError, match="t is wrong"):
         many.add_pairs([unit.record for unit in units], wrong)
+    for name in ("replicate", "t", "delta"):
+        for column in (values[name][:-1], np.append(values[name], values[name][-1:])):
+            with pytest.raises(InputError, match=f"{name} has {len(column)} values"):
+                many.add_pairs([unit.record for unit in units], values | {name: column})
+    with pytest.raises(InputError, match="0 rows"):
+        many.add_pairs([], values)
 
 
 def test_a_store_with_two_seeds_is_named_and_not_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

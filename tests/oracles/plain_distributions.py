@@ -1,4 +1,4 @@
-"""Decoding laws as defined (definitions, "Decoding law"), token by token in plain Python."""
+"""Decoding laws as ``docs/quantities.md`` defines them, token by token in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals by the definitions page, "Intervals", with loops over draws and clusters and difference quotients.
+"""Intervals (``docs/intervals.md``) with loops over draws and clusters and difference quotients.
 
 A study is a list of documents: stratum, cluster, and the moments that a quantity reads, one number each. Draws are given
 as how often each document is in them.
@@ -60,7 +60,7 @@ def interval(
     tail = (1 - level) / 2
     low, high = _quantiles(distances, tail)
     student = -float(scipy.stats.t.ppf(tail, freedom)) if freedom > 0 else math.nan
-    # Ratios that may be anything have no variance; the definitions say nothing of them.
+    # Ratios that may be anything have no variance: their ends are expanded percentiles.
     bounded = math.isfinite(width)
     if bounded and error > least and vanished <= 0.01 * len(draws) and n >= 5 and not math.isnan(low):
         below, above = (min(max(one, student), 1.5 * student) for one in (high, -low))

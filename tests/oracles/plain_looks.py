@@ -1,4 +1,4 @@
-"""Looks at a growing study by the definitions page, "Sequential studies", another way than ``kvdrift.stats.sequential``."""
+"""Looks at a growing study (``docs/sequential.md``), another way than ``kvdrift.stats.sequential``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scipy.stats import multivariate_normal, norm, t
 
 
 def spent(share: float, alpha: float) -> float:
-    """Return alpha*(t) as on the definitions page."""
+    """Return alpha*(t), of O'Brien and Fleming's type (Lan and DeMets 1983)."""
     return float(4 - 4 * norm.cdf(norm.ppf(1 - alpha / 4) / np.sqrt(share)))
 
 

@@ -164,6 +164,15 @@ def test_standard_errors_do_not_depend_on_what_else_is_estimated() -> None:
     np.testing.assert_array_equal(one.distances["survival"], whole.distances["survival"][:, :, 1:])
 
 
+def test_one_action_is_estimated_and_has_no_contrasts() -> None:
+    """Each difference of two actions has no subjects then: arrays without elements."""
+    moments = STUDIES["one stratum"].of_actions(["action 1"])
+    of_actions = [name for name, quantity in QUANTITIES.items() if quantity.kind == "action"]
+    alone, whole = (estimate(moments, draws=256, seed=3, quantities=names) for names in (of_actions, [*QUANTITIES]))
+    assert set(whole.columns["baseline"]) == {None}
+    assert len(whole) == len(alone)
+
+
 def test_quantities_over_x_are_functions_of_the_same_x() -> None:
     """A derivative may therefore be taken once: a profile at x changes only the quantity at x."""
     moments = STUDIES["one stratum"]

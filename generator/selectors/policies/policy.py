@@ -1,4 +1,4 @@
-"""The interface of decode-time policies (definitions, "Interventions").
+"""The interface of decode-time policies (``docs/policies.md``).
 
 The whole prompt is prefilled and the first token is the reference's. The prompt's cache is then cut to m entries.
 Before the entry of a fed token joins m other entries, one of them is dropped for good. So no step reads more than m

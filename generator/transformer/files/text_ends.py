@@ -38,7 +38,7 @@ _CONVERSATION = [{"role": "user", "content": "A question"}, {"role": "assistant"
 
 @dataclass(frozen=True)
 class TextEnds:
-    """The tokens that end a text, one set for both sides (definitions, "Ends and beginnings").
+    """The tokens that end a text, one set for both sides (``docs/models.md``).
 
     ``places`` has for each token the places that name it. The first token fills the positions after a side's end.
     """

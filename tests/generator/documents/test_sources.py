@@ -383,6 +383,11 @@ class TestHelmet:
         line = refused(take, section("helmet", tasks=["popqa"], path=str(helmet)), tokenizer)
         assert re.search(r"popqa_test_1000_k3_dep6\.jsonl: .* popqa \(shots = 0 ", line)
 
+    def test_too_few_worked_examples_are_said_of_their_file(self, tokenizer: Any, helmet: Path) -> None:
+        line = refused(take, section("helmet", tasks=["nq"], path=str(helmet), shots=4), tokenizer)
+        assert line.startswith(f"{helmet / 'data/kilt/nq-train-multikilt_1000_k3_dep6.jsonl'}: ")
+        assert re.search(r"nq-dev-multikilt_1000_k20_dep6\.jsonl, line \d+, not [23]$", line)
+
 
 class TestJsonl:
     """Prompts of one's own."""
