@@ -46,8 +46,8 @@ VERDICT = "verdict.json"
 
 _ESTIMATES = "estimates.csv"  # among the tables
 
-RELOADING = '<meta http-equiv="refresh"'
-"""The tag that only the page of an unfinished study has: it makes the page reload itself."""
+RELOADING = 'id="reloading"'
+"""The attribute that only the page of an unfinished study has: its box makes the page reload itself."""
 
 DrawFigures = Callable[[Sequence[Drawing], Path], dict[str, str]]
 """Draws figures into a folder, and returns the SVG of each for the page, by the figure's name."""

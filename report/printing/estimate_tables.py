@@ -149,8 +149,8 @@ def action_tables(
     under = dict.fromkeys(content.facts.noise_floors, NOISE_FLOOR)
     of: Any = {"baseline": baseline, "note": note, "under": under}
     return tuple(
-        action_table(full, title, content.estimates, rows, columns, strata=strata, **of)
-        for full, strata in ((name, (POOLED,)), (f"{name}_by_stratum", content.facts.strata))
+        action_table(f"{name}{end}", f"{title}{words}", content.estimates, rows, columns, strata=strata, **of)
+        for end, words, strata in (("", "", (POOLED,)), ("_by_stratum", ", by stratum", content.facts.strata))
     )
 
 

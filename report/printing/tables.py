@@ -85,15 +85,15 @@ class PrintedTable:
         return [
             replace(
                 self,
-                name=self.name if first == 1 else f"{self.name}-{first}",
-                title=self.title if first == 1 else f"{self.title}, continued",
+                name=self.name if part == 1 else f"{self.name}-{first}",
+                title=self.title if part == 1 else f"{self.title}, part {part}",
                 columns=(self.columns[0], *self.columns[first : first + self.abreast]),
                 rows=tuple(
                     replace(row, cells=(row.cells[0], *row.cells[first : first + self.abreast])) for row in self.rows
                 ),
                 note=self.note if first == starts[-1] else "",
             )
-            for first in starts
+            for part, first in enumerate(starts, 1)
         ]
 
     def write_csv(self, folder: Path) -> None:

@@ -97,6 +97,13 @@
     });
   });
 
+  // The page of an unfinished study reloads itself until the reader stops it.
+  var reloading = document.getElementById("reloading");
+  if (reloading) {
+    reloading.hidden = false;
+    setInterval(function () { if (reloading.control.checked) { location.reload(); } }, 30000);
+  }
+
   function open(element) {
     for (; element; element = element.parentElement) {
       if (element.tagName === "DETAILS") { element.open = true; }

@@ -234,6 +234,22 @@ def test_readers_who_do_not_see_it_have_all_of_it(tabs: Tabs, page: Path) -> Non
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
+def test_an_unfinished_page_reloads_until_its_reader_stops_it(tabs: Tabs, tmp_path: Path) -> None:
+    page = build_report(
+        make_views(), STUDY, MODEL, tmp_path, preliminary="Half is done.",
+        draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings},
+    )  # fmt: skip
+    tab = tabs.open(page)
+    tab.clock.install()
+    tab.reload()
+    with tab.expect_navigation():
+        tab.clock.run_for(30_000)
+    tab.get_by_label("Reload").uncheck()
+    tab.evaluate("window.stays = true")
+    tab.clock.run_for(60_000)
+    assert tab.evaluate("window.stays")
+
+
 @pytest.mark.slow
 def test_paper_has_what_is_open_and_the_definitions(tabs: Tabs, page: Path) -> None:
     tab = tabs.open(page)

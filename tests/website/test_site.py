@@ -8,10 +8,11 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from fixtures.browser import Tabs
+from fixtures.browser import Tabs, findings
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
@@ -134,6 +135,15 @@ def test_its_search_needs_no_server(site: Path, tabs: Tabs) -> None:
     found.wait_for()
     assert str(found.get_attribute("href")).startswith((site / "cookbook.html").as_uri())
     assert tabs.complaints == []
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("light", 390), ("dark", 1280), ("dark", 390)])
+@pytest.mark.by_default("dark-390")
+def test_it_is_accessible(site: Path, tabs: Tabs, scheme: Literal["light", "dark"], width: int) -> None:
+    """Pages with pictures, tables, code and classes, once the theme has made its parts of them."""
+    for name in ("gallery", "costs", "study-file", "python"):
+        tab = tabs.open(site / f"{name}.html", scheme=scheme, width=width)
+        assert findings(tab) == [], name
 
 
 def finished(root: Path, name: str) -> None:

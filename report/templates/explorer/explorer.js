@@ -310,12 +310,13 @@ class Explorer {
       if (!rows.length) return null;
       const buttons = rows.map((row) => {
         const pair = this.data.trajectory(row);
+        const entry = pair.tau === null ? "no τ" : `τ ${pair.tau}`;
         const strip = make("svg", { viewBox: `0 0 ${horizon} 10`, preserveAspectRatio: "none", "aria-hidden": "true" },
           ...bars(pair, horizon, 0, 1, 0, 10));
         if (pair.tau) strip.append(make("line", { class: "tau", x1: pair.tau - 1, x2: pair.tau - 1, y1: 0, y2: 10 }));
-        const button = make("button", { type: "button", "data-row": row, "aria-current": row === this.row ? "true" : null,
-          "aria-label": `${name}, replicate ${pair.replicate}, ${pair.tau === null ? "no mismatch" : `τ = ${pair.tau}`}` },
-          make("span", {}, String(pair.replicate)), strip, make("span", {}, pair.tau === null ? "none" : `τ ${pair.tau}`));
+        const button = make("button", { type: "button", "data-row": row, "aria-current": row === this.row ? "true" : null },
+          make("span", {}, make("span", { class: "unseen" }, `${name}, replicate `), `${pair.replicate} `), strip,
+          make("span", {}, entry));
         button.addEventListener("click", () => {
           this.go(row);
           document.querySelector(`[data-row="${row}"]`).focus({ preventScroll: true });
