@@ -65,6 +65,7 @@ def happens(content: PageContent) -> Section | None:
         example
         | {
             "role": roles[example["action"]],
+            "scored": _scored(content, doc, replicate, example["action"]),
             "kept": _kept_record(content, doc, example["action"]),
             "link": "trajectories.html#" + urlencode({"doc": doc, "action": example["action"], "replicate": replicate}),
         }
@@ -89,6 +90,14 @@ def _first_pair(content: PageContent, worst: str) -> tuple[str, int, str] | None
         return None
     first = min(diverged, key=lambda row: (row["doc"], row["replicate"]))
     return first["doc"], first["replicate"], f"It is the first that diverges under {worst}."
+
+
+def _scored(content: PageContent, doc: str, replicate: int, action: str) -> str:
+    """Say how the answers of Y are scored beside those of X; empty if the pair is not scored."""
+    rows = content.source.of("scores", doc=doc, replicate=replicate, action=action)
+    if not rows:
+        return ""
+    return f"states {fixed(100 * rows[0]['score_y'], 0)}% of the answers, X {fixed(100 * rows[0]['score_x'], 0)}%"
 
 
 def _kept_record(content: PageContent, doc: str, action: str) -> str:
@@ -138,10 +147,10 @@ def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader
         }
         for t, x, y in ((event["t"], event["x_token"], event["y_token"]) for event in events) if t <= last
     ]  # fmt: skip
-    mismatches, horizon = trajectory["mismatches"], trajectory["horizon"]
-    story = f"first mismatch at τ = {tau}, {mismatches} of {horizon} positions differ"
+    written = min(last, trajectory["horizon"])
+    story = f"first mismatch at τ = {tau}, {trajectory['mismatches']} of {written} written tokens differ"
     if tau is None:
-        story = f"agrees through position {horizon}"
+        story = f"agrees through position {trajectory['horizon']}"
     summary = f"{story}; {_end('reference', eos_x)}, {_end(other, eos_y)}"
     return {"action": trajectory["action"], "summary": summary, "pairs": pairs}
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvdrift.report.printing.bars import Bar, bars
-from kvdrift.report.printing.numbers import count, fixed, in_text, level, listed, scaled, size
+from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, level, listed, scaled, size
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice, choose, difference, documents_needed, not_distinguished
@@ -99,7 +99,12 @@ class ActionVerdict:
     action: str
     badge: Badge
     reasons: tuple[Reason, ...] = ()
-    remark: str = ""  # of a floor: what it measures
+    remark: str = ""  # of a floor: what it measures; of the only recommended action: why
+
+    @property
+    def by(self) -> str:
+        """The action that rules this action out; empty without."""
+        return next((str(reason.other) for reason in self.reasons if reason.says is Says.RULED_OUT), "")
 
     def as_record(self) -> dict[str, Any]:
         """Return the verdict's values by name."""
@@ -115,9 +120,12 @@ def action_verdicts(content: PageContent, choice: Choice) -> list[ActionVerdict]
     controls = [ActionVerdict(control.action, Badge.CONTROL) for control in content.facts.controls[:1]]
     near = not_distinguished(content)
     verdicts = [
-        ActionVerdict(action, _badge(content, choice, action), tuple(_reasons(content, choice, action, near)))
+        ActionVerdict(
+            action, _badge(content, choice, action), tuple(_reasons(content, choice, action, near)),
+            "R differs surely from that of every other action." if choice.recommended == [action] else "",
+        )
         for action in choice.candidates
-    ]
+    ]  # fmt: skip
     order = list(Badge)
     return [*sorted(verdicts, key=lambda verdict: order.index(verdict.badge)), *floors, *controls]
 
@@ -168,16 +176,33 @@ def headline(content: PageContent, choice: Choice) -> str:
     recommended = choice.recommended
     if choice.obstacle:
         return f"No action can be recommended: {choice.obstacle}."
+    undecided = _undecided(choice)
+    if recommended and undecided:
+        names = (
+            f"{recommended[0]}, with {_held(content, recommended[0])}" if not recommended[1:] else _some(recommended)
+        )
+        return f"Recommended: {names}; {undecided} between other actions are undecided."
     if len(recommended) > 1:
         return f"Recommended: {_some(recommended)}; each holds fewer bytes than the one before, and diverges more."
     if recommended:
-        risk = scaled(content.estimates.get("mismatch", recommended[0]).estimate, Scale.PERCENT, 1)
-        return f"Recommended: {recommended[0]}, with {_held(content, recommended[0])}; {risk}% of positions differ."
-    if choice.unsettled:
-        pairs = len(choice.candidates) * (len(choice.candidates) - 1) // 2
-        undecided = f"{count(len(choice.unsettled))} of {count(pairs)} differences in R"
+        costs = [f"R {scaled(_number(content, 'mismatch', recommended[0]), Scale.PERCENT, 1)}%"]
+        if (after := _number(content, "accuracy", recommended[0])) is not None:
+            before = scaled(_number(content, "accuracy_reference", recommended[0]), Scale.PERCENT, 1)
+            costs.insert(0, f"accuracy {before}% → {scaled(after, Scale.PERCENT, 1)}%")
+        return f"Recommended: {recommended[0]}, with {_held(content, recommended[0])}, {', '.join(costs)}."
+    if undecided:
         return f"No action is recommended yet: {undecided} are undecided."
     return f"No action is recommended: {_some(choice.unfit)} would be, but loses most right answers."
+
+
+def _undecided(choice: Choice) -> str:
+    """Count the undecided differences in words; empty without any."""
+    pairs = len(choice.candidates) * (len(choice.candidates) - 1) // 2
+    return f"{count(len(choice.unsettled))} of {count(pairs)} differences in R" if choice.unsettled else ""
+
+
+def _number(content: PageContent, quantity: str, action: str) -> float | None:
+    return content.estimates.get(quantity, action).estimate
 
 
 def remarks(content: PageContent, choice: Choice) -> list[str]:
@@ -185,8 +210,10 @@ def remarks(content: PageContent, choice: Choice) -> list[str]:
     rows = [difference(content.estimates, *pair) for pairs in choice.deciding.values() for pair in pairs]
     said = [choice.remedy] if choice.remedy else []
     if choice.unsettled:
+        names = _some([name for name in choice.candidates if any(name in pair for pair in choice.unsettled)])
         said.append(
-            "If a small difference does not matter, kvdrift gate says whether an action is at most a margin worse."
+            f"Not ruled out: {names}. If a small difference does not matter, kvdrift gate says whether an action is at "
+            "most a margin worse."
         )
     elif choice.recommended and any(row.standing != PRESPECIFIED for row in rows):
         said.append("kvdrift confirm writes a study of unseen documents whose plan names these actions.")
@@ -205,7 +232,10 @@ def _held(content: PageContent, action: str) -> str:
     facts, share = content.facts, content.facts.share_of_whole(action)
     held = facts.storage[action].mean_prompt_cache
     cache = f"{size(held)} of {facts.cache}" if share is None else f"{fixed(100 * share, 0)}% of {facts.whole}’s bytes"
-    return f"{cache} and {size(facts.weight_bytes(action))} of weights" if facts.own_weights else cache
+    weights, whole = facts.weight_bytes(action), facts.whole_cache and facts.weight_bytes(facts.whole_cache)
+    if not facts.own_weights or not weights or not whole:
+        return cache
+    return f"{cache} and {fixed(100 * weights / whole, 0)}% of {facts.whole}’s weights"
 
 
 def verdict_record(content: PageContent) -> dict[str, Any]:
@@ -250,7 +280,8 @@ def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list
         index = content.actions.index(action) if action in content.actions else None
         risk, accuracy, entry = (column[place] for column in columns.values())
         if verdict.badge is Badge.CONTROL:
-            risk = Bar("0")
+            reference = _number(content, "accuracy_reference", content.baseline)
+            risk, accuracy = Bar("0"), Bar(MISSING if reference is None else f"{scaled(reference, Scale.PERCENT, 1)}%")
         held = _held_bar(content, verdict, largest)
         described = "" if content.facts.finite else content.facts.described(action)
         rows.append(GlanceRow(verdict, index, described, held, risk, accuracy, entry))

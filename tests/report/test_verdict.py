@@ -431,7 +431,7 @@ def test_bytes_of_cache_and_of_weights_are_both_compared() -> None:
     lighter = weighted(make_views(documents_each=12), snapkv_half=2**20, recent_half=2**21)
     choice, words = decided(lighter)
     assert choice.ruled_out == {"recent-half": "snapkv-half"}
-    assert "1.0 MiB of weights" in words["sentence"]
+    assert "25% of the reference’s weights" in words["sentence"]
     (verdict,) = (column for column in ranked(lighter).columns if column.head == "verdict")
     assert "weights" in verdict.meaning
     heavier = weighted(make_views(documents_each=12), snapkv_half=2**21, recent_half=2**20)

@@ -269,7 +269,7 @@ def test_rows_are_selected_by_value_and_sorted_by_grain(store: Store) -> None:
         ("selekt 1", "selekt"),
         ("select * from decompositon", "Did you mean"),
         ("select cast(action as integer) from decomposition", "Could not convert"),
-        ("", "no result"),
+        ("", "query is empty"),
         (
             "select split from units",
             r'"split" not found .*; documents has it: add join documents using \(study, model, doc\)$',
