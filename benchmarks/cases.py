@@ -28,7 +28,7 @@ SEED = 3
 
 @dataclass(frozen=True)
 class Case:
-    """The shape of a model, where it computes, and the sizes of the generation: n ``entries``, K ``replicates``, H."""
+    """A model's shape, its device and threads, and the sizes of a run: n prompt ``entries``, K ``replicates``, H."""
 
     layers: int = 8
     width: int = 512
@@ -44,7 +44,7 @@ class Case:
     horizon: int = 32
 
     def actions(self) -> list[Action]:
-        """Return the three measured actions."""
+        """Return the measured actions: SnapKV and recent keeping half of the prompt, and SnapKV keeping 512 entries."""
         half = Retention.parse("1/2")
         return [
             Action("snapkv-half", "snapkv", SnapKV(), half),
@@ -73,7 +73,7 @@ def model_shape(case: Case) -> ModelShape:
 
 
 def weight_bytes(case: Case) -> int:
-    """Return the bytes of all weights, with both embeddings."""
+    """Return the bytes of all weights; embedding and head are two tensors."""
     return matrix_bytes(model_shape(case), tables=2)
 
 
@@ -103,6 +103,6 @@ def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
 
 
 def random_document(case: Case) -> Document:
-    """Make a prompt of random tokens."""
+    """Make a document whose prompt is ``case.entries`` random tokens."""
     tokens = np.random.default_rng(SEED).integers(0, case.vocabulary, case.entries)
     return Document("random", "RANDOM", "random", "random", "random", tuple(tokens.tolist()))

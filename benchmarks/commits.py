@@ -78,7 +78,7 @@ def commit_all(location: str, workers: Workers) -> tuple[list[float], float]:
 
 
 def _commit_part(location: str, workers: Workers) -> tuple[list[float], float]:
-    """Have workers commit in threads of this process."""
+    """Have workers commit in threads of this process; return the seconds of each commit, and the CPU seconds."""
     stores = [Store.open(location) for _ in workers.numbers]
     for store in stores:
         store.stored_units([])  # opens the tables, which a worker does once
@@ -101,7 +101,7 @@ def _commit_part(location: str, workers: Workers) -> tuple[list[float], float]:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The result of simulated workers."""
+    """The times, the lost races and the wrong rows of the commits of simulated workers."""
 
     commits: int  # groups of units; each is a version of both tables
     lost_races: int  # for versions of both tables
@@ -118,7 +118,7 @@ class Simulated:
 
 
 def simulate(location: str, workers: int, commits: int, *, at_once: bool = False) -> Simulated:
-    """Let workers make ``commits`` commits each to a new local store; with ``at_once`` no worker ever sleeps."""
+    """Measure workers that each make ``commits`` commits to a new local store; with ``at_once`` none ever sleeps."""
     Store.create(location)
     pace = None if at_once else LOCAL
     numbers = [range(first, first + commits) for first in range(0, workers * commits, commits)]
@@ -132,7 +132,7 @@ def simulate(location: str, workers: int, commits: int, *, at_once: bool = False
 
 
 def compared(store: Store, committed: list[Unit]) -> tuple[int, int]:
-    """Return how many committed rows of events the store lacks, and how many other rows it has."""
+    """Return how many events of ``committed`` units the store lacks, and how many other events it has."""
     names = list(committed[0].events.column_names)
     key = [(name, "ascending") for name in EVENTS.key if name in names]
     rows = [
@@ -144,7 +144,7 @@ def compared(store: Store, committed: list[Unit]) -> tuple[int, int]:
 
 @contextmanager
 def lost_races_here(location: str) -> Iterator[Callable[[], int]]:
-    """Count the lost races of all processes for versions of a local store's tables.
+    """Yield a function that returns how many races for versions of a local store's tables were lost so far.
 
     delta-rs writes the file of a version under a name with ``#``, and then links the version's name to it, which fails
     if that name exists. So lost races are the files that were written but got no name of a version.
@@ -195,7 +195,7 @@ def _names(data: bytes) -> Iterator[str]:
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
-    """Simulate each number of workers."""
+    """Simulate each number of workers of ``--workers``; yield the row and the facts of each."""
     for workers in options.workers:
         simulated = simulate(str(folder / str(workers)), workers, options.commits, at_once=options.at_once)
         rate, waited = simulated.commits / simulated.seconds, np.quantile(simulated.waited, [0.5, 0.99])

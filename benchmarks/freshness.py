@@ -49,7 +49,7 @@ COMMAND = (sys.executable, "-m", "kvdrift", "derive")
 
 @dataclass(frozen=True)
 class Load:
-    """The load of the writers."""
+    """How many units the writers commit, and how fast; and how often the reader queries."""
 
     commits: int  # of all writers together
     rate: float  # units per second of all writers together
@@ -68,7 +68,7 @@ class Load:
 
 @dataclass
 class Seen:
-    """The measurements of a run; bytes at rest are 0 if the derivation never rests."""
+    """The measurements of a run; ``early`` and ``late`` are 0 if the writer makes no pause, or without ``--watch``."""
 
     delays: list[float] = field(default_factory=list)  # seconds of each unit, in the order of the documents
     writing: float = 0.0  # seconds from the first commit to the last
@@ -85,7 +85,7 @@ def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Loa
 
 
 def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
-    """Commit the units of every ``writers``-th document, from number ``writer`` on, each at its time after ``begin``.
+    """Commit the units of every ``load.writers``-th document, beginning with number ``writer``, at the load's rate.
 
     Returns the time of each document's commit, in seconds since 1970, and the CPU seconds.
     """
@@ -103,7 +103,7 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 
 
 def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
-    """Open the views of a store again and again, until they have all units or nothing new comes.
+    """Query the views of a store again and again, until they have all units, or no new ones for ``PATIENCE`` seconds.
 
     Returns the time at which a query first had each document's units, and the CPU seconds of all queries but the first.
     """
@@ -192,12 +192,12 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
 
 
 def at_rest(readings: list[tuple[float, int]], end: float) -> int:
-    """Return the median of the resident memory in the second half of a pause that ended at ``end``."""
+    """Return the median bytes of ``readings``, (time, bytes), in the second half of a pause that ended at ``end``."""
     return int(statistics.median(now for when, now in readings if end - REST / 2 <= when <= end))
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
-    """Measure ``--watch`` and the peer."""
+    """Measure ``derive --watch``, and the peer unless memory is measured or ``--no-peer`` is given."""
     load = Load(max(1, round(options.rate * options.seconds / UNITS)), options.rate)
     if options.commits:
         load = memory_load(options.commits, options.rate, load.replicates, load.horizon)
@@ -218,7 +218,7 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
 
 
 def delay_rows(name: str, seen: Seen, load: Load, peer: Seen | None = None) -> list[BenchmarkRow]:
-    """Return the rows of a run's delays; ratios are how many times as late the peer's units are."""
+    """Return rows of the median, 95th percentile and maximum of delays; ratios divide the peer's delays by these."""
     rate, rows = load.commits * load.units / seen.writing, list[BenchmarkRow]()
     for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
         delay = float(np.percentile(seen.delays, share))
@@ -228,7 +228,7 @@ def delay_rows(name: str, seen: Seen, load: Load, peer: Seen | None = None) -> l
 
 
 def many_commits(text: str) -> int:
-    """Return the number of ``--commits``, which must be above ``EARLY_COMMITS``."""
+    """Read the text of ``--commits``, a number above ``EARLY_COMMITS``."""
     if int(text) <= EARLY_COMMITS:
         raise argparse.ArgumentTypeError(f"{text}: give more than {EARLY_COMMITS}")
     return int(text)

@@ -78,7 +78,7 @@ RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
 
 def run_shared(case: Case, sharing: SharingOptions = SHARE_ALL, *, control: bool = False) -> MeasuredRun:
-    """Run all actions, and with ``control`` the full-retention control, by the generator."""
+    """Run all actions, and with ``control`` the full-retention control, by kvdrift's own generator."""
     model, document = random_model(case), random_document(case)
     actions = [*case.actions(), *([Action("full", "full", Full(), Retention(None))] if control else [])]
     pending = [PendingUnit(action, 0, case.replicates) for action in actions]
@@ -121,7 +121,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._buffers = [self._filled(part, copies, horizon) for part in (prompt.key, prompt.value)]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append [K, KV heads, T, size] and return everything so far."""
+        """Append keys and values of T tokens, [K, KV heads, T, size] each; return all keys and values so far."""
         start, self._length = self._length, self._length + key_states.shape[-2]
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, start : self._length] = states
@@ -141,7 +141,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 def expanded_cache(layers: Sequence[PrefixLayer], copies: int, horizon: int, *, preallocated: bool) -> Cache:
-    """Make a cache with ``copies`` copies of the kept entries, one for each replicate."""
+    """Make a cache of transformers with ``copies`` copies of the entries of ``layers``, one for each replicate."""
     if preallocated:
         return Cache(layers=[PreallocatedLayer(layer, copies, horizon) for layer in layers])
     cache = DynamicCache()
@@ -233,7 +233,7 @@ PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 
 
 def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | None) -> Measurement:
-    """Measure the parts and the phases at one prompt length; return rows and facts."""
+    """Measure ``parts``, and steps before and after divergence, at the case's prompt length; return rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
     cases = {name: case if name == "shared" else copied for name in parts}
     runs: RunsByPart = in_turn(
@@ -257,7 +257,7 @@ def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | N
 
 
 def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow]:
-    """Return a row on steps of a phase for each peer: the other commit, and each part with copies, for all pairs."""
+    """Return a row on a phase's steps for each peer: the other commit, and parts with copies, scaled to all pairs."""
     pairs = phase.replicates * (len(case.actions()) + 1)
     peers: list[tuple[str | None, float | None]] = []
     if phase.before is not None:
@@ -317,7 +317,7 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
 
 
 def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
-    """Measure each prompt length."""
+    """Measure each prompt length of ``--entries``, by default those of the preset."""
     shape, lengths = PRESETS[options.preset]
     sizes = {name: value for name in ("replicates", "horizon") if (value := getattr(options, name)) is not None}
     case, lengths = replace(shape, device=options.device, threads=options.threads, **sizes), options.entries or lengths
@@ -327,7 +327,7 @@ def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
 
 
 def prompt_entries(text: str) -> int:
-    """Return a prompt length of ``--entries``, which must be at least ``_FEWEST``."""
+    """Read a prompt length of ``--entries``, a number of at least ``_FEWEST``."""
     if int(text) < _FEWEST:
         raise argparse.ArgumentTypeError(f"{text}: give {_FEWEST} or more, for SnapKV's window")
     return int(text)

@@ -34,7 +34,7 @@ class Measured(Generic[_Value]):
     def row(
         self, part: str, rate: float | None = None, peer: str | None = None, ratio: float | None = None
     ) -> BenchmarkRow:
-        """Return the table's row of a part that this call measured."""
+        """Return a table's row for this call of the part ``part``; ``ratio`` compares it with ``peer``."""
         return BenchmarkRow(part, self.seconds, self.cpu_seconds, mib(self.peak_bytes), rate, peer, ratio)
 
 
@@ -88,7 +88,10 @@ def in_turn(parts: Mapping[str, Callable[[], _Value]], repetitions: int) -> dict
 def compared(
     parts: Mapping[str, Measured[Any]], amount: float, peers: Mapping[str, str], label: str = "{}"
 ) -> list[BenchmarkRow]:
-    """Return a row for each part, which processed ``amount`` units; ``peers`` names the part to compare a part with."""
+    """Return a row for each part, which processed ``amount`` units.
+
+    ``peers`` has, by a part's name, the part to compare it with. ``label`` is the format of names in the table.
+    """
     return [
         part.row(
             label.format(name), amount / part.seconds,

@@ -85,7 +85,7 @@ def sizes_for(events: int) -> Sizes:
 
 
 def write(location: str, sizes: Sizes) -> None:
-    """Write the store with its events, underived."""
+    """Write a synthetic study of these sizes into a store, without deriving it."""
     write_study(location, sizes, derived=False)
 
 
@@ -110,26 +110,26 @@ def derive(location: str) -> int:
 
 
 def open_alone(location: str) -> None:
-    """Open the views, and read none."""
+    """Open and close a store's views without reading any."""
     kvdrift.open(location).close()
 
 
 def decomposition(location: str) -> Cells:
-    """Open the views and return the decomposition."""
+    """Open the views; return each action's ``QUANTITIES``, pooled over strata, from view ``decomposition``."""
     with kvdrift.open(location) as views:
         query = f"select action, {', '.join(QUANTITIES)} from decomposition where stratum = 'pooled' order by action"  # noqa: S608
         return views.sql(query).fetchall()
 
 
 def three_views(location: str) -> None:
-    """Open the views and fetch three views."""
+    """Open the views and fetch ``decomposition``, ``contrasts`` and ``entry``."""
     with kvdrift.open(location) as views:
         for name in ("decomposition", "contrasts", "entry"):
             views.rows(name)
 
 
 def bootstrap(location: str) -> int:
-    """Estimate the quantities with their intervals; return the number of intervals."""
+    """Estimate ``QUANTITIES`` with intervals from ``DRAWS`` draws; return the number of estimates."""
     analysis = Analysis("", "", "evaluation", 0, ((QUANTITIES, DRAWS),), Request(), None)
     moments = moments_of(location)
     return sum(len(rows) for rows in one_by_one(parts_of(analysis, moments, subjects_of(moments))))
@@ -155,7 +155,7 @@ PARTS: dict[str, Callable[[str], Any]] = {
 
 
 def measure_size(folder: Path, events: int) -> Measurement:
-    """Measure one size in a folder's store, existing or new; return rows, and facts beside their targets."""
+    """Measure one size on its store in a folder, which is written if it is missing; return rows and facts."""
     sizes, location = sizes_for(events), str(folder / f"events-{events}")
     parts = dict[str, Measured[Any]]()
     if is_written(location, sizes):

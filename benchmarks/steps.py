@@ -1,4 +1,4 @@
-"""Time steps of decoding before pairs diverge and after, against a bound, and against those of another commit.
+"""Time decoding steps before and after pairs diverge, against a bound, and against the steps of another commit.
 
 "before divergence" decodes one replicate, which shares streams as in any run; "after divergence" decodes K replicates,
 none of which shares a stream. Both decode three actions and the control. Each phase is measured in separate processes,
@@ -51,7 +51,7 @@ _LAW_BYTES = 4  # of a probability, float32
 
 @dataclass(frozen=True)
 class Peaks:
-    """The measured peaks of a device: of a large copy, read and written, and of a product in the weights' dtype."""
+    """A device's measured peak rates: bytes read and written by a large copy, and a product in the weights' dtype."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -59,7 +59,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The least work of a step, by parts: weights, prompts, suffixes of mean length and, of bytes, logits."""
+    """The least work of a step for weights, prompts and suffixes of mean length; and the bytes of logits."""
 
     bytes: dict[str, float]  # moved
     products: dict[str, float]  # floating-point operations
@@ -149,7 +149,7 @@ class Phase:
 
 
 def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repetitions: int) -> Phase:
-    """Measure the decoding of one phase, with the code of tree ``before`` too; the fastest repetition counts."""
+    """Measure the decoding of phase ``name``, also with the code of tree ``before``; the fastest repetition counts."""
     case = replace(case, replicates=1 if name == NAMES[0] else case.replicates)
     seconds: dict[Path, list[float]] = {tree: [] for tree in (HERE, before) if tree is not None}
     streams = 0.0
@@ -163,7 +163,7 @@ def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repe
 
 
 def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
-    """Return the seconds of decoding and the streams of a step, with the code of a working tree."""
+    """Decode with a working tree's code; return seconds and streams of a step. ``apart``: no streams are shared."""
     command = [sys.executable, "-c", _DECODE, json.dumps([asdict(case), apart])]
     ended = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:
@@ -173,7 +173,7 @@ def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
 
 
 def _work(case: Case, streams: float) -> StepWork:
-    """Return the least work of a step with ``streams`` open streams, the control being a fourth action."""
+    """Return the least work of a step with ``streams`` open streams, of the case's actions and the control."""
     entries: Sequence[int] = [case.entries, *case.kept(), case.entries]
     actions = len(entries) - 1
     compressed = (streams - case.replicates) / actions

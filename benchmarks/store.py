@@ -44,23 +44,23 @@ def append(location: str, document: Record) -> float:
 
 
 def status(location: str) -> float:
-    """Return the number of lines of ``kvdrift status``."""
+    """Do what ``kvdrift status`` does; return the number of its lines."""
     return len(list(status_lines(Store.open(location))))
 
 
 def derive(location: str) -> float:
-    """Derive when there is nothing to derive."""
+    """Derive a store that has nothing to derive; return the number of derived units, 0."""
     return run_derivation(location).units
 
 
 def views(location: str) -> float:
-    """Open the views and close them."""
+    """Open a store's views and close them; return 0."""
     with open_views(Store.open(location)):
         return 0
 
 
 def catalogue(location: str) -> float:
-    """Return the size of the catalogue in MiB."""
+    """Write the store's catalogue; return its size in MiB."""
     return mib(write_catalog(Store.open(location)).stat().st_size)
 
 
@@ -121,7 +121,7 @@ def _repeated(part: Callable[..., float], store: str, new: Iterator[Record]) -> 
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
-    """Measure all parts of all sizes, against the smallest size."""
+    """Measure all parts on stores of all sizes; ratios compare with the smallest size."""
     smallest = dict[tuple[str, str], tuple[int, float]]()
     for part, form, units, measured in measure_sizes(folder, sorted(options.units)):
         fewest, seconds = smallest.setdefault((part, form), (units, measured.cpu_seconds))

@@ -81,7 +81,7 @@ def derive_stream(path: Path, horizon: int) -> int:
 
 
 def compare(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
-    """Derive the same events in order and as a stream."""
+    """Measure the derivation of the same events in order and as a stream."""
     rows = options.replicates * options.horizon
     # In another process, since a child process inherits the peak memory of this one.
     measure(write_events, folder, options.replicates, options.horizon)

@@ -124,7 +124,7 @@ def new_study(location: str, sizes: Sizes, seed: int, documents: list[dict[str, 
 
 
 def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return rows of ``documents``; their prompts exist in name only."""
+    """Return the rows of ``documents`` of all strata; there are no prompts for them."""
     return [
         document_row(stratum, number) for stratum in range(1, sizes.strata + 1) for number in range(sizes.documents)
     ]
@@ -204,7 +204,7 @@ def draw_paths(rates: Rates, uniform: _Float) -> Paths:
 
 
 def drawn_units(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Iterator[Unit]:
-    """Draw the units of documents under all actions."""
+    """Yield the units of documents under all actions, with events drawn by the seed."""
     paths = draw_paths(draw_rates(documents, sizes, seed), draw_uniforms(documents, sizes, seed))
     for i, row in enumerate(documents):
         for j, action in enumerate(sizes.action_names):
@@ -263,7 +263,7 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
 
 
 def write_measured(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
-    """Write the study, in a separate process."""
+    """Write and derive the synthetic study in a separate process; yield its events per second and the peak memory."""
     sizes = sizes_of(options)
     yield (
         compared({"write and derive": measure(_write, options.store, sizes, options.seed)}, sizes.events, {}),

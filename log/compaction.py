@@ -74,7 +74,7 @@ def gather(folder: DeltaFolder, table: str, most: int = GATHERED_ROWS) -> int:
 
 
 def compact(folder: DeltaFolder, table: str, done: Callable[[int], None]) -> Rewritten:
-    """Merge all small files of a table, in the order of their keys; ``done`` gets the number of files done so far."""
+    """Merge all small files of a table, in the order of their keys; ``done`` gets the number of files of each merge."""
     loaded = folder.load(table)
     small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
     replaced, damaged = 0, list[str]()

@@ -437,7 +437,7 @@ class Store:
         return sum(gather(self._folder, table, most) for table in TABLES)
 
     def compact(self, table: str, done: Callable[[int], None] = lambda _: None) -> Rewritten:
-        """Merge all small files of a table, sorted by key; ``done`` is called with the number of files done so far."""
+        """Merge all small files of a table, in the order of keys; ``done`` gets the number of files of each merge."""
         return compact(self._folder, table, done)
 
     def delete_replaced(self, table: str, age: timedelta) -> tuple[int, int]:

@@ -323,7 +323,7 @@ def by_temperature(comparison: Comparison) -> list[Temperatures]:
 
 
 def _join_group(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
-    """Add a study to the groups that it shares documents with, or, if ``alone``, start a group if there is none."""
+    """Add a study to the first group whose studies are all comparable to it; if none is, start one if ``alone``."""
     for group in groups:
         if all(_comparable(entry, other) for other in group):
             group.append(entry)

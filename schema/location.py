@@ -23,9 +23,13 @@ def is_local(location: str | Path) -> bool:
 
 
 def absolute(location: str | Path) -> str:
-    """Return a path as an absolute path, with ``~`` expanded and without ``..``; a URL without a slash at its end.
+    """Return a path as an absolute path, with ``~`` expanded; a URL without a slash at its end.
 
-    A ``file://`` URL becomes the path that it names.
+    A ``..`` is removed, unless the folder before it is a link elsewhere. A ``file://`` URL becomes the path that it
+    names.
+
+    Raises:
+        InputError: The location is empty.
     """
     text = str(location)
     if text.startswith("file://"):

@@ -1,4 +1,4 @@
-"""How many documents have nearly one value of a quantity, and how far the others are (``docs/intervals.md``).
+"""How many documents have nearly equal values of a quantity, and how far off the others are (``docs/intervals.md``).
 
 ``kvdrift.stats.ends`` makes intervals from this. A ratio of moments is also a mean over documents, weighted by the
 documents' denominators, which ``Quantity.per`` returns.
@@ -22,8 +22,9 @@ from kvdrift.stats.registry import Pooled, Quantity
 def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -> Likeness:
     """Measure how alike the documents of a pooling are in a quantity, in arrays [rows, subjects, X].
 
-    The documents are in their canonical order. A document is alike if its value is no more than ``within``, in the
-    quantity's unit, from the median value of its stratum; 0 stands for 1e-12 of the quantity's range.
+    Rows are ``pooled`` and the strata; subjects are the actions or pairs; X is 1 for a scalar quantity. The documents
+    are in their canonical order. A document is alike if its value is no more than ``within``, in the quantity's unit,
+    from the median value of its stratum; 0 stands for 1e-12 of the quantity's range.
     """
     sides = pooling.sides(quantity)
     direct = _Values(pooling, quantity, sides).likeness(within)
@@ -37,8 +38,8 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
 def _either(direct: Likeness, first: Likeness, second: Likeness) -> Likeness:
     """Return the likeness of a difference of ratios.
 
-    It is ``direct``, of the documents' differences, unless these are unlike in too many clusters and both ratios
-    together are not. It is then made from ``first`` and ``second``, those of the two ratios.
+    It is ``direct``, the likeness of the documents' differences. If these are unlike in more than ``MOST_UNLIKE``
+    clusters, but the two ratios together are not, it is made from ``first`` and ``second``, their likenesses.
     """
     use = (direct.unlike > MOST_UNLIKE) & (first.unlike + second.unlike <= MOST_UNLIKE)
 

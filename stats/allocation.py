@@ -58,9 +58,10 @@ class Linearized:
     between: Between | None = None
 
     def half_width(self, replicates: int, documents: int, z: float) -> float:
-        """Return the expected half-width: z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))).
+        """Return the expected half-width with K ``replicates`` and N ``documents`` per stratum, for the quantile ``z``.
 
-        If alike documents leave a wider range open, its reach is returned. NaN if the endpoint is undefined.
+        It is z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), or how far the range reaches that alike documents
+        leave open, whichever is larger. NaN if the endpoint is undefined.
         """
         between, within = self.components
         half = z * math.sqrt((between + within / replicates) / documents)
@@ -71,7 +72,10 @@ class Linearized:
 
     @property
     def components(self) -> tuple[float, float]:
-        """sum_s w_s^2 sigma_b^2 and sum_s w_s^2 sigma_w^2."""
+        """The variances between documents and between replicates, each summed over strata with weights w_s^2.
+
+        NaN if the endpoint is undefined.
+        """
         if math.isnan(self.value):
             return math.nan, math.nan
         between = math.fsum(v.weight**2 * v.between_documents for v in self.variances)
@@ -251,7 +255,7 @@ def influences(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float
 
 
 def _components(influence: Float, clusters: NDArray[np.str_], where: str) -> tuple[float, float]:
-    """Estimate sigma_b^2 and sigma_w^2 of one stratum from influence [documents, replicates]."""
+    """Estimate a stratum's variance between documents and between replicates from influence [documents, replicates]."""
     present = ~np.isnan(influence)
     counts = present.sum(axis=1)
     influence, present, clusters, counts = (part[counts > 0] for part in (influence, present, clusters, counts))

@@ -51,8 +51,8 @@ COLUMNS = (
 class Request:
     """The intervals that an analysis requests.
 
-    Members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get the
-    pointwise ``level`` and are ``exploratory``.
+    The m members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get
+    the pointwise ``level`` and are ``exploratory``.
     ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
     a family. ``seen`` are the actions whose outcomes were known when they were planned: members of a family with such
     an action have the status ``seen`` instead.
@@ -109,7 +109,11 @@ class Request:
 
 
 def planned_status(seen: tuple[str, ...], action: str, baseline: str | None) -> str:
-    """Return the status of a planned estimate of an action, or of its contrast with a baseline."""
+    """Return the status of a planned estimate of an action, or of its contrast with a baseline.
+
+    It is ``seen`` if the action or the baseline is among ``seen``, whose outcomes were known before, else
+    ``prespecified``.
+    """
     return SEEN if action in seen or baseline in seen else PRESPECIFIED
 
 
@@ -146,7 +150,7 @@ class Estimates:
         return zip(*(self.columns[name] for name in names), strict=True)
 
     def row(self, endpoint: Endpoint) -> dict[str, Any]:
-        """Return one row by its endpoint."""
+        """Return the row of an endpoint, values by column."""
         columns = self.columns
         for i, key in enumerate(self._keys()):
             if Endpoint(*key) == endpoint:
@@ -162,7 +166,8 @@ def summarize(
 ) -> Estimates:
     """Turn draws and point estimates into rows with intervals; rows without documents are left out.
 
-    ``resampled`` is by quantity. ``pairs`` are the (baseline, action) of each contrast; None for all.
+    ``resampled`` has each quantity's estimates and draws by its name. ``pairs`` are the (baseline, action) of each
+    contrast; None for all ordered pairs of actions.
     """
     moments = moments.in_canonical_order()
     pooling = Pooling.of(moments, pairs)
@@ -234,7 +239,7 @@ def _intervals(
 
 
 def whole_clusters(effective: Float) -> NDArray[np.int64]:
-    """Return effective clusters as whole numbers, rounded down but for rounding errors."""
+    """Return effective numbers of clusters rounded down to whole numbers, rounding errors allowed for."""
     return np.floor(effective + 1e-9).astype(np.int64)
 
 
@@ -266,9 +271,10 @@ def resample(
     moments: DocumentMoments, quantities: Sequence[str], *, seed: int, draws: int,
     pairs: Sequence[tuple[str, str]] | None = None, studentized: bool = False,
 ) -> BootstrapDraws:  # fmt: skip
-    """Compute quantities in the bootstrap draws 0 to ``draws`` - 1, and with ``studentized`` the t* of each draw.
+    """Compute quantities in the bootstrap draws 0 to ``draws`` - 1.
 
-    ``pairs`` are the (baseline, action) of each contrast; None for all ordered pairs of actions.
+    With ``studentized`` the distance t* of each draw from the estimate is computed, too. ``pairs`` are the (baseline,
+    action) of each contrast; None for all ordered pairs of actions.
     """
     moments = moments.in_canonical_order()
     pooling = Pooling.of(moments, pairs)
@@ -299,7 +305,7 @@ def resample(
 
 
 class _Studentizing:
-    """The distances of draws from the estimates, in their own standard errors."""
+    """Computes the distances t* of draws from the estimates, each in the draw's own standard error."""
 
     def __init__(self, pooling: Pooling, quantities: Sequence[Quantity]) -> None:
         blocks = ClusterBlocks(pooling)
@@ -329,8 +335,8 @@ def groups(
 ) -> tuple[tuple[str, ...], ...]:
     """Split quantities into groups, one for each task, whose draws fit into memory together.
 
-    ``quantities`` None stands for every quantity whose moments are given. With ``studentized`` every draw has its t*
-    too. A single profile may exceed the bound, and is then a group by itself.
+    ``quantities`` None stands for every quantity whose moments are given. With ``studentized`` every draw also has
+    its distance t* from the estimate. A profile whose draws do not fit is a group by itself.
     """
     if quantities is None:
         known = {*moments.positions, *moments.lags}
@@ -354,7 +360,7 @@ def groups(
 def observed(
     moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
 ) -> dict[str, Float]:
-    """Compute point estimates with every document counted once: name -> float64 [rows, subjects, X]."""
+    """Compute point estimates, each document counted once: by name, in ``BootstrapDraws``' shapes without draws."""
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]
     values = Pooling.of(moments, pairs).evaluate(chosen, np.ones((1, len(moments.documents))))
@@ -364,7 +370,7 @@ def observed(
 def observed_errors(
     moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
 ) -> dict[str, Float]:
-    """Compute standard errors of the estimates: name -> float64 [rows, subjects, X].
+    """Compute the standard errors of the estimates: by name, in the shapes of ``observed``.
 
     A quantity that is not smooth has no standard error; 0 stands for it.
     """
@@ -384,7 +390,7 @@ def resampled(
     moments: DocumentMoments, quantities: Sequence[str], *, seed: int, draws: int,
     pairs: Sequence[tuple[str, str]] | None = None, studentized: bool = True,
 ) -> dict[str, Studentized]:  # fmt: skip
-    """Return the estimates of quantities with their draws, and with standard errors and t* if ``studentized``."""
+    """Return quantities' estimates and draws by name; if ``studentized``, with standard errors and the distances t*."""
     sample = resample(moments, quantities, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
     estimates, nothing = observed(moments, quantities, pairs), np.empty((0, 0))
     errors = observed_errors(moments, quantities, pairs) if studentized else {}

@@ -104,7 +104,7 @@ class Sample(NamedTuple):
 
     @property
     def weights(self) -> Float:
-        """Return w_d = 1 / (S n_stratum(d)), float64 [D]."""
+        """Return each document's weight 1 / (S n), float64 [D], with S strata and n documents in its stratum."""
         names, stratum_of, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
         weights: Float = 1 / (len(names) * sizes[stratum_of])
         return weights
@@ -169,7 +169,10 @@ def calibrate(
 
 
 def decide(low: float, high: float, margin: float) -> str | None:
-    """Say ``equivalent`` inside [-margin, margin], ``different`` outside, else ``unresolved``; None without ends."""
+    """Return "equivalent" if an interval is inside +-margin, "different" if it is outside, else "unresolved".
+
+    None without ends.
+    """
     if math.isnan(low) or math.isnan(high):
         return None
     if -margin <= low and high <= margin:
@@ -189,7 +192,10 @@ def predict(candidate: str, training: Sample, documents: Sample) -> Float:
 
 
 def cross_validated_mse(candidate: str, sample: Sample) -> float:
-    """Return M of the squared error of held-out documents' contrasts; NaN if there are fewer than two clusters."""
+    """Return the mean squared error of the predicted contrasts of held-out documents, with equal weight of strata.
+
+    NaN if there are fewer than two clusters.
+    """
     fold = folds(sample.strata, sample.clusters)
     if fold.max() == 0:
         return math.nan
@@ -206,7 +212,10 @@ def _least(scores: Mapping[str, float]) -> str | None:
 
 
 def folds(strata: Text, clusters: Text) -> NDArray[np.intp]:
-    """Assign each document a fold, int [D] from 0: at most six, clusters whole, strata spread over the folds."""
+    """Return each document's fold, int [D] from 0: at most six folds.
+
+    A cluster is in one fold; the clusters of a stratum are spread over the folds.
+    """
     strata_of: dict[str, set[str]] = {}
     for stratum, cluster in zip(strata.tolist(), clusters.tolist(), strict=True):
         strata_of.setdefault(cluster, set()).add(stratum)
@@ -261,7 +270,7 @@ def _cell_means(training: Sample, documents: Sample) -> Float:
 
 
 def _contrast(values: Float) -> Float:
-    """Return action minus baseline, float64 [D], of [D, 2]."""
+    """Return the action's value less the baseline's, float64 [D], from ``values`` [D, 2], baseline first."""
     difference: Float = values[:, 1] - values[:, 0]
     return difference
 

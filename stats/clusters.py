@@ -25,7 +25,7 @@ _PHILOX_WORDS = 4  # 64-bit words per Philox counter value
 
 
 class ClusterDraws:
-    """Draws over documents that lie in ``strata`` and belong to ``clusters``, both str [D].
+    """Bootstrap draws of clusters of documents; each document's stratum and cluster are str [D].
 
     Draw i is a function of (seed, i) and of the set of (stratum, cluster) pairs alone.
     """
@@ -60,9 +60,10 @@ class ClusterDraws:
 
 
 def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Number the sets of strata that share clusters, directly or through others.
+    """Number the sets of strata that share clusters, directly or through other strata.
 
-    ``strata`` and ``cluster_of`` have each document's stratum and cluster, [D]; the result has the number of its set.
+    ``strata`` and ``cluster_of`` have each document's stratum and cluster, [D]; the result has the number of the set to
+    which the document's stratum belongs, int [D].
     """
     _, stratum_of = np.unique(strata, return_inverse=True)
     linked: NDArray[np.intp] = stratum_of.copy()
@@ -75,7 +76,7 @@ def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp
 
 
 def over_clusters(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float:
-    """Sum values of documents [n, ...] over their clusters: [C, ...]."""
+    """Sum values of documents, [n, ...], over each of C clusters: [C, ...]; ``cluster_of`` [n] has the clusters."""
     totals = np.zeros((clusters, *values.shape[1:]))
     np.add.at(totals, cluster_of, values)
     return totals
@@ -115,7 +116,7 @@ class ClusterBlocks:
 
     Attributes:
         pooling: the pooling.
-        blocks: a block for each set of strata that share clusters, and one for each stratum of a set of several.
+        blocks: a block for each set of strata that share clusters, and one for each single stratum of such a set.
     """
 
     def __init__(self, pooling: Pooling) -> None:
@@ -142,7 +143,7 @@ class ClusterBlocks:
         return Block(rows, strata, documents[first], tuple(np.split(cluster_numbers, ends)))
 
     def sizes(self, block: Block, supports: Sequence[int]) -> Float:
-        """Count the documents of each support in each cluster, float64 [C, subjects]."""
+        """Count the documents of each of a pooling's ``supports`` in each cluster of a block, float64 [C, subjects]."""
         sizes = np.zeros((block.clusters, len(supports)))
         for number, cluster_of in zip(block.strata, block.cluster_of, strict=True):
             np.add.at(sizes, cluster_of, self.pooling.masks[self.pooling.members[number]][:, supports])
@@ -167,7 +168,7 @@ class ClusterBlocks:
 
 
 def effective(sizes: Float) -> Float:
-    """Return (sum m)^2 / sum m^2 over the first axis; 0 if all m are 0."""
+    """Return the effective number of clusters: (sum m)^2 / sum m^2 of sizes m over the first axis; 0 if all are 0."""
     squares = ordered_sum(sizes**2)
     count: Float = np.divide(ordered_sum(sizes) ** 2, squares, out=np.zeros(squares.shape), where=squares > 0)
     return count

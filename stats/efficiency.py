@@ -61,9 +61,14 @@ class BranchingMoments(MeasuredDocuments):
                 wrong = (absent & ~np.isnan(values[name])) | (name in _ALWAYS) & ~absent & np.isnan(values[name])
                 if wrong.any():
                     document, action = np.argwhere(wrong)[0]
+                    contradiction = (
+                        "has a value, but 'risk' is null"
+                        if absent[document, action]
+                        else "is null, but 'risk' has a value"
+                    )
                     raise InputError(
-                        f"{field}: '{name}' of document '{self.documents[document]}' under '{self.actions[action]}' is "
-                        "null where its risk is not, or the reverse"
+                        f"{field}: '{name}' of document '{self.documents[document]}' under '{self.actions[action]}' "
+                        f"{contradiction}"
                     )
 
     def of_actions(self, names: Collection[str]) -> BranchingMoments:
@@ -136,7 +141,7 @@ def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, leve
 
 
 def _evaluate(moments: BranchingMoments, counts: Float) -> dict[str, Float]:
-    """Evaluate all quantities under weightings [B, D], documents in the moments' order: float64 [B, rows, A]."""
+    """Evaluate all quantities under B weightings, ``counts`` [B, D] in the moments' order: float64 [B, rows, A]."""
     order = moments.canonical_order
     members = [np.flatnonzero(moments.strata[order] == name) for name in moments.stratum_names]
     names = [(f"{kind}_{name}", kind, name) for kind in ("plain", "swrb") for name in MEASURED]

@@ -73,7 +73,7 @@ class Family:
 
     @property
     def level(self) -> float:
-        """1 - alpha / m."""
+        """The level of each interval, 1 - alpha / m."""
         return 1 - self.alpha / max(self.size or len(self.endpoints), 1)
 
 
@@ -102,8 +102,8 @@ def decide(low: float | None, high: float | None, margin: float, higher: Higher)
 def decidable_quantities() -> dict[str, Quantity]:
     """Return the contrasts that a gate can decide on, by name.
 
-    Such a contrast is a single number, higher values of which are worse or better. A difference has two names: its own,
-    and that of the quantity of actions whose difference it is.
+    Such a contrast is a single number, higher values of which are worse or better. The difference of a quantity between
+    two actions can be found by the quantity's name, too.
     """
     contrasts = {name: quantity for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "contrast"}
     return {
@@ -113,7 +113,7 @@ def decidable_quantities() -> dict[str, Quantity]:
 
 
 def decidable_quantity(name: str) -> Quantity:
-    """Return the contrast with a name, or the difference of the quantity of actions with that name."""
+    """Return the contrast with a name, or the difference between two actions of the quantity with that name."""
     known = decidable_quantities()
     if name in known:
         return known[name]

@@ -34,9 +34,10 @@ _FARTHEST = 1.5  # times Student's quantile: over a few clusters a draw may have
 
 @dataclass(frozen=True, eq=False)
 class Studentized:
-    """Estimates [...], their standard errors [...], and the value and t* of every draw, [draws, ...].
+    """Estimates [...], their standard errors [...], and the value and distance of every draw, [draws, ...].
 
-    Errors and t* are empty if only percentiles of the draws are requested.
+    A distance is t*, the draw less the estimate in the draw's standard errors. Errors and distances are empty if only
+    percentiles of the draws are requested.
     """
 
     estimates: Float
@@ -60,10 +61,10 @@ def document_intervals(
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Make the intervals of many numbers: studentized, or expanded percentiles if a standard error is unusable.
 
-    An end lies at the bootstrap's quantile of t*, but no nearer than Student's quantile over the clusters, and no
-    farther than 1.5 times that quantile. If the bootstrap's quantile lies farther, the interval is ``skewed``: a few
-    documents decide the number, and the interval may hold the truth less often. Fractions have their ends on the logit
-    scale.
+    An end lies at the bootstrap's quantile of the draws' distances t*, but no nearer than Student's quantile over the
+    clusters, and no farther than 1.5 times that quantile. If the bootstrap's quantile lies farther, the interval is
+    ``skewed``: a few documents decide the number, and the interval may hold the truth less often than its level.
+    Fractions have their ends on the logit scale.
 
     Expanded percentiles are used if the standard error of the estimate, or of more than 1% of the draws, vanishes, if
     so many t* are undefined that they could move an end, and over fewer than five clusters. They are also used for
@@ -99,8 +100,8 @@ def at_least(
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Widen the intervals ``low`` to ``high`` to at least the range that alike documents leave open.
 
-    ``methods`` are the intervals' methods, and ``estimates`` their numbers; the other arguments and what is returned
-    are those of ``document_intervals``.
+    ``methods`` are the intervals' methods, and ``estimates`` their numbers; the other arguments and the results are
+    those of ``document_intervals``.
     """
     least, most = likeness.ends(levels, between)
     some = clusters > strata
@@ -115,7 +116,7 @@ def at_least(
 def _resampled(
     sample: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Return the intervals that draws give, and the method of each."""
+    """Return the intervals that draws give, before alike documents widen them: lower ends, upper ends, and methods."""
     student = -stdtrit(np.maximum(clusters - strata, 1), (1 - levels) / 2)
     low, high, defined = distance_quantiles(sample, levels, clusters, between)
     farthest = _FARTHEST * student
@@ -136,7 +137,7 @@ def _resampled(
 def distance_quantiles(
     sample: Studentized, levels: Float, clusters: Float, between: Between
 ) -> tuple[Float, Float, NDArray[np.bool_]]:
-    """Return the (1 - level) / 2 and (1 + level) / 2 quantiles of t*, [N], and whether the quantiles are usable.
+    """Return the (1 -+ level) / 2 quantiles of the draws' distances t*, [N] each, and whether they are usable, [N].
 
     The arguments are those of ``document_intervals``, which says when the quantiles are not usable.
     """
@@ -155,7 +156,7 @@ def distance_quantiles(
 def at_distances(sample: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
     """Return the ends that lie ``below`` and ``above`` standard errors from the estimates.
 
-    Fractions inside their range have them on the logit scale, where eta = logit theta has the standard error
+    Fractions inside their range have their ends on the logit scale, where eta = logit theta has the standard error
     SE / (theta (1 - theta)).
     """
     low, high = sample.estimates - below * sample.errors, sample.estimates + above * sample.errors
@@ -303,7 +304,7 @@ def _ends(likeness: Likeness, levels: Float, between: Between) -> tuple[Float, F
 
 
 def most_unlike(unlike: Float, clusters: Float, levels: Float) -> Float:
-    """Return pi: the Clopper-Pearson upper bound, at (1 + level) / 2, of a share seen in ``unlike`` of n clusters."""
+    """Return the Clopper-Pearson upper bounds, at (1 + level) / 2, of a share seen in ``unlike`` of n ``clusters``."""
     rest = clusters - unlike
     with np.errstate(invalid="ignore"):
         share = betaincinv(unlike + 1.0, np.where(rest > 0, rest, np.nan), (1 + levels) / 2)
@@ -316,16 +317,17 @@ def _grown(likeness: Likeness, factor: float) -> Likeness:
 
 
 def reach_of(likeness: Likeness, level: float, between: Between, factor: float) -> float:
-    """Return the distance to an interval's farther end with ``factor`` times as many documents of the same likeness."""
+    """Return how far alike documents leave an interval open with ``factor`` times as many documents, equally alike."""
     low, high = _ends(_grown(likeness, factor), np.array([level]), between)
     return float(max(high[0] - likeness.value[0], likeness.value[0] - low[0]))
 
 
 def settling_factor(likeness: Likeness, level: float, between: Between, allowed: float) -> float | None:
-    """Return how many times as many documents, with the same share unlike, have an upper end below ``allowed``.
+    """Return how many times as many documents are needed for an upper end below ``allowed``.
 
-    The upper end is that of the range that alike documents leave open. The factor is at least 1; None if even a
-    thousand times as many documents are too few. The arrays of ``likeness`` have one element.
+    The upper end is that of the range that alike documents leave open, with the same share of unlike documents. The
+    factor is at least 1; None if even a thousand times as many documents are too few. The arrays of ``likeness`` have
+    one element.
     """
     levels = np.array([level])
 

@@ -25,10 +25,7 @@ Text = NDArray[np.str_]
 
 @dataclass(frozen=True, eq=False)
 class MeasuredDocuments:
-    """Documents that were measured under actions, by any quantity.
-
-    ``documents``, ``strata`` and ``clusters`` are str [D].
-    """
+    """The documents, with stratum and cluster each, str [D], and the actions of some measurements."""
 
     documents: Text
     strata: Text
@@ -66,10 +63,10 @@ class MeasuredDocuments:
 class DocumentMoments(MeasuredDocuments):
     """Replicate means of every moment, by document and action.
 
-    Shapes, with D documents, A actions: ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A], and in moments
-    of documents with answers every name of ANSWER_MOMENTS too; ``positions`` every name of POSITION_MOMENTS to
-    [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty. Units are those of
-    ``kvdrift.schema.moments``.
+    Shapes, with D documents, A actions, horizon H, cohort bound T: ``scalars`` maps every name of SCALAR_MOMENTS to
+    float64 [D, A], and in moments of documents with answers every name of ANSWER_MOMENTS too; ``positions`` every name
+    of POSITION_MOMENTS to [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty. Units
+    are those of ``kvdrift.schema.moments``.
 
     NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
     null over an empty window (then it is NaN for all documents of the action).
@@ -206,7 +203,11 @@ def _check_missing(name: str, value: Float, moments: DocumentMoments) -> None:
     wrong = (missing == moments.present[:, :, None]).any(axis=2) & ~null
     if wrong.any():
         document, action = np.argwhere(wrong)[0]
+        if moments.present[document, action]:
+            contradiction = "has null values, but 'diverged' has a value"
+        else:
+            contradiction = "has values, but 'diverged' is null"
         raise InputError(
-            f"moment '{name}' of document '{moments.documents[document]}' under '{moments.actions[action]}' is null "
-            f"where the document's other moments are not, or the reverse"
+            f"moment '{name}' of document '{moments.documents[document]}' under '{moments.actions[action]}' "
+            f"{contradiction}; give all moments or none"
         )

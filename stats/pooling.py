@@ -44,7 +44,7 @@ class Pooling:
 
     @classmethod
     def of(cls, moments: DocumentMoments, pairs: Sequence[tuple[str, str]] | None = None) -> Pooling:
-        """Prepare for every action and every (baseline, action) of ``pairs``; all ordered pairs if that is None."""
+        """Return the pooling of every action and every (baseline, action) of ``pairs``; None for all ordered pairs."""
         actions = moments.actions
         if pairs is None:
             pairs = [(a, b) for a in actions for b in actions if a != b]
@@ -101,7 +101,7 @@ class Pooling:
         return self.pair_supports
 
     def means(self, value: Float, counts: Float) -> Float:
-        """Pool one moment under every weighting.
+        """Pool one moment under B weightings, for U supports.
 
         ``value`` is float64 [D, A] or [D, A, X], ``counts`` [B, D]; returns [B, rows, U] or [B, rows, U, X]. A row is
         NaN if a weighting leaves one of its strata without a document; strata in which the support has no document at
@@ -113,14 +113,15 @@ class Pooling:
         return means.reshape(*means.shape[:3], *tail)
 
     def evaluate(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, Float]:
-        """Evaluate quantities under every weighting: name -> float64 [B, rows, subjects, X], X = 1 for a scalar."""
+        """Evaluate quantities under weightings [B, D]: by name, [B, rows, subjects, X], with X = 1 for a scalar."""
         pooled = self.pool(quantities, counts)
         return {quantity.name: evaluate(quantity, pooled[quantity.name]) for quantity in quantities}
 
     def pool(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, tuple[Pooled, ...]]:
-        """Pool the moments that quantities read, by name: of the actions, or of the baselines and actions of contrasts.
+        """Return the pooled moments that quantities read, by a quantity's name.
 
-        Arrays are [B, rows, subjects] or [B, rows, subjects, X].
+        They are those of the actions or, for contrasts, of the baselines and of the actions. Arrays are [B, rows,
+        subjects] or [B, rows, subjects, X].
         """
         read = [name for name in self.moments.scalars if name not in COMPENSATORS]
         stacked = self.means(np.stack([self.moments.scalars[name] for name in read], axis=-1), counts)
@@ -167,8 +168,8 @@ def evaluate(quantity: Quantity, pooled: Sequence[Pooled]) -> Array:
 def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDArray[np.intp]], counts: Float) -> Float:
     """Pool values under every weighting, within strata and then over strata: [B, rows, U, V], ``pooled`` first.
 
-    ``values`` is float64 [D, U, V] and 0 where ``masks``, bool [D, U], is false; ``members`` are the documents of each
-    stratum, ``counts`` [B, D] the weightings.
+    ``values`` is float64 [D, U, V] and 0 where ``masks``, bool [D, U], is false, for U supports and V values;
+    ``members`` are the documents of each stratum, ``counts`` [B, D] the weightings.
     """
     means = np.empty((len(counts), 1 + len(members), *values.shape[1:]))
     pooled = means[:, 0]

@@ -21,13 +21,14 @@ def preliminary_mean(
 ) -> tuple[float, float | None, float | None]:
     """Pool a document mean of fractions as the estimates do, with Student's t for the clusters in place of a bootstrap.
 
-    M = sum of w_d x_d with w_d = 1 / (S n_stratum(d)) and V = sum over strata of n_s / (n_s - 1) times the squared
-    deviations of the clusters' u_c = sum of w_d (x_d - M_s). Ends are on the
-    logit scale, and at least as far out as alike documents leave open. The strata are taken as independent, and the
-    interval is that of a study that ends now: it is not corrected for interim looks.
+    M = sum of w_d x_d with w_d = 1 / (S n), for S strata and n documents in that of document d. The variance is the sum
+    over strata of k / (k - 1) times the squared deviations of u_c, the sum of w_d (x_d - M_s) over the documents of a
+    cluster, with k clusters in the stratum and M_s its mean. Ends are on the logit scale, and at least as far out as
+    alike documents leave open. The strata are taken as independent, and the interval is that of a study that ends now:
+    it is not corrected for interim looks.
 
     Returns:
-        M and the ends of its 95% interval; None if a stratum has one cluster.
+        M and the ends of its 95% interval; None for both ends if a stratum has one cluster.
     """
     x = np.asarray(values, dtype=np.float64)
     names, stratum = np.unique(np.asarray(strata, dtype=object).astype(str), return_inverse=True)

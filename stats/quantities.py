@@ -37,7 +37,10 @@ _PARTS, _BRANCH, _CLOCK = "decomposition", "branch_windows", "generation_clock" 
 
 
 def mismatch_rate(m: Pooled) -> Array:
-    """C_H: Pi / E, 0 when E = 0, so that R = O + E C always holds."""
+    """Return the mismatch rate C_H = occupation / exposure, and 0 where the exposure is 0.
+
+    So the mismatch is always the occurrence plus exposure times C_H (R = O + E C_H).
+    """
     rate = ratio(m["occupation"], m["exposure"])
     return np.where(m["exposure"] == 0, 0.0, rate)
 
@@ -65,19 +68,19 @@ def median_entry(m: Pooled) -> Array:
 
 
 def _at_positions(name: str, label: str, meaning: str, column: str) -> Quantity:
-    """A profile moment over positions, unchanged."""
+    """Return the quantity that is the profile moment ``column`` at each position."""
     return action_quantity(name, lambda m: m.profile(column), label, meaning, _CLOCK, column=column, axis="t",
                            profile=(column,))  # fmt: skip
 
 
 def _at_lags(name: str, moment: str, label: str, meaning: str, column: str) -> Quantity:
-    """A profile moment over lags, as a mean over the fixed cohort tau <= T."""
+    """Return the quantity that is a profile moment at each lag, divided by the share of the cohort tau <= T."""
     return action_quantity(name, lambda m: ratio(m.profile(moment), m["cohort"][..., None]), label, meaning,
                            "branch_clock", column=column, axis="lag", profile=(moment,), per="cohort")  # fmt: skip
 
 
 def _in_blocks(name: str, label: str, meaning: str, column: str) -> Quantity:
-    """A mean over the blocks 1, 2, 3 of the generation clock."""
+    """Return the quantity that is a mean over each of the blocks 1, 2, 3 of the generation clock."""
 
     def blocks(m: Pooled) -> Array:
         return np.stack([m[f"block_{block}_{column}"] for block in (1, 2, 3)], axis=-1)
@@ -213,7 +216,7 @@ def _eos_related(a: Pooled, b: Pooled) -> Array:
 
 
 def _difference(name: str, of: str, label: str, meaning: str, view: str | None = None) -> Quantity:
-    """The difference of a quantity of actions, under another name."""
+    """Return the difference of the quantity ``of`` between two actions, under the name ``name``."""
     return replace(
         difference_of(ACTION_QUANTITIES[of]), name=name, label=label, meaning=meaning, view=view, column=name
     )
@@ -222,14 +225,14 @@ def _difference(name: str, of: str, label: str, meaning: str, view: str | None =
 def _less(
     name: str, minuend: Quantity, subtrahend: Quantity, label: str, meaning: str, view: str | None = None
 ) -> Quantity:
-    """Return the quantity that is a contrast less another contrast."""
+    """Return the quantity that is the contrast ``minuend`` less the contrast ``subtrahend``."""
     return contrast_quantity(
         name, lambda a, b: minuend.function(a, b) - subtrahend.function(a, b), label, meaning, view, values=_SECOND
     )
 
 
 def _share(part: Quantity, whole: Quantity, name: str, label: str, meaning: str, view: str) -> Quantity:
-    """Return the quantity that is a contrast divided by another contrast."""
+    """Return the quantity that is the contrast ``part`` divided by the contrast ``whole``."""
     return contrast_quantity(name, lambda a, b: ratio(part.function(a, b), whole.function(a, b)), label, meaning, view,
                              scale=Scale.PERCENT, values=Range.UNBOUNDED)  # fmt: skip
 

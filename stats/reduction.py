@@ -65,7 +65,10 @@ def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
 
 
 def reduced_scalars(scalars: Mapping[str, Float], controls: Float, coefficients: Float) -> dict[str, Float]:
-    """Subtract beta . D from moments ``REDUCED``: D is ``controls`` [..., 5], beta ``coefficients`` [..., 5, 13]."""
+    """Return the moments, with beta . D subtracted from those of ``REDUCED``.
+
+    D is ``controls`` [..., 5], beta ``coefficients`` [..., 5, 13]; moments are [...].
+    """
     part = np.einsum("...c,...cm->...m", controls, coefficients)
     return {**scalars, **{name: scalars[name] - part[..., place] for place, name in enumerate(REDUCED)}}
 
@@ -131,7 +134,7 @@ def reduced_replicates(development: ReplicateMoments) -> ReplicateMoments:
 
 @dataclass(frozen=True, eq=False)
 class _Products:
-    """Sums of products of deviations within document, for one action."""
+    """Sums, for one action and by cluster, of products of deviations from the mean of the document."""
 
     cluster_of: NDArray[np.intp]  # the cluster of each document, int [D]
     controls: Float  # of the control variates with each other, float64 [C, 5, 5]
@@ -139,7 +142,7 @@ class _Products:
     squares: Float  # of the moments with themselves, [C, 13]
 
     def left_out(self, penalty: float) -> Float:
-        """Return the coefficients without each cluster in turn, [C, 5, 13]."""
+        """Return the coefficients fitted without each cluster in turn, [C, 5, 13]."""
         controls, moments = (whole.sum(axis=0) - whole for whole in (self.controls, self.moments))
         return _ridge(controls, moments, penalty)
 
@@ -184,10 +187,10 @@ def _deviations(values: Float, present: NDArray[np.bool_]) -> Float:
 
 
 def _ridge(controls: Float, moments: Float, penalty: float) -> Float:
-    """Solve (R + penalty) beta = r in scaled control variates; beta is 0 for a control variate that does not vary.
+    """Return ridge coefficients beta, [..., 5, 13], of moments on control variates that are scaled to one size.
 
-    Sums of products: of the control variates [..., 5, 5], and with the moments [..., 5, 13]. An infinite penalty uses
-    no control variate.
+    ``controls`` are the sums of products of control variates with each other, [..., 5, 5], ``moments`` those with the
+    moments, [..., 5, 13]. beta is 0 for a control variate that does not vary, and everywhere at an infinite penalty.
     """
     if np.isinf(penalty):
         return np.zeros_like(moments)

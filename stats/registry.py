@@ -48,12 +48,12 @@ class Scale(Enum):
 
     @property
     def sign(self) -> str:
-        """The unit as a column's head shows it; pp are percentage points, pairs are pairs of kernels."""
+        """The unit as a column's head shows it; pp are percentage points, pairs those of next-token distributions."""
         return self.value[1]
 
     @property
     def implied_range(self) -> Range:
-        """The range of a quantity of this scale that declares no other."""
+        """The range of a quantity of this scale that declares no range."""
         known = {Scale.PERCENT: Range.FRACTION, Scale.POINTS: Range.DIFFERENCE, Scale.TOKENS: Range.POSITION}
         return known.get(self, Range.AT_LEAST_ZERO)
 
@@ -94,7 +94,7 @@ class Range(Enum):
     UNBOUNDED = "any number"
 
     def between(self, horizon: int) -> Between:
-        """Return the ends at a horizon H."""
+        """Return the lower and the upper end of the range at a horizon H."""
         ends = {
             Range.FRACTION: (0.0, 1.0),
             Range.DIFFERENCE: (-1.0, 1.0),
@@ -109,7 +109,7 @@ class Range(Enum):
 
     @property
     def of_difference(self) -> Range:
-        """Return the range of the difference of two values."""
+        """Return the range of the difference of two values of this range."""
         return {
             Range.FRACTION: Range.DIFFERENCE,
             Range.DIFFERENCE: Range.SECOND_DIFFERENCE,
@@ -168,7 +168,7 @@ class Pooled:
 
 
 class Higher(Enum):
-    """Whether more of a quantity is worse, better, or neither for an action."""
+    """Whether higher values of a quantity are worse, better, or neither for an action."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -217,7 +217,7 @@ class BranchingQuantity(Quantity):
 
 
 def moment(name: str) -> Callable[[Pooled], Array]:
-    """Return the function that reads a scalar moment."""
+    """Return the function that reads the scalar moment of a name from pooled moments."""
     return lambda m: m[name]
 
 
@@ -261,13 +261,13 @@ def contrast_quantity(
     name: str, function: Callable[[Pooled, Pooled], Array], label: str, meaning: str, view: str | None,
     higher: Higher = Higher.NEITHER, scale: Scale = Scale.POINTS, values: Range | None = None,
 ) -> Quantity:  # fmt: skip
-    """Make a quantity of a baseline's and an action's moments, as ``action_quantity`` does."""
+    """Make a contrast, a function of a baseline's and an action's moments; arguments are as for ``action_quantity``."""
     between = values or scale.implied_range
     return Quantity(name, "contrast", function, label, meaning, scale, between, view, name, higher=higher)
 
 
 def difference_of(quantity: Quantity) -> Quantity:
-    """Return the contrast ``<name>_difference`` of an action's quantity: the value of b less that of baseline a."""
+    """Return the contrast ``<name>_difference`` of a quantity: the action's value less the baseline's."""
 
     def difference(a: Pooled, b: Pooled) -> Array:
         return quantity.function(b) - quantity.function(a)

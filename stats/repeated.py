@@ -139,7 +139,10 @@ class _Number:
 
 
 def draws_of(tail: float, least: int, *, last: bool) -> int:
-    """Return how many draws resolve a tail, at least ``least``; if these are too many, 0, or ``least`` if ``last``."""
+    """Return how many draws locate the quantile of a tail, at least ``least``.
+
+    If that is more than both ``MOST_DRAWS`` and ``least``, the result is 0, or ``least`` if ``last``.
+    """
     needed = max(least, math.ceil(LEAST_BEYOND / max(tail, LEAST_BEYOND / 2**31)))
     return needed if needed <= max(least, MOST_DRAWS) else least * last
 

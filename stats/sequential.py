@@ -99,7 +99,11 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
 
 
 def _leaving(points: Float, mass: Float, step: float, root: float) -> Callable[[float], float]:
-    """Return, as a function of c_k, the probability that S is outside at this interim look and inside before."""
+    """Return the function from c_k to the probability that |Z_k| exceeds c_k, but no earlier |Z_j| its c_j.
+
+    ``mass`` are probabilities of the values ``points`` of S at the interim look before; from there S moves by a normal
+    step of standard deviation ``step``. ``root`` is sqrt(t_k).
+    """
 
     def probability(constant: float) -> float:
         reach = constant * root
@@ -129,7 +133,7 @@ def integration_points(low: float, high: float, step: float) -> tuple[Float, Flo
 
 
 def density_after(at: Float, points: Float, mass: Float, step: float) -> Float:
-    """Return the density of S at ``at``, one step after the points."""
+    """Return the density of S at ``at``, a normal step of deviation ``step`` after ``points`` of weights ``mass``."""
     result: Float = np.exp(-0.5 * ((at[:, None] - points) / step) ** 2) @ mass / (step * math.sqrt(2 * math.pi))
     return result
 

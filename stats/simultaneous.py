@@ -1,8 +1,8 @@
 """Simultaneous intervals for all pairs of actions in R, and for all members of sweeps (``docs/intervals.md``).
 
 The intervals of pairs decide which actions are ruled out or recommended, and their ranks. The intervals of members are
-the bands of curves. With c the quantile of the largest |t*| of any pair or member in a draw, all intervals theta +- c
-SE hold together.
+the bands of curves. With c the quantile of the largest |t*| of any pair or member in a draw (its distance from the
+estimate in its own standard errors), all intervals theta +- c SE hold together.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FARTHEST = 1.5  # times Student's quantile for as many independent pairs: over 
 def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level: float = 0.95) -> Estimates:
     """Estimate the difference in R of every pair of actions, pooled over strata, with simultaneous intervals.
 
-    A pair whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by itself,
-    with m pairs in all. Actions without a common document form no pair. The rows of ``results`` are for each pair in
-    both directions, all exploratory.
+    A pair whose documents are alike, or whose distances t* are undefined, has an interval of level 1 - (1 - level) / m
+    by itself, with m pairs in all. Actions without a common document form no pair. The rows of ``results`` are for each
+    pair in both directions, all exploratory.
     """
     moments = moments.in_canonical_order()
     has = dict(zip(moments.actions, moments.present.T, strict=True))
@@ -57,9 +57,9 @@ def simultaneous_members(
 ) -> Estimates:
     """Estimate a quantity of some actions, pooled over strata, with simultaneous intervals.
 
-    An action whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by
-    itself, with m actions in all. The quantity's ``name`` is a key of ``SIMULTANEOUS_OF``. The rows of ``results`` are
-    all exploratory.
+    An action whose documents are alike, or whose distances t* are undefined, has an interval of level
+    1 - (1 - level) / m by itself, with m actions in all. The quantity's ``name`` is a key of ``SIMULTANEOUS_OF``. The
+    rows of ``results`` are all exploratory.
     """
     chosen = moments.of_actions(members).in_canonical_order()
     together = _together(chosen, name, [], len(chosen.actions), draws, seed, level)
@@ -96,7 +96,10 @@ def _together(
     moments: DocumentMoments, name: str, pairs: Sequence[tuple[str, str]], count: int, draws: int, seed: int,
     level: float,
 ) -> _Together:  # fmt: skip
-    """Estimate a quantity of ``count`` pairs or actions, whose moments are in canonical order."""
+    """Estimate a quantity of each pair, or of each action if ``pairs`` is empty, with simultaneous intervals.
+
+    ``count`` is the number of pairs or actions. The moments are in canonical order.
+    """
     quantity, pooling = quantity_named(name), Pooling.of(moments, pairs)
     at = (0, slice(None), 0)
     sample = resampled(moments, [name], seed=seed, draws=draws, pairs=pairs)[name].of(at)

@@ -39,7 +39,7 @@ class _Recorded(Pooled):
 
 @dataclass(frozen=True)
 class _Stepped(Pooled):
-    """Pooled moments; a single feature has a step into the complex plane."""
+    """Pooled moments with ``STEP`` i added to the feature ``at``, for a derivative by a complex step."""
 
     at: Feature | None = None
 
@@ -230,7 +230,7 @@ class _Part:
         return self._of_residuals(firsts, seconds, np.where(n > 1, n / (n - 1), np.nan))
 
     def _of_residuals(self, firsts: list[Float], seconds: _Covariances, scale: Float) -> _Covariances:
-        """Combine sums of totals T and sizes m: a cluster's residual is T - (M_s - M_s of the sample) m.
+        """Return covariances of residuals, T - (M_s - M_s of the sample) m for a cluster's total T and size m.
 
         The mean of residuals over the clusters of a draw is 0, so that their squares are squared deviations.
         """

@@ -64,7 +64,7 @@ def _count_files(store: Store) -> Mapping[str, FileCount]:
 
 
 class Gathering:
-    """Merges small files of the store at a location while a derivation goes on, without making it wait."""
+    """Merges small files of the store at a location in a separate process, so that a derivation need not wait."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -82,7 +82,7 @@ class Gathering:
                 self._hear()
 
     def batch_done(self) -> None:
-        """Count a micro-batch, and start a merge after some of them, unless the last merge is still under way.
+        """Count a micro-batch; after every ``BATCHES``, start a merge, unless the last merge is still under way.
 
         Raises:
             OperationError: The last merge failed.

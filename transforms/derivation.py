@@ -1,8 +1,8 @@
 """Coupled events of one segment -> trajectories and steps, as pure functions of Arrow tables.
 
-Knows nothing of stores, files or pipelines. Symbols are those of ``docs/quantities.md``; e_x and e_y are the
-positions at which X and Y end, e = min(e_x, e_y), e' = max(e_x, e_y). Every pass is one array operation over all rows
-or all trajectories of the segment; strings are compared once for each distinct value, never once for each row.
+This module knows nothing of stores, files or pipelines. Symbols are those of ``docs/quantities.md``; e_x and e_y are
+the positions at which X and Y end, e = min(e_x, e_y), e' = max(e_x, e_y). Every pass is one array operation over all
+rows or all trajectories of the segment; strings are compared once for each distinct value, never once for each row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class DerivedTrajectories:
 def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
     """Derive trajectories and steps from the events of any number of whole trajectories.
 
-    Definitions: Objects (I_t, tau, e, e'), Decomposition (exposure, occupation), Local agreement, EOS partition.
+    I_t marks the positions with different tokens; tau is the first of them. ``docs/quantities.md`` defines exposure,
+    occupation and the EOS sets.
 
     Args:
         events: N rows with the columns of EVENTS, in any order; names may be plain or dictionary-encoded strings.

@@ -81,7 +81,7 @@ class SortedEvents:
         Args:
             events: N rows that have the columns of ``GROUP_KEY``.
             values: Arrays [N] of the other columns, among them ``replicate``.
-            within: [N] ascending in the order that the rows of one group have, by replicate first.
+            within: [N] numbers by which the rows of one group are sorted, by replicate first.
             rest: Names of values, least significant first, that order rows of equal keys, so that no result depends
                 on the order in which such rows arrive.
         """

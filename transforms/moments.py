@@ -31,9 +31,9 @@ _KEY = (*GROUP_KEY, "action_revision", "unit")
 def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindows) -> pa.Table:
     """Sum the moments of each unit over its replicates; return one row for each unit, of the schema UNIT_MOMENTS.
 
-    Trajectories and steps are of whole units, of their schemas and sorted by key. Without windows of its study, a unit
-    gets the windows of the longest horizon of its complete trajectories, or of all if none is complete. A mean over an
-    empty window is null.
+    Trajectories and steps are of whole units, of their schemas and sorted by key. ``studies`` has the windows of
+    studies. A unit of any other study gets the default windows of the longest horizon among its complete trajectories,
+    or among all its trajectories if none is complete. A mean over an empty window is null.
     """
     unit = trajectories["unit"].to_numpy()
     begins = np.flatnonzero(run_begins(unit, unit))
@@ -52,7 +52,7 @@ def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindow
 def _by_windows(
     keys: pa.Table, trajectories: pa.Table, of_row: Wide, studies: StudyWindows
 ) -> Iterator[tuple[Windows, Wide]]:
-    """Yield every ``Windows`` that units have, and the row numbers in ``keys`` of its units."""
+    """Yield every ``Windows`` that units have, and the numbers of the rows in ``keys`` of the units that have them."""
     horizon, complete = trajectories["horizon"].to_numpy(), trajectories["complete"].to_numpy()
     longest = np.zeros((2, keys.num_rows), dtype=np.int32)  # of complete trajectories, of all
     np.maximum.at(longest[0], of_row[complete], horizon[complete])
@@ -81,7 +81,7 @@ class _Derived:
 
 
 def _of_windows(derived: _Derived, windows: Windows, units: Wide, of_row: Wide, keys: pa.Table) -> pa.Table:
-    """Sum the moments of units that have the same windows."""
+    """Return the rows of UNIT_MOMENTS of the units at ``units`` in ``keys``, which have the same windows."""
     trajectories = derived.trajectories
     rows = np.flatnonzero(_entering(trajectories, windows) & np.isin(of_row, units))
     of_unit = np.searchsorted(units, of_row[rows])  # [K] place in ``units``
@@ -121,7 +121,7 @@ def _entering(trajectories: pa.Table, windows: Windows) -> Flags:
 
 
 def _replicates(trajectories: pa.Table, steps: pa.Table, first_step: Wide, windows: Windows) -> Replicates:
-    """Lay K trajectories and their steps out as arrays; ``first_step`` [K, 1] are the places of their first steps."""
+    """Return K trajectories and their steps as arrays; ``first_step`` [K, 1] are the places of the first steps."""
     at = first_step + np.arange(windows.horizon)
     column = {name: trajectories[name] for name in _OF_TRAJECTORY}
     tau, eos_x, eos_y = (column[name].fill_null(NEVER).to_numpy() for name in ("tau", "eos_x", "eos_y"))
@@ -150,9 +150,10 @@ _OF_TRAJECTORY = (
 
 
 def _depths(pairs: Replicates, of_unit: Wide, units: int) -> _Sums:
-    """Sum H Z_L and H W_L of each unit, [units, H]; means of Z_L and W_L are R_L and B_L of ``docs/quantities.md``.
+    """Sum H Z_L and H W_L over the replicates of each unit, [units, H] each, for the depths L = 1..H.
 
-    Both are running sums over one profile of lags: W_L counts the lags j >= L that a branch still has room for.
+    H Z_L is the number of mismatches at lags below L, H W_L the number of lags from L on that are within the horizon.
+    Means of Z_L and W_L are R_L and B_L of ``docs/quantities.md``.
     """
     horizon = pairs.windows.horizon
     lag = pairs.t - pairs.tau[:, None]  # [K, H]
@@ -167,7 +168,7 @@ def _depths(pairs: Replicates, of_unit: Wide, units: int) -> _Sums:
 
 
 def _by_unit(values: npt.NDArray[Any], of_unit: Wide, units: int) -> Reals:
-    """Sum [K, ...] over the replicates of each unit, in their order: [units, ...]; 0 for a unit without replicates."""
+    """Sum ``values`` of replicates, [K, ...], over each unit's, in their order: [units, ...]; 0 without replicates."""
     total = np.zeros((units, *values.shape[1:]))
     if len(of_unit):
         begins = np.flatnonzero(run_begins(of_unit, of_unit))

@@ -2,15 +2,16 @@
 
 This module has no arithmetic. Elements are groups of segments: one segment for runners with workers of their own, two
 for the runner in this process, which takes one element at a time. One map derives the segments of a group in threads
-and writes their files; one leaf writes a small record of the result. The driver counts the records and commits. If
-anything dies on the way, its files have no commit and stay invisible.
+and writes their files; a last step writes a small record of the result. The driver counts the records and commits. If
+a process dies on the way, its files have no commit and stay invisible.
 
 Records go through the store, since every worker and the driver reach it: one JSON file for each group, in a folder of
 the run beside the tables. A record is named by its group's number, so a group that a runner tries twice leaves one
-record. On a local disk the driver holds a lock on its folder, which ends with the process. Only a folder without a lock
-is removed by a later run, so that a clock that jumps takes no record from a run that goes on.
+record. On a local disk the driver locks the run's folder until the driver's process ends. A later run removes a folder
+whose time is more than a day off, but only if no process has locked the folder: after a jump of the clock, the folder
+of a run under way may look old.
 
-Beam is imported only for more than a few segments; fewer are derived in this process.
+At most two segments are derived in this process without Beam, if no other runner and no option is given.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def run_derivation(
 
 
 def derive_groups(groups: Late, location: str, folder: str) -> Late:
-    """Build the whole graph, with a single leaf that records each segment's outcome in ``folder``.
+    """Return a graph that derives groups of segments, and whose last step records each outcome in ``folder``.
 
     ``groups`` is a PCollection of (number, segments). A group may come more than once, in any order. ``location`` is
     the store's location as workers see it.
@@ -230,7 +231,7 @@ def record_folder(location: str) -> Iterator[str]:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[bool]:
-    """Lock a folder during the block; yield True, or False if another process has locked it or it is behind a URL."""
+    """Lock a folder during the block; yield whether this process has the lock, False for a folder behind a URL."""
     if not is_local(folder):
         yield False
         return

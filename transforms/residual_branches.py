@@ -1,8 +1,8 @@
 """Scans and residual branches of one segment -> branchings and branching depths, as pure functions of Arrow tables.
 
-Knows nothing of stores, files or pipelines. ``kvdrift.generator.coupling.residual_branching`` explains w_s, M and
-J, and the columns of ``branching_depths`` Z_L and W_L. Every pass is one array operation over all rows or all
-replicates of the segment.
+This module knows nothing of stores, files or pipelines. ``kvdrift.generator.coupling.residual_branching`` explains
+w_s, M and J, and the columns of ``branching_depths`` explain Z_L and W_L. Every pass is one array operation over all
+rows or all replicates of the segment.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Replicates:
 
     @property
     def mass(self) -> Reals:
-        """M of each replicate, [R]."""
+        """The sum M of the weights of each replicate's scan, [R]."""
         return self.mass_through[:, -1] if len(self.horizon) else np.zeros(0)
 
 

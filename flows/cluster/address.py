@@ -85,7 +85,10 @@ def _check_dask(option: str) -> None:
 def named_workers(
     studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool
 ) -> ClusterAddress | None:
-    """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does."""
+    """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither is given.
+
+    ``served`` says whether ``--endpoint`` is given. At most one of the three options may be given.
+    """
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
     generators = [option for option, there in who.items() if there]
     if len(generators) > 1:
@@ -98,7 +101,7 @@ def named_workers(
 def named_service(
     locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
 ) -> ServiceAddress | None:
-    """Return the service that ``--endpoint`` names; None without ``--endpoint``."""
+    """Return the service that ``--endpoint`` names, the one location of ``locations``; None without ``--endpoint``."""
     files = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in files.items():
         if value is not None and not locations:
@@ -118,5 +121,8 @@ def named_service(
 
 
 def default_location(studies: Sequence[Study]) -> str:
-    """Return the default store of a file's studies: ``stores/NAME``, a path relative to the working folder."""
+    """Return the default store of a file's studies: ``stores/NAME``, a path relative to the working folder.
+
+    NAME is the studies' common name in the file.
+    """
     return str(Path("stores") / studies[0].name_in_file)

@@ -86,9 +86,9 @@ def check_facts(worker: str, there: WorkerFacts, here: WorkerFacts, location: st
 
 
 def check_source(name: str, there: str, here: str | None = None) -> None:
-    """Check that a process has the ``source_sha256`` ``here``, by default that of this process.
+    """Check that the process ``name`` has the source whose ``source_sha256`` is ``here``, by default this process's.
 
-    The error begins with ``name``, the name of the process.
+    ``there`` is the ``source_sha256`` of that process. The error begins with ``name``.
     """
     if there != (here or source_sha256()):
         raise InputError(
@@ -234,7 +234,7 @@ class Cluster:
     ) -> None:
         """Wait for a first worker; check that scheduler and workers run this kvdrift, and that workers see the store.
 
-        Only workers with the ``resources`` are checked; ``threads`` of None allows any number of a worker's threads.
+        Only workers that declare ``resources`` are checked. Each must have ``threads`` threads; None allows any number.
 
         Raises:
             InputError: A process fails a check; the line names the process and the reason. Or no worker declares the
@@ -270,7 +270,7 @@ class Cluster:
 
     @contextmanager
     def for_other_clients(self) -> Iterator[None]:
-        """Let other libraries' Dask clients in this process show the cluster's certificate."""
+        """Let other libraries' Dask clients in this process show the cluster's certificate, inside the block."""
         import dask  # noqa: PLC0415 - a run without a cluster needs none
 
         security = self._security
@@ -282,7 +282,7 @@ class Cluster:
             yield
 
     def workers(self, resources: Mapping[str, float] = _ANY) -> list[str]:
-        """Return the addresses of the present workers that declare some resources."""
+        """Return the addresses of the present workers that declare ``resources``."""
         return having(self.client.scheduler_info()["workers"], resources)
 
     def say(self, line: str) -> None:

@@ -117,7 +117,7 @@ class HandingOut:
     def _submit(self, attempt: _Attempt) -> None:
         """Give a group to a worker that has not failed at it, or to any worker if all have failed at it.
 
-        If that worker is busy, Dask may move the group to an idle worker that failed at it, which declines.
+        If that worker is busy, Dask may move the group to an idle worker that failed at it; that worker declines.
         """
         limits: dict[str, Any] = {"resources": self._resources} if self._resources else {}
         if attempt.failed:
@@ -129,7 +129,7 @@ class HandingOut:
         self._done.add(task)
 
     def _result(self, task: Future) -> Stored | Failure | None:
-        """Return a worker's answer; None if it declined."""
+        """Return the answer of the worker that took a task; None if the worker declined the task."""
         try:
             done: Stored | Failure | InputError | None = self.cluster.result(task)
         except NobodyLeftError:

@@ -78,8 +78,8 @@ class Groups:
         """Yield ``count`` groups for the present number of workers; fewer if no more documents wait.
 
         Groups shrink as fewer documents wait, so that all workers end at about the same time: one group for each worker
-        is half of the waiting documents (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM 35(8),
-        1992).
+        takes half of the waiting documents in all (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM
+        35(8), 1992).
         """
         mean = self._pace.seconds(workers, self._commit)
         of_a_document = self._seconds / self._documents if self._documents else GUESS
@@ -97,7 +97,7 @@ class Groups:
     def generated(self, documents: int, seconds: float, commit: float) -> None:
         """Record a group's seconds of generation and of its commit; they decide the sizes of the next groups.
 
-        The last commits count most, since the load of a log changes.
+        The latest commits count most, since the load of a log changes.
         """
         self._documents += documents
         self._seconds += seconds
@@ -115,7 +115,7 @@ _ROWS = 1 << 20  # events, some 60 MB in memory, from which on a group begins no
 
 @dataclass(frozen=True)
 class Assignment:
-    """The common input of a stage's tasks."""
+    """The input that all tasks of one stage of a run share; each task also gets a group."""
 
     token: str  # Distinguishes the assignment from all others
     study: Study  # The study
@@ -188,7 +188,7 @@ def generate_group(
 
 
 def _generated(store: Store, assignment: Assignment, work: Work, seconds: float) -> Stored:
-    """Generate and store the units that the store lacks; a worker that has ended may have stored the other units."""
+    """Generate the units that the store lacks, for about ``seconds``, and store them; return what is stored."""
     study, local = assignment.study, KEPT.local
     lacking = not_stored(store, study, work)
     done = {document.doc for document, _ in work} - {document.doc for document, _ in lacking}
@@ -214,9 +214,9 @@ def _failed(error: Exception, address: str, name: str) -> Failure:
 
 
 def model_there(study: Study) -> tuple[str | None, tuple[int, ...]] | KvdriftError:
-    """Return the fingerprint of this worker's weights of a study's model, and the tokens that end a text.
+    """Return the fingerprint of the weights that this worker has for a study's model, and the tokens that end a text.
 
-    The model is loaded if necessary.
+    The model is loaded if necessary. An error is returned, not raised, and names this worker.
     """
     try:
         identity = KEPT.local.identify(study, required=True)
@@ -226,7 +226,7 @@ def model_there(study: Study) -> tuple[str | None, tuple[int, ...]] | KvdriftErr
 
 
 def gpu_there(model: ModelSection, dask_worker: Any) -> tuple[str, str | None]:
-    """Return this worker's name in error lines, and the GPU of a study's model here; Dask passes the worker."""
+    """Return this worker's name in messages, and the GPU that a model uses here, if any; Dask passes the worker."""
     return worker_name(dask_worker.address), gpu_here(model)
 
 

@@ -1,8 +1,8 @@
 """Generation on this machine: in this process, with one model in memory, or beside it in two side processes.
 
-Side processes do large amounts of work of a small model, and draw figures. Both keep Python's interpreter busy about
-half of the time, and only one thread of a process can interpret: two threads would get little more done than one. If a
-side process is killed, this process does its work.
+The side processes generate for a small model if there is much to generate, and they draw figures. Each of these tasks
+keeps Python's interpreter busy about half of the time, and only one thread of a process can interpret, so a second
+thread would gain little. If a side process is killed, this process does its work.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudySampli
 
 
 def named(part: Work) -> NamedPart:
-    """Replace the actions of some work by their names."""
+    """Return some work with names in place of its actions, so that it can be sent to another process."""
     return [
         (
             document,
@@ -62,7 +62,7 @@ def named(part: Work) -> NamedPart:
 
 
 def with_actions(study: Study, part: NamedPart) -> Work:
-    """Rebuild the actions that work names, from the study and the modules beside its file."""
+    """Return work with actions in place of their names, built from the study and the modules beside its file."""
     actions = {action.name: action for action in build_actions(study)}
     return [
         (
@@ -96,7 +96,7 @@ class LocalGenerator:
         return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the function from an action to its identity; if ``required``, load a model that is not here yet."""
+        """Return a function from an action to its identity; load the model if ``required`` and files do not suffice."""
         if study.model.kind == FINITE_STATE:
             return finite_model(study).identity
         if study.model.engine is not None:
@@ -109,7 +109,7 @@ class LocalGenerator:
         return self.model(study).identity if required and unknown else identity
 
     def model(self, study: Study) -> Model:
-        """Return the study's model with its sampling and end tokens; load it in place of another loaded model."""
+        """Return the study's model with its sampling and end tokens; another model that is loaded is released first."""
         held, whole = self._study, study.model.finite or study.model.engine is not None
         # A finite-state model holds the study's systems, an engine's model its actions: both need an equal study.
         other = held is None or held.model != study.model or held.own_weights != study.own_weights
@@ -212,8 +212,8 @@ def work_beside(
 ) -> Generator[Made, None, None]:
     """Do parts of some work in side processes, which are ended if the work ends early; yield results in any order.
 
-    ``there`` does a part, as ``sent`` returns it, in a side process. ``here`` does a part in this process if no side
-    process did, because it was killed or cannot do the part.
+    ``there`` is called in a side process with what ``sent`` returns for a part. ``here`` is called in this process with
+    each part that no side process did, because the process was killed or failed unexpectedly.
 
     Raises:
         KvdriftError: A process raised it.
@@ -255,7 +255,7 @@ def _pairs_at_once(study: Study) -> int:
 
 
 def _generate(study: Study, part: NamedPart) -> list[list[Unit]]:
-    """Generate a part in a side process; any failure is raised as an error of kvdrift."""
+    """Generate a part in a side process; return the units of each document. Errors are raised as errors of kvdrift."""
     try:
         return _in_this_process().generate_part(study, with_actions(study, part))
     except KvdriftError:
@@ -271,7 +271,7 @@ def _in_this_process() -> LocalGenerator:
 
 
 def _is_small(study: Study) -> bool:
-    """Return whether a study's model is small enough for side processes, by the bytes of its weight files."""
+    """Return whether a study's model computes on the CPU and has small weight files, as side processes need."""
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False

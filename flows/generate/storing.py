@@ -103,7 +103,7 @@ def record_identities(store: Store, material: Material, identity: Callable[[Acti
 
 
 def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, int], ActionIdentity]:
-    """Return the recorded identity of each action and revision of a study and model."""
+    """Return the recorded identities of a study and model, by (action, revision)."""
     return {
         (row["action"], row["action_revision"]): ActionIdentity(**{name: row[name] for name in IDENTITY_COLUMNS})
         for row in store.read("identities").to_pylist()
@@ -112,7 +112,10 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
 
 
 def _moved_settings(store: Store, study: Study) -> dict[str, Any]:
-    """Return the stored hash and settings, which stay if the study file names the same systems by another path."""
+    """Return the stored hash and settings if they stay; else {}.
+
+    They stay if they agree with the study, whose file may name the same systems by another path.
+    """
     for row in store.read("studies").to_pylist():
         if (row["study"], row["model"]) == (study.name, study.model.id) and study.agrees_with(row["settings"]):
             return {name: row[name] for name in ("study_sha256", "settings")}
@@ -213,7 +216,7 @@ Arguments are the study and ``required``; unless an identity is required, weight
 class Trying:
     """The parts of some work that are still to be tried.
 
-    If several documents fail in a row, the cause lies elsewhere, and no more documents are tried.
+    If several documents fail in a row, the documents are not the cause, and no more documents are tried.
     """
 
     def __init__(self, work: Work) -> None:
@@ -276,7 +279,7 @@ _ENDING = (
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
-    """Generate work by ``made_by``, which stores it; return the number of new units.
+    """Generate work by ``made_by``, which also stores the units; return the number of new units.
 
     Units may be of studies that differ from ``study`` in sampling alone; such units name their study. ``stage`` names
     the work for ``progress``. If a document fails, the others are still generated, unless several fail in a row.
@@ -375,7 +378,7 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities, *, promp
 
 
 def _check_identity(unit: Unit, known: Identities) -> None:
-    """Refuse a unit whose identity differs from the stored identity of its revision: it changed during the run."""
+    """Refuse a unit whose identity differs from its action's stored identity, since files changed during the run."""
     record = unit.record
     for name, value in known[record["study"], record["action"], record["action_revision"]].columns.items():
         if record[name] != value:

@@ -1,7 +1,7 @@
 """Confirmation of an exploration: a study file of chosen actions on documents that no study in the store has evaluated.
 
-Another seed draws other prompts. If prompts are read from files, the clusters that were seen are listed in a file
-beside the study file, which excludes them.
+Generated prompts are drawn anew with another seed. For prompts from files, a second file beside the study file lists
+the clusters of documents that studies in the store have seen, and the study file excludes these clusters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Confirmation:
 
 
 def write_confirmation(study_file: Path, names: Sequence[str], store: Store, path: Path | None = None) -> Confirmation:
-    """Write a study file that confirms explored actions and the baseline; never overwrite a file.
+    """Write a study file that confirms the explored actions ``names`` and the baseline; never overwrite a file.
 
     The new study is to be run in ``store``, that of the explored study. Its name is that of the file ``path``, by
     default NAME-confirm.toml beside the study file.
@@ -140,10 +140,10 @@ def _names(name: str, content: dict[str, Any]) -> list[str]:
 def _draw(
     content: dict[str, Any], draft: Path, excluded: Path, path: Path, seen: SeenDocuments, clusters: set[str]
 ) -> int:
-    """Find a seed, and clusters to exclude, with which no evaluation document was seen; write the draft with them.
+    """Find a seed and clusters to exclude with which no evaluation document is a seen document; write the draft.
 
-    The excluded clusters, to begin with ``clusters``, are written to the file ``excluded``, which the draft names. The
-    study file will be at ``path``. The number of evaluation documents in all strata is returned.
+    ``clusters`` are excluded in any case. All excluded clusters are written to the file ``excluded``, which the draft
+    names. The study file will be at ``path``. Returns the number of evaluation documents over all strata.
     """
     first = content["study"].get("seed", 0)
     seed = first + 1
@@ -161,7 +161,7 @@ def _draw(
 
 
 def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:
-    """Make the evaluation documents of a draft, and compare them with the seen documents.
+    """Make the evaluation documents of a draft, as from a study file at ``path``, and find the seen documents in them.
 
     Returns:
         The number of documents; whether a document that was drawn by the seed was seen; and the clusters of the seen

@@ -45,7 +45,7 @@ _SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stra
 
 
 class _Entry(Generic[T]):
-    """An attribute of a plan that reads the entry of its name from the plan's content, converted by ``kind``."""
+    """An attribute of a plan: the entry with the attribute's name in the plan's content, converted by ``kind``."""
 
     def __init__(self, kind: Callable[[Any], T]) -> None:
         self._kind = kind
@@ -114,7 +114,7 @@ class FrozenPlan:
 
     @property
     def primary(self) -> list[str]:
-        """Quantities of the primary endpoints."""
+        """The names of the quantities of the primary endpoints."""
         return list(dict.fromkeys(endpoint["quantity"] for endpoint in self.content["primary_endpoints"]))
 
     @property
@@ -217,7 +217,7 @@ class PlanDifference:
 
     @property
     def before(self) -> str:
-        """The frozen value, with the chosen value in brackets if they differ."""
+        """The frozen value as text, followed by the plan's chosen K or N in brackets if that differs."""
         chosen = "" if self.chosen is None or self.chosen == self.frozen else f" ({self.chosen})"
         return shown(self.frozen) + chosen
 
@@ -226,7 +226,7 @@ class PlanDifference:
 
 
 def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
-    """Compare ``[plan]`` and ``[windows]`` with the frozen values.
+    """Return the values of a study file's ``[plan]`` and ``[windows]`` that differ from the frozen values.
 
     The method of intervals is compared if the study file names a method. At temperature 0 the study file's
     number of replicates has no effect.
@@ -294,9 +294,10 @@ class Wanted(NamedTuple):
 
 
 def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collection[str]) -> list[Wanted]:
-    """Return the units that each document of a split is to have: K replicates, also of residual branching if branched.
+    """Return the units that each document of a split is to have, with K ``replicates`` of each action.
 
-    ``controls`` says of each action whether it is a control, which needs at most ``CONTROL_REPLICATES`` replicates.
+    An action in ``branched`` also needs K replicates of residual branching. ``controls`` says of each action whether it
+    is a control, which needs at most ``CONTROL_REPLICATES`` replicates.
     """
     least = min(replicates, CONTROL_REPLICATES)
     plain = [Wanted(name, PLAIN, least if control else replicates) for name, control in controls.items()]
@@ -304,7 +305,7 @@ def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collec
 
 
 def lacking(held: Held, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int, int]]:
-    """Yield the gaps in a document's wanted replicates: the first replicate of each gap, and the gap's length."""
+    """Yield each gap in a document's wanted replicates: the unit, the gap's first replicate, and the gap's length."""
     for unit in wanted:
         at = 0
         for first, after in [*sorted(held.get((unit.action, unit.estimator), ())), (unit.replicates, unit.replicates)]:
@@ -408,7 +409,7 @@ class InterimLooksTaken:
 
     @property
     def wanted(self) -> int:
-        """The interim look whose documents are wanted; the last interim look taken if the study has stopped."""
+        """The number of the interim look whose documents are wanted; of the last one taken if the study has stopped."""
         return self.reached + (not self.stopped and not self.lacking)
 
     @property

@@ -98,8 +98,8 @@ def plan_interim_looks(
     """Plan the interim looks at a study's evaluation documents; None if the study is not sequential.
 
     An interim look at a share of N takes that share of each stratum's documents, rounded up, and all other documents of
-    their clusters. An interim look is left out if it adds nothing, if a stratum has fewer than two clusters, which
-    would have no interval, or if it lacks a document of ``evaluated``, evaluated before the plan.
+    their clusters. An interim look is left out if it adds no document, if a stratum has fewer than two clusters and so
+    no interval, or if it lacks a document of ``evaluated``: these were evaluated before the plan.
 
     The result is the plan's entry ``sequential`` as JSON; ``level`` is that of each primary endpoint, for all interim
     looks together.
@@ -152,7 +152,7 @@ def plan_interim_looks(
 
 
 def last_constant(planned: PlanSection, level: float) -> float | None:
-    """Return the critical constant of the last interim look by the requested shares; None without interim looks."""
+    """Return the last interim look's critical constant for the study file's shares of N; None without interim looks."""
     if planned.stopping == FIXED:
         return None
     return critical_constants([float(share) for share in planned.shares], 1 - level)[-1]
@@ -298,8 +298,8 @@ def make_plan(
 def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> list[Endpoint]:
     """Return an endpoint for each primary quantity and action (default: all), contrasts against the baseline.
 
-    The floor of an engine has no endpoint: nearly all of its documents agree, and no number of documents would settle
-    it.
+    The action that measures an engine's floor has no endpoint: nearly all of its documents agree, so no number of
+    documents would settle an endpoint.
     """
     baseline = study.plan.baseline
     names = study.estimated if actions is None else [name for name in actions if name in study.estimated]
@@ -313,14 +313,14 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
 
 
 def _raised(study: Study, evaluated: EvaluatedSize) -> str:
-    """Return an addition to the plan's reason if the evaluation's present size bounds the choice."""
+    """Return text to add to the plan's reason if the size of what was evaluated already bounds K or N; else no text."""
     if size_bounds(study, evaluated) == size_bounds(study, NOTHING):
         return ""
     return f"; evaluation documents have up to K = {evaluated.replicates} and N = {evaluated.documents} already"
 
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:
-    """Return the actions to branch: all measured under "swrb", those of efficiency above 1 under "hybrid", or none."""
+    """Return the actions to branch by the estimator: "swrb" all, "hybrid" those of efficiency above 1, "plain" none."""
     estimator, actions = material.study.plan.estimator, material.measured_actions
     if estimator == PLAIN:
         return []
@@ -345,7 +345,7 @@ def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
 
 
 def _variance_ratios(plain: Allocation, reduced: Allocation) -> list[dict[str, Any]]:
-    """Return, by endpoint, the reduced estimate's variance between replicates as a share of the plain estimate's."""
+    """Return a row for each endpoint: the reduced estimate's variance between replicates over the plain estimate's."""
     rows: list[dict[str, Any]] = []
     for plain_endpoint, other in zip(plain.endpoints, reduced.endpoints, strict=True):
         (_, variance), (_, less) = plain_endpoint.components, other.components

@@ -3,8 +3,8 @@
 A plan freezes documents with their prompts' hashes, clusters and answers, in their order. A later run takes these
 documents first, whatever the source's order.
 
-A document counts as seen before a plan was frozen if this study or another has units of the same text, an action if its
-units were redone. A plan may rest on outcomes seen before, so these outcomes cannot confirm the plan.
+A document was seen before a plan was frozen if this study or another study had units of the same text. An action was
+seen if its units were redone. A plan may rest on outcomes seen before, so these outcomes cannot confirm the plan.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CHANGEABLE = ("answers", "scoring", "cluster")
 def held_documents(store: Store, study: Study) -> HeldDocuments:
     """Return a study's stored documents: those of its plan in the plan's order, then all others.
 
-    There are none if the study's settings differ from the stored settings, since the documents then differ too. The
-    result also has the documents that were removed for good, in any case.
+    If the study's settings differ from the stored settings, no stored document is returned, since the documents then
+    differ too. The documents that were removed for good are returned in any case.
     """
     model = study.model.id
     forgotten = forgotten_documents(store.location).of(study.name, model)

@@ -81,16 +81,16 @@ class CacheRule:
 
         ``prompt`` has for each layer the keys and values of the cache's prompt entries, [KV heads, entries, size] each,
         the tensors that attention reads; ``suffixes`` has those of all slots, [slots, KV heads, H, size] each;
-        ``slots`` has the slots of the cache's streams on the layer's device, int64 [streams]. ``length`` is L,
-        including the token about to be fed.
+        ``slots`` has the slots of the cache's streams on the layer's device, int64 [streams]. ``length`` is the length
+        of suffixes that include the token about to be fed.
         """
 
     def passes(self, length: int) -> bool:  # noqa: ARG002 - others need it
-        """Return whether ``attend`` has nothing to do at L = ``length``."""
+        """Return whether ``attend`` has nothing to do when suffixes have ``length`` entries."""
         return True
 
     def replaces(self, length: int) -> bool:  # noqa: ARG002 - others need it
-        """Return whether ``attend`` returns attention of its own at L = ``length``."""
+        """Return whether ``attend`` returns attention of its own when suffixes have ``length`` entries."""
         return False
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
@@ -104,9 +104,9 @@ class CacheRule:
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
         """Attend from one new token per row, and return attention, if ``replaces``, and the scores after the step.
 
-        Scores are of prompt entries, then of the suffix, float32 [R, KV heads, ``scores`` + L]; the new entry's score
-        is 0. They are empty if the rule has none. Attention is [R, KV heads, query heads of a KV head, size], in the
-        queries' dtype.
+        Scores are of prompt entries, then of the L entries of a suffix, float32 [R, KV heads, ``scores`` + L]; the new
+        entry's score is 0. They are empty if the rule has no scores. Attention is [R, KV heads, query heads of a KV
+        head, size], in the queries' dtype.
         """
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ class RuledStreams:
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams can be continued from earlier positions."""
+        """Whether parked streams can be continued from positions before the one at which they were parked."""
         return all(rule.cuts_back for rule in self._rules.values())
 
     def columns(self, length: int) -> slice:
@@ -169,10 +169,10 @@ class RuledStreams:
     def before_step(
         self, slots: Mapping[torch.device, Tensor], suffixes: Sequence[Sequence[Tensor]], length: int
     ) -> None:
-        """Let every rule with open streams change entries, before the token is fed that makes L = ``length``.
+        """Let every rule with open streams change entries, before a token is fed.
 
         ``slots`` are those that ``pack`` returned, on every device; ``suffixes`` has for each layer the keys and values
-        of all slots, [slots, KV heads, H, size] each.
+        of all slots, [slots, KV heads, H, size] each; ``length`` is the length of suffixes that include the token.
         """
         for cache in dict.fromkeys(part.cache for part in self._parts):
             parts = [slice(part.first, part.first + part.streams) for part in self._parts if part.cache == cache]
@@ -184,7 +184,7 @@ class RuledStreams:
                     buffer[:, step_slots[buffer.device], :, self._prompt + length - 1] = 0.0
 
     def replaced(self, cache: int, length: int) -> bool:
-        """Return whether ``attend`` computes the attention of a cache's streams."""
+        """Return whether the cache's rule computes attention when suffixes have ``length`` entries."""
         return cache in self._rules and self._rules[cache].replaces(length)
 
     def attend(
@@ -195,7 +195,7 @@ class RuledStreams:
 
         Queries are [rows, heads, 1, size]; a stream's row is its slot. ``suffix`` has the keys and values of all slots,
         [slots, KV heads, H, size] each, with the new entries; ``slots`` are those of ``pack`` on the layer's device;
-        ``length`` is L.
+        ``length`` is the length of suffixes with the new entries.
         """
         kv_heads, size = suffix[0].shape[1], suffix[0].shape[3]
         for part in self._parts:
@@ -221,7 +221,7 @@ class RuledStreams:
 
 
 def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Attend by one softmax over E entries, first the prompt's, then the suffix's.
+    """Attend from the queries of R rows by one softmax over E entries, first the prompt's, then the suffix's.
 
     ``hidden`` is added to the scores: 0, or minus infinity for an entry that is not read; float32 [R, KV heads, E].
     Returns the output in the queries' dtype, [R, KV heads, query heads of a KV head, size], and the weights, float32

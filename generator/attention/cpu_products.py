@@ -30,7 +30,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Lay a weight, float32 [out, in] on a CPU, out as oneDNN reads it, once for many products.
+    """Return a weight, float32 [out, in] on a CPU, in the layout that oneDNN reads, for many products.
 
     ``to_dense`` of the result gives the weight back.
     """
@@ -49,7 +49,7 @@ def fits_onednn(tensor: Tensor) -> bool:
 
 
 class OneDNNLinear(nn.Linear):
-    """A linear layer that shares the weights of another and multiplies by oneDNN."""
+    """A linear layer that shares the weights of another linear layer and multiplies by oneDNN."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")

@@ -29,10 +29,10 @@ def plain_prompt_attention(
         query: Rotated queries of all slots, [rows, heads, size]; those of one KV head lie beside each other.
         keys: For each cache the keys, [KV heads, m, size]; m may differ.
         values: For each cache the values, of the same shapes.
-        caches: ``cache_table`` of keys and values.
+        caches: The result of ``cache_table`` for keys and values.
         packed: The slot of each stream, grouped by cache, then zeros, int64 [rows].
-        tiles: As ``tables`` makes them.
-        partials: The number of partial results.
+        tiles: The tiles that ``tables`` returns, int64 [tiles, TILE_COLUMNS].
+        partials: The number of partial results that ``tables`` returns.
         scaling: The factor of products of queries and keys.
 
     Returns:
@@ -93,8 +93,8 @@ def plain_suffix_attention(
         length: Entries of every suffix, the new one included, int64 [1].
         chunk_output: The first result of ``prompt_attention``, [partials, heads, size].
         chunk_mass: The second result of ``prompt_attention``, float32 [partials, heads].
-        places: As ``tables`` makes them, [rows, PLACE_COLUMNS].
-        caches: ``cache_table`` of this layer's prompt entries.
+        places: The places that ``tables`` returns, int64 [rows, PLACE_COLUMNS].
+        caches: The result of ``cache_table`` for this layer's prompt entries.
         scaling: The factor of products of queries and keys.
 
     Returns:
@@ -133,10 +133,10 @@ def _suffix_on_cuda(*arguments: Any) -> Tensor:
 
 @tried_once
 def attention_fault(device: torch.device) -> str | None:
-    """Return why the kernels cannot be used on a CUDA device; None if they can.
+    """Return why the Triton kernels cannot be used on a CUDA device; None if they can.
 
-    They are tried once, on three streams of two small caches. Triton builds a kernel at its first use, which needs a C
-    compiler on this machine.
+    The kernels are tried once, on three streams of two small caches. Triton builds a kernel at its first use, which
+    needs a C compiler on this machine.
     """
 
     def numbers(*shape: int, last: float = 1.0) -> Tensor:
@@ -185,7 +185,7 @@ class FusedAttention:
         self.partials = 0  # partial results of the open streams
 
     def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:
-        """Take over the open streams; return the vectors that ``attend`` needs on the layers' devices, by name.
+        """Make the tables of the open streams; return them by name for ``attend``, to be sent to the layers' devices.
 
         The cache of each stream, ascending, and its slot among the model's ``rows`` are int64 [streams] on the CPU.
         """

@@ -61,7 +61,7 @@ class AsComputed:
         return layer
 
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """Return the layer's bytes."""
+        """Return the bytes of the layer's keys and values."""
         return StoredBytes(layer.key.nbytes + layer.value.nbytes)
 
 
@@ -72,7 +72,7 @@ class InDtype:
     dtype: str
 
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return the layer rounded to the dtype and back to the model's."""
+        """Return the layer with numbers rounded to the dtype and converted back to the model's dtype."""
         stored, read_dtype = DTYPES[self.dtype], layer.key.dtype
         return PrefixLayer(layer.key.to(stored).to(read_dtype), layer.value.to(stored).to(read_dtype))
 
@@ -82,7 +82,7 @@ class InDtype:
 
 
 def bytes_as_stored(layer: PrefixLayer, holding: Holding) -> StoredBytes:
-    """Return the stored bytes of a layer's keys and values, which may be tensors without data."""
+    """Return how many bytes a layer's keys and values take as ``holding`` stores them; the tensors may have no data."""
     with failing_as("codec", holding):
         size = holding.stored_bytes(layer)
         size = StoredBytes(operator.index(size.payload), operator.index(size.scales))
@@ -96,7 +96,7 @@ _WORD_BYTES = 8  # of a word
 
 
 def checksum(*parts: Tensor) -> Tensor:
-    """Sum the bits of some tensors as 64-bit words modulo 2^64, each word times an odd number of its place.
+    """Sum the bits of some tensors as 64-bit words modulo 2^64, each word times an odd number that its place decides.
 
     The tensors have one device and dtype. The sum is int64 [] on that device: nothing is copied to the host.
     """
@@ -117,9 +117,9 @@ def in_words(sums: Sequence[Tensor]) -> tuple[str, ...]:
 def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequence[PrefixLayer]) -> list[Tensor]:
     """Return a checksum, int64 [], for each layer of a policy's first step, which is equal for all replicates.
 
-    No drawn token is fed: the prompt's last token is fed once more in place of one. If a policy scores entries, the
-    sums are of the entries left before and after that step; else they are of the attention. ``prompt`` are the layers
-    of the whole prompt, ``held`` the entries that the first cut kept of each.
+    In that step the prompt's last token is fed once more, in place of a drawn token. If a policy scores entries, the
+    checksums are of the entries left before and after the step; else they are of the attention. ``prompt`` has the
+    layers of the whole prompt, ``held`` the entries that eviction after prefill kept of each layer.
     """
     sums = []
     for layer, held_layer in zip(prompt, held, strict=True):

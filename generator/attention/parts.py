@@ -212,7 +212,8 @@ def attend_prompt(
 ) -> PartialAttention:  # fmt: skip
     """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN if that is faster.
 
-    A layer's soft cap is applied, if there is one. ``chunks`` are the same entries, as ``packed_chunks`` returns them.
+    ``softcap`` is the layer's soft cap, if it has one. ``chunks`` are the keys and values as ``packed_chunks`` returns
+    them, if they were packed.
     Returns the output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
     """
     if softcap is not None:
@@ -332,13 +333,16 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
 def _attend_rows(
     query: Tensor, keys: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]]
 ) -> PartialAttention:  # fmt: skip
-    """Attend from scaled queries [heads, rows, size] to ``Chunks`` of the same heads."""
+    """Attend from scaled queries [heads, rows, size] to ``keys`` and ``values``, the ``Chunks`` of the same heads."""
     chunks = zip(zip(*keys, strict=True), zip(*values, strict=True), strict=True)
     return reduce(join_parts, (_weigh(_products(query, chunk), weighed) for chunk, weighed in chunks))
 
 
 def _weigh(scores: Tensor, values: Iterable[Tensor]) -> PartialAttention:
-    """Average values, [size, S] of each head, by the softmax of scores [heads, rows, S], which are overwritten."""
+    """Average values, [size, S] of each head, by the softmax of scores [heads, rows, S]; return also the log-sums.
+
+    The scores are overwritten.
+    """
     top = scores.amax(-1)
     torch.softmax(scores, -1, out=scores)
     mass = top - scores.amax(-1).log_()  # the largest share is exp(top) over the sum
@@ -346,6 +350,6 @@ def _weigh(scores: Tensor, values: Iterable[Tensor]) -> PartialAttention:
 
 
 def _products(rows: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Multiply each head's rows [heads, R, in] by its others [out, in]: [heads, R, out]; one head is not copied."""
+    """Multiply each head's rows [heads, R, in] by its matrix [out, in] of ``others``; return [heads, R, out]."""
     parts = [product(row, column) for row, column in zip(rows, others, strict=True)]
     return parts[0][None] if len(parts) == 1 else torch.stack(parts)

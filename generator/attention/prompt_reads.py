@@ -39,17 +39,18 @@ class Tile:
     streams: int
 
     def rows(self, multiple: int) -> slice:
-        """Return the rows of the streams, padded to this multiple; at most all rows of the tile."""
+        """Return the rows of the streams, padded to a multiple of ``multiple``; at most all rows of the tile."""
         return slice(self.first, min(self.first + rounded(self.streams, multiple), self.last))
 
 
 def pack_tiles(
     stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int
 ) -> tuple[list[Tile], dict[str, Tensor]]:
-    """Pack the streams of each cache into tiles of at most ``at_once[cache]``, and pad the tiles to a multiple of rows.
+    """Pack the streams of each cache into tiles of at most ``at_once[cache]`` streams.
 
-    The cache of each stream, ascending, and its slot are int64 [streams]. Returns the tiles, the slot of each packed
-    row ("packed"), and a packed row of each slot ("unpacked").
+    Tiles are padded to a multiple of ``multiple`` rows. ``stream_cache``, ascending, and ``slots`` give each stream's
+    cache and slot, int64 [streams]. Returns the tiles; "packed", the slot of each packed row; and "unpacked", the row
+    into which each slot is packed.
     """
     tiles, rows, unpacked = [], [], torch.empty_like(slots)
     caches, counts = torch.unique_consecutive(stream_cache, return_counts=True)
@@ -65,15 +66,15 @@ def pack_tiles(
 
 
 def tile_of(key: Tensor, multiple: int) -> int:
-    """Return how many streams' queries are multiplied with a prompt's keys at once, given a multiple of rows.
+    """Return the most streams whose queries are multiplied with a prompt's keys at once.
 
-    If the multiple is ``TILE``, the number is always the same.
+    It is twice ``TILE`` if oneDNN can multiply and rows are padded to a ``multiple`` below ``TILE``, else ``TILE``.
     """
     return 2 * TILE if multiple < TILE and fits_onednn(key) else TILE
 
 
 def rounded(count: int, multiple: int) -> int:
-    """Return ``count`` rounded up to a multiple."""
+    """Return ``count`` rounded up to a multiple of ``multiple``."""
     return -(-count // multiple) * multiple
 
 
@@ -92,7 +93,7 @@ class PrefixLayer:
 
 
 def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
-    """Pack the keys of the layers that oneDNN multiplies, without window or soft cap; leave other layers unchanged."""
+    """Return the layers, with packed keys in those that oneDNN multiplies and that have no window and no soft cap."""
     return tuple(
         replace(layer, chunks=packed_chunks(layer.key, layer.value))
         if layer.terms.window is None and layer.terms.softcap is None and by_onednn(layer.key, layer.key)
@@ -160,10 +161,10 @@ class PromptReads:
         """Attend from one new token per row to the prompt entries of the row's cache.
 
         ``grouped`` are queries, [rows, KV heads, query heads per KV head, size]; ``indices`` are those of ``pack``, on
-        the layer's device; ``length`` is the length of every suffix. ``replaced``: whether a cache's attention is
-        computed elsewhere; it is not used in layers with windows. Returns for each stream, by its slot, the output,
-        [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials, float32; minus
-        infinity if a layer's window has moved past all prompt entries of the cache.
+        the layer's device; ``length`` is the length of every suffix. ``replaced`` tells whether a cache's
+        attention is computed elsewhere; it is not used in layers with windows. Returns for each stream, by its slot,
+        the output, [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials,
+        float32; minus infinity if a layer's window has moved past all prompt entries of the cache.
         """
         _, kv_heads, group, size = grouped.shape
         terms = self._caches[0][layer].terms

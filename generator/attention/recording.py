@@ -121,7 +121,10 @@ class PromptRecording:
 
     @contextlib.contextmanager
     def listening(self, network: Any) -> Iterator[None]:
-        """Record inputs of the attention layers of ``network``, a causal language model, if statistics need them."""
+        """Record the inputs of attention layers of ``network``, a causal language model, inside the block.
+
+        Nothing is recorded if there are no statistics.
+        """
         with contextlib.ExitStack() as hooks:
             if self._statistics:
                 # A copy: rotary embeddings that scale with the length change themselves when a longer length is
@@ -163,7 +166,10 @@ class PromptRecording:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
     ) -> Tensor:
-        """Attend from the next T positions to those up to their own, [1, heads, T, size], and record them."""
+        """Return the attention of the next T positions to all positions up to their own, [1, heads, T, size].
+
+        The positions' keys, values and last queries are recorded.
+        """
         if layer == len(self.layers):
             self._begin(layer, query, key, scaling, terms)
         if terms.window is not None:

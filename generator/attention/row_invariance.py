@@ -36,7 +36,7 @@ _ROWS = (*range(2, 65, 2), 96, 128)  # numbers of rows with which numbers of thr
 
 @dataclass(frozen=True)
 class RowInvariance:
-    """The multiple of rows to decode with."""
+    """The multiples to which rows are padded, so that a row's result does not depend on the number of rows."""
 
     multiple: int  # to which the number of rows is padded
     deviation: float  # the most that the number of rows changes, relative to a product's largest output; 0 if nothing
@@ -69,7 +69,7 @@ class TriedSteps:
 
 
 def find_row_multiple(network: Any) -> RowInvariance:
-    """Return the smallest multiple of rows with which no row of a causal language model depends on other rows.
+    """Find the smallest multiple of rows with which no row of a causal language model depends on other rows.
 
     Tested are one matrix product of each size, one activation of each width, and attention. If no multiple passes, the
     largest is returned, with its deviation.
@@ -84,10 +84,10 @@ def find_row_multiple(network: Any) -> RowInvariance:
 
 
 def threads_agree(network: Any, threads: int) -> bool:
-    """Return whether products and activations of every size, and attention, have equal bits with 1 and more threads.
+    """Return whether one thread and ``threads`` threads give products, activations and attention with equal bits.
 
-    ``threads`` is the other number of threads. Products of several numbers of rows are compared; whole steps are tried
-    at their own numbers before they are used.
+    Every size of product and activation is tried with several numbers of rows. Whole steps are tried later, with their
+    numbers of rows, before they are used.
     """
     generator = torch.Generator().manual_seed(2)
     tried: list[Callable[[], Tensor]] = []
@@ -130,7 +130,7 @@ def _is_onednns(network: nn.Module) -> bool:
 
 
 def _find_prompt_read_rows(network: Any, multiple: int) -> int:
-    """Return the multiple of streams at which oneDNN's attention does not depend on their number; 0 if there is none.
+    """Return a multiple of streams with which oneDNN's attention does not depend on their number; 0 if none is found.
 
     Multiples of a single row are not tried, since a single row takes other code paths.
     """
@@ -177,7 +177,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 
 def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Iterator[float]:
-    """Yield the deviations of the attention of ``counts`` streams to a prompt from that of ``tile`` streams."""
+    """Yield how far attention to a prompt of each number of streams in ``counts`` is from that of ``tile`` streams."""
     query, key, value, scaling, group = _random_attention(network, tile, torch.Generator().manual_seed(1))
     whole = attend_prompt(query, key, value, scaling)
     for count in counts:

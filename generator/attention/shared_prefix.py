@@ -78,7 +78,7 @@ class StreamSlots:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
 
-        A stream that is already parked at such a place is given up. Both are int64 [parked].
+        A stream that is already parked at such a place is given up. Rows and places are int64 [parked].
         """
         more = int(places.max()) + 1 - len(self._parked_caches)
         if more > 0:
@@ -129,7 +129,7 @@ def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int)
 
 
 def copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
-    """Copy slots ``source`` to slots ``target`` in every part of a buffer, [parts, slots, ...]; first read all."""
+    """Copy slots ``source`` to slots ``target`` in a buffer, [parts, slots, ...]; all reads precede all writes."""
     room = _CPU_BYTES if buffer.device.type == "cpu" else _OTHER_BYTES
     moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
     for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
@@ -152,7 +152,7 @@ class SharedPrefix:
         streams: The most streams that can be open at once.
         parked: The most streams that can be parked.
         horizon: The most tokens of a stream.
-        row_multiple: Rows and a tile's streams are padded to multiples of this number.
+        row_multiple: A tile's streams, and by default a step's rows, are padded to multiples of this number.
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``SharingOptions.fused``.
@@ -160,7 +160,7 @@ class SharedPrefix:
         rules: For each cache its rule; None, the default, for no rule.
         prompt_read_rows: In products of oneDNN the streams that read a prompt at once are padded to a
             multiple of this; 0, the default, for ``row_multiple``.
-        layer_rows: The rows of a step are padded to a multiple of this instead; 0, the default, for ``row_multiple``.
+        layer_rows: The rows of a step are padded to a multiple of this number; 0, the default, for ``row_multiple``.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class SharedPrefix:
         """Attend from one new token per row, whose keys and values join the suffixes of the slots.
 
         Queries and result are [rows, heads, 1, size], keys and values [rows, KV heads, 1, size]; zeros come back in
-        rows without a stream. ``terms`` are not used, since the terms stored with the prompt count.
+        rows without a stream. The terms stored with the prompt are used in place of ``terms``.
         """
         if self._fused is not None:
             indices = self._indices[query.device]

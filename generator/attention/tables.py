@@ -23,7 +23,7 @@ _BUCKET = 8  # numbers of tiles and of partial results are multiples of this
 
 
 def tile_queries(dtype: torch.dtype) -> int:
-    """Return the number of queries of a tile: a constant of the type, whatever the number of streams."""
+    """Return the number of queries of a tile, which depends only on the dtype, not on the number of streams."""
     return 32 if dtype == torch.float32 else 128
 
 
@@ -44,8 +44,8 @@ def tables(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Divide the queries of all streams into tiles.
 
-    Every table has one of few lengths, so that most changes of streams change no shape. Tiles that fill up their table
-    are of a chunk that no cache has, and partial results that fill up theirs are not written.
+    Every table has one of few lengths, so that most changes of streams change no shape. The tiles at the end that fill
+    up a table are of a chunk that no cache has. The last partial results, beyond the needed number, are not written.
 
     Args:
         stream_cache: The cache of each stream, ascending, int64 [streams].
@@ -86,7 +86,7 @@ def tables(
 
 
 def few_rows(streams: int, multiple: int) -> int:
-    """Return a number of rows for ``streams`` streams, at most an eighth above it, or below the next multiple.
+    """Return a number of rows for ``streams`` streams: the next multiple, or for many streams at most an eighth more.
 
     A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight
     choices.

@@ -33,7 +33,7 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def at_most(threads: int) -> Iterator[None]:
-    """Let torch use as many threads inside the block as the machine has processors for, at most ``threads``."""
+    """Let torch use as many threads inside the block as processors are free, at most ``threads``."""
     with torch_threads(FREE_PROCESSORS.threads(threads)):
         _own.most = threads
         yield

@@ -21,7 +21,7 @@ from kvdrift.generator.attention.tables import CACHE_COLUMNS, PLACE_COLUMNS, TIL
 def attend_entries(  # type: ignore[no-untyped-def]
     query, key, value, entry, present, place, inside, top, total, sums, scale, SIZE: tl.constexpr
 ):
-    """Attend to some more entries, and return ``top``, ``total`` and ``sums``.
+    """Attend to more entries, and return ``top``, ``total`` and ``sums`` with these entries added.
 
     ``top`` is the largest score so far, to base 2; ``total`` is the sum of weights relative to it; ``sums`` is the sum
     of weighted values. Only entries that are ``present`` count, and only places of a head that are ``inside``.
@@ -45,7 +45,7 @@ OPTIONS = {"enable_fp_fusion": True}  # of the compiler
 
 
 def prompt_shape(dtype: torch.dtype, size: int) -> dict[str, int]:
-    """Return the sizes of one program, whatever the number of streams: queries, keys, warps and stages."""
+    """Return the sizes of a program of ``_attend_chunk``, whatever the number of streams, by argument name."""
     width = max(triton.next_power_of_2(size), 16)
     if dtype == torch.float32:  # products without tensor cores, from registers
         return {"QUERIES": tile_queries(dtype), "KEYS": 32, "WIDTH": width, "num_warps": 8, "num_stages": 2}
@@ -129,7 +129,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
 
 
 def suffix_shape(dtype: torch.dtype, group: int, size: int) -> dict[str, int]:
-    """Return the sizes of one program, whatever the number of streams: queries, keys, warps and stages."""
+    """Return the sizes of a program of ``_attend_suffix``, whatever the number of streams, by argument name."""
     width = max(triton.next_power_of_2(size), 16)
     keys = 32 if dtype == torch.float32 or width > 128 else 64
     queries = max(triton.next_power_of_2(group), 16)

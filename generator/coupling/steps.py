@@ -135,7 +135,7 @@ class StepGraphs:
 
 
 def captures(device: torch.device) -> bool:
-    """Return whether steps on a device are captured."""
+    """Return whether decoding steps on a device are captured as CUDA graphs."""
     return device.type == "cuda"
 
 

@@ -115,7 +115,10 @@ def where(section: DocumentsSection) -> str:
 def need_tokenizer(section: DocumentsSection, tokenizer: Tokenizer | None) -> Tokenizer:
     """Return the tokenizer, which a source of text needs; refuse the section without one."""
     if tokenizer is None:
-        raise InputError(f"{where(section)}: source '{section.source}' makes text, which needs the model's tokenizer")
+        raise InputError(
+            f"{where(section)}: source '{section.source}' makes text, but no tokenizer was given; "
+            "give the tokenizer of the study's model"
+        )
     return tokenizer
 
 

@@ -90,7 +90,7 @@ class ContextSettings:
         made = settings_of(cls, settings, where, "llama.cpp", bounds)
         for name in ("type_k", "type_v"):
             if (kind := getattr(made, name)) not in CACHE_TYPES:
-                raise InputError(f"{where}: {name} = '{kind}': no cache type; write {', '.join(CACHE_TYPES)}")
+                raise InputError(f"{where}: {name} = '{kind}': no cache type; write one of {', '.join(CACHE_TYPES)}")
         if made.type_v not in EXACT_TYPES and not made.flash_attention:
             raise InputError(f"{where}: type_v = '{made.type_v}': quantized values need flash_attention = true")
         return replace(made, threads=made.threads or len(os.sched_getaffinity(0)))

@@ -15,7 +15,7 @@ from kvdrift.schema.sampling import Sampling
 
 
 class Model(Protocol):
-    """A model that has next-token distributions for documents."""
+    """The interface of a model: it computes next-token distributions for documents."""
 
     @property
     def id(self) -> str:

@@ -162,7 +162,7 @@ class KVPress(Selector):
 
     @property
     def statistics(self) -> tuple[Statistic[Any], ...]:
-        """The inputs of each layer's attention."""
+        """The statistic that gathers the inputs of each layer's attention for the press."""
         return (self._inputs,)
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:

@@ -97,7 +97,11 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._free = threading.BoundedSemaphore(MOST_CALLS)
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Admission:
-        """Refuse a call of another method, with a wrong token or an overlong ticket, or beyond ``MOST_CALLS``."""
+        """Admit a call and count it until its end.
+
+        Refused are a method that is not served, a wrong token, a ticket that is too long, and more than ``MOST_CALLS``
+        calls at once.
+        """
         method = info.method.name
         if method not in _SERVED:
             raise refusal("this method is not part of the service", method.lower(), "a caller")

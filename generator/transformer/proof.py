@@ -431,9 +431,9 @@ _TOKENS = 4  # of the probe; a token's queries depend on nothing but its own inp
 
 @dataclass(frozen=True)
 class _PlainQueries:
-    """A statistic: queries before rotation, if the layer rotates whole heads by halves, [heads, positions, size].
+    """A statistic: a layer's queries rotated back by halves, as by ``rotate_half``, [heads, positions, size].
 
-    ``first`` is the position of the prompt's first token.
+    These are the queries before rotation if RoPE turns whole heads by halves. The prompt's first token is at ``first``.
     """
 
     first: int

@@ -141,7 +141,7 @@ def _mark(row: Mapping[str, Any], tau: int | None) -> str:
 
 
 def _visible(text: str) -> str:
-    """Return a token's text with line breaks escaped, in quotes if the text begins or ends with a space."""
+    """Return a token's text with Python's escapes, in quotes if it is empty or begins or ends with white space."""
     return repr(text) if text != text.strip() or not text else repr(text)[1:-1]
 
 

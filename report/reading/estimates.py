@@ -140,7 +140,7 @@ class Estimate:
 
     @property
     def is_skewed(self) -> bool:
-        """Whether a few documents decide the estimate, so that its interval may cover less."""
+        """Whether a few documents decide the estimate: its interval may hold the truth less often than its level."""
         return self.interval == SKEWED
 
     @property

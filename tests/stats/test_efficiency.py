@@ -198,8 +198,8 @@ def test_messages() -> None:
     absent = {name: value.copy() for name, value in given.swrb.items()}
     absent["risk"][3, 1] = np.nan
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: moments(swrb=partial), "swrb: 'occurrence' of document 'doc 03' under 'often' is null where its risk"),
-        (lambda: moments(swrb=absent), "swrb: 'risk_variance' of document 'doc 03' under 'often' is null where"),
+        (lambda: moments(swrb=partial), "'occurrence' of document 'doc 03' under 'often' is null, but 'risk' has"),
+        (lambda: moments(swrb=absent), "swrb: 'risk_variance' of document 'doc 03' under 'often' has a value, but"),
         (lambda: moments(plain={}), "plain: the moment 'risk' is missing"),
         (lambda: moments(plain=given.plain | {"rsk": given.plain["risk"]}), "no moment is named 'rsk'; did you mean"),
         (lambda: moments(actions=("rare", "rare")), "action 'rare' is given twice"),

@@ -258,11 +258,14 @@ def test_messages(moments: DocumentMoments) -> None:
     hole = moments.scalars["early_delta"].copy()
     hole[2, 1] = np.nan
     missing = moments.documents[2]
+    absent = moments.scalars["diverged"].copy()
+    absent[2, 1] = np.nan
     bad: list[tuple[dict[str, Any], str]] = [
         ({"scalars": given("mismach", hole)}, "no moment is named 'mismach'; did you mean 'mismatch'"),
         ({"scalars": {"diverged": hole}}, "the moment 'mismatch' is missing"),
         ({"scalars": given("entry", hole[:2])}, r"'entry' has shape \(2, 2\), not \(3, 2\)"),
-        ({"scalars": given("early_delta", hole)}, f"'early_delta' of document '{missing}' under 'two' is null where"),
+        ({"scalars": given("early_delta", hole)}, f"'early_delta' of document '{missing}' under 'two' has null"),
+        ({"scalars": given("diverged", absent)}, f"of document '{missing}' under 'two' has values, but 'diverged' is"),
         ({"scalars": given("entry", np.full((3, 2), np.inf))}, "infinite"),
         ({"positions": {"delta": moments.positions["delta"]}}, "the moment 'f' is missing"),
         ({"strata": np.array(["s"])}, "strata has shape"),

@@ -178,7 +178,7 @@ def rows_of(rows: Rows, group: Ints | None = None) -> EventRows:
 
 
 def table_of(replicates: Sequence[tuple[str, Rows]]) -> pa.Table:
-    """Return packed rows of replicates as events: the columns of a coupled pair, ``action_revision`` and ``unit``."""
+    """Return replicates, (key, packed rows) each, as a table of the columns of a pair, its revision and its unit."""
     counts = np.array([len(rows) for _, rows in replicates], np.int64)
     rows = np.concatenate([np.empty(0, ROW), *(rows for _, rows in replicates)])
     parts = list(zip(*(json.loads(key) for key, _ in replicates), strict=True)) or [()] * 8
@@ -209,7 +209,7 @@ def _keys(ordered: SortedEvents) -> list[str]:
 
 
 def horizon_of(key: str, horizons: Horizons) -> int:
-    """Return H of a replicate."""
+    """Return the horizon H of the replicate that has a key."""
     return horizons if isinstance(horizons, int) else horizons[json.loads(key)[0]]
 
 
@@ -253,8 +253,8 @@ def _check_columns(table: pa.Table) -> None:
 def _exact_columns(table: pa.Table) -> tuple[pa.Table, EventRows, dict[str, Flags]]:
     """Convert a batch without loss.
 
-    Returns a table of its names, revisions and units; its values; and, by column, which revisions and units do not fit.
-    A row that Arrow cannot read raises Arrow's exceptions.
+    Returns a table of the batch's names, revisions and units; the values of its other columns; and flags, by column, of
+    the rows whose revision or unit does not fit. A row that Arrow cannot read raises Arrow's exceptions.
     """
     table.validate(full=True)
     columns = {name: plain(table[name]).cast(pa.string()) for name in _TEXTS if name in table.column_names}
@@ -278,7 +278,7 @@ def _chosen(table: pa.Table, wanted: Flags) -> pa.Table:
 def _faults(
     names: pa.Table, rows: EventRows, misfit: Mapping[str, Flags], horizons: Horizons
 ) -> Iterator[tuple[str, Flags]]:
-    """Yield each possible fault of an event, and the events [N] that have it."""
+    """Yield each possible fault of an event as a line, and flags [N] of the events that have the fault."""
     for name in names.column_names:
         yield f"{name} is null", names[name].is_null().to_numpy()
     for bit, name in enumerate(VALUES) if rows.flaws.any() else ():
@@ -326,7 +326,7 @@ class Assembled:
 
 
 def assemble(rows: EventRows, origin: Ints, horizon: Ints) -> Assembled:
-    """Assemble new rows of some replicates with all earlier rows of these replicates.
+    """Assemble new rows of some replicates with all earlier rows of these replicates; return them by outcome.
 
     Args:
         rows: N rows at positions 1..H.
@@ -361,7 +361,7 @@ def assemble(rows: EventRows, origin: Ints, horizon: Ints) -> Assembled:
 
 
 def _any(rows: Flags, pair: Wide) -> Flags:
-    """Tell for each row whether a row of its replicate has a flag, [N]."""
+    """Tell for each row, [N], whether any row of its replicate is flagged in ``rows``."""
     return np.bincount(pair, weights=rows)[pair] > 0
 
 

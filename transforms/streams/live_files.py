@@ -54,7 +54,7 @@ Replicate = tuple[Group, int]
 
 @contextmanager
 def alone(location: str) -> Iterator[None]:
-    """Lock the folder of a store against other ingestions of pieces; the lock ends with the process."""
+    """Lock a store against other ingestions of pieces during the block; the lock also ends with the process."""
     if not is_local(location):
         raise InputError(f"{location}: pieces of replicates need a store on a local disk; ingest whole replicates")
     make_folder(Path(location, "pieces"))
@@ -69,7 +69,7 @@ def alone(location: str) -> Iterator[None]:
 
 
 class WaitingRows:
-    """The waiting rows of a store on a local disk, for one ingestion at a time."""
+    """The rows of incomplete replicates that wait in a local store's folder ``pieces``, for one ingestion at a time."""
 
     def __init__(self, location: str) -> None:
         """Read which replicates wait, and which files hold their rows."""
@@ -96,7 +96,7 @@ class WaitingRows:
 
     @contextmanager
     def taking(self, name: str) -> Iterator[Taking]:
-        """Yield a writer that keeps the rows of a file under ``name``, its digest: none if an error is raised."""
+        """Yield a writer that keeps the rows of a file under its digest, ``name``; after an error it keeps none."""
         taking = Taking(self._folder, name)
         try:
             yield taking
@@ -112,7 +112,7 @@ class WaitingRows:
             return taking.set_aside(rows)
 
     def forget(self, replicates: Collection[Replicate]) -> None:
-        """Forget the rows of some replicates; empty the files none of whose rows wait."""
+        """Forget the rows of some replicates; empty files without waiting rows, or remove those that had findings."""
         for name in [name for name, held in self._held.items() if not held.isdisjoint(replicates)]:
             self._held[name] -= set(replicates)
             if self._held[name]:
@@ -236,11 +236,11 @@ class LiveIntake:
     def __init__(
         self, store: Store, documents: DocumentRows, horizon: int | None = None, facts: FactRows | None = None
     ) -> None:
-        """Read a store on a local disk and its waiting rows; ``Intake`` describes the other arguments."""
+        """Read a local store and its rows of incomplete replicates; ``Intake`` describes the other arguments."""
         self._intake, self._rows = Intake(store, documents, horizon, facts), WaitingRows(store.location)
 
     def settle(self) -> IngestReport:
-        """Forget waiting rows of replicates that the store has by now; set aside and report rows that contradict it."""
+        """Forget waiting rows of replicates stored by now; set aside and report rows that contradict the store."""
         report = IngestReport(0)
         stored = {replicate for replicate in self._rows.replicates if self._intake.has(*replicate)}
         names = sorted({group for group, _ in stored})
@@ -263,7 +263,7 @@ class LiveIntake:
         return report
 
     def take(self, file: EventFile, digest: str, is_same: Callable[[], bool] = lambda: True) -> IngestReport:
-        """Take a file with this digest, unless a file of equal content was taken before without a finding.
+        """Ingest a file with the digest ``digest``, unless a file of equal content was ingested without a finding.
 
         ``is_same`` tells whether the file is unchanged since the digest was computed. A changed file is taken, but not
         remembered, so that it is taken again.
@@ -302,7 +302,7 @@ class LiveIntake:
     def _take_portion(
         self, filing: Filing, names: list[Group], rows: EventRows, report: IngestReport, taking: Taking
     ) -> Iterator[Replicate]:
-        """Assemble the rows of a portion with earlier rows, and yield the replicates that have become whole."""
+        """Assemble the rows of a file's portion with earlier rows, and yield the replicates that have become whole."""
         horizon = self._horizons(names)
         rows = self._right(filing, rows, horizon, report)
         if not len(rows):
@@ -412,7 +412,7 @@ def ingest_pieces(
 
 
 def _taken(intake: LiveIntake, source: EventSource, stamp: Stamp, *, patient: bool) -> IngestReport | None:
-    """Take a log and return its report; None if a generator may still be writing the log."""
+    """Ingest a source of events and return the report; None if a generator may still be writing the source."""
     report = IngestReport(1)
     file = open_file(source, report)
     if patient and (file is None or not file.ends) and time.time() - stamp[2] / 1e9 < SETTLED_SECONDS:

@@ -87,7 +87,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class WholeReplicates:
-    """The rows of whole replicates, sorted by replicate and position; and rows that cannot become part of any."""
+    """The rows of whole replicates, sorted by replicate and position; and rows that belong to no whole replicate."""
 
     events: pa.Table
     letters: tuple[DeadLetter, ...] = ()
@@ -122,7 +122,7 @@ class AssembleReplicates(beam.PTransform):
         self._horizon, self._patience, self._grouped = horizon, patience, grouped
 
     def expand(self, events: Any) -> Any:
-        """Apply the transform."""
+        """Return the PCollection of ``WholeReplicates`` that Beam computes from ``events``."""
         if self._grouped:
             return (
                 events
@@ -156,7 +156,7 @@ class DeriveTrajectories(beam.PTransform):
         self._assembly = None if horizon is None else AssembleReplicates(horizon, patience=patience, grouped=grouped)
 
     def expand(self, events: Any) -> Any:
-        """Apply the transform."""
+        """Return the PCollection of ``DerivedReplicates`` that Beam computes from ``events``."""
         whole = events | "Whole" >> beam.Map(WholeReplicates) if self._assembly is None else events | self._assembly
         return whole | "Derive" >> beam.Map(derive)
 
@@ -193,7 +193,7 @@ class _Cut(beam.DoFn):
 
 
 class _Assemble(beam.DoFn):
-    """Map pieces of a replicate to one piece with all rows, once; other rows become pieces with a reason."""
+    """Map the pieces of a whole replicate to one piece with all its rows; other rows become pieces with a reason."""
 
     ROWS = BagStateSpec("rows", BytesCoder())
     SEEN = ReadModifyWriteStateSpec("seen", BytesCoder())
@@ -296,7 +296,7 @@ def gathered(pieces: Iterable[Piece]) -> WholeReplicates:
 
 
 def _sharded(element: Any, horizons: Horizons) -> list[tuple[int, Piece]]:
-    """Divide an element into pieces by shard; a shard gets all pieces of its replicates."""
+    """Divide an element into pieces, each with the number of its shard; a shard gets all pieces of its replicates."""
     return [(zlib.crc32(piece.key.encode()) % SHARDS, piece) for piece in cut_all([element], horizons)]
 
 

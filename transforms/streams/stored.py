@@ -63,7 +63,7 @@ class ReadEvents(beam.PTransform):
         self._location, self._after, self._follow, self._poll = str(location), after, follow, poll
 
     def expand(self, begin: Any) -> Any:
-        """Apply the transform."""
+        """Return the PCollection of tables of events."""
         end = _UNTIL_STOPPED if self._follow else Store.open(self._location).version("units") + 1
         reader = _FollowVersions(self._poll) if self._follow else ReadVersions(self._poll)
         start = begin | beam.Create([(self._location, self._after + 1, max(end, self._after + 1))])
@@ -71,7 +71,7 @@ class ReadEvents(beam.PTransform):
 
 
 class _Versions(RestrictionProvider):
-    """A range of versions of ``units`` that one element stands for."""
+    """Gives Beam the range of versions of ``units`` that an element names, and splits and tracks it."""
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
         return OffsetRestrictionTracker(restriction)
@@ -119,7 +119,7 @@ class _FollowVersions(ReadVersions):
 
 
 def _units_of_versions(store: Store, first: int, last: int) -> Iterator[pa.Table]:
-    """Yield the events of the plain units that versions ``first`` to ``last`` of ``units`` added."""
+    """Yield the events of the units of coupled pairs that versions ``first`` to ``last`` of ``units`` added."""
     before = _plain_units(store, first - 1) if first else np.zeros(0, np.int64)
     new = np.setdiff1d(_plain_units(store, last), before)
     for segment in segments_of(store, dict.fromkeys(DERIVED[PLAIN], new), store.version("events")):
@@ -146,7 +146,7 @@ class WriteDerived(beam.PTransform):
         self._location = str(location)
 
     def expand(self, derived: Any) -> Any:
-        """Apply the transform."""
+        """Return the PCollection of numbers of new units."""
         return derived | "Write" >> beam.Map(write_derived, self._location)
 
 
@@ -193,7 +193,7 @@ class WriteReplicates(beam.PTransform):
         self._location, self._documents = str(location), None if documents is None else str(documents)
 
     def expand(self, whole: Any) -> Any:
-        """Apply the transform."""
+        """Return the PCollection of ``DeadLetter``."""
         return whole | "Write" >> beam.FlatMap(write_replicates, self._location, self._documents)
 
 

@@ -48,7 +48,7 @@ class PreparedCache:
 
 
 class PreparedPrompt:
-    """``PreparedDocument`` of a transformer: layers of the whole prompt, and one cache for each action.
+    """A transformer's ``PreparedDocument``: the layers of the whole prompt, and one cache for each action.
 
     ``seconds`` has for each action the seconds of prefill and eviction.
     """
@@ -63,10 +63,10 @@ class PreparedPrompt:
     def kernels(
         self, streams: int, sharing: SharingOptions, beside: Sequence[PreparedPrompt] = (), parked: int = 0
     ) -> TransformerStreams:
-        """Return a decoder of the streams of this prompt and of those ``beside`` it.
+        """Return a decoder of the streams of this prompt and of the prompts ``beside`` it.
 
-        It has room for ``streams`` open and ``parked`` parked streams. Steps of this size are tried before. All
-        decoders share the memory of prompts and caches.
+        It has room for ``streams`` open and ``parked`` parked streams. Before, ``try_steps`` tests steps of this size.
+        All decoders share the memory of prompts and caches.
         """
         prompts = [prompt.caches for prompt in (self, *beside)]
         longest = max(prompt.entries for prompt in prompts)
@@ -75,7 +75,7 @@ class PreparedPrompt:
         return TransformerStreams(self._model, prompts, streams, self._horizon, sharing, parked)
 
     def under(self, sampling: Sampling) -> PreparedPrompt:
-        """Return the same caches, with other sampling."""
+        """Return a prepared prompt with the same caches and another sampling."""
         model = replace(self._model, sampling=sampling)
         return PreparedPrompt(model, self._prompt, self._whole, self._caches, self._seconds, self._horizon)
 
@@ -98,7 +98,10 @@ class PreparedPrompt:
         return self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator, scored)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """Return the columns of ``units`` about cache ``number``, from 1; resident bytes are those before step 1."""
+        """Return the columns of ``units`` about cache ``number``, counted from 1.
+
+        Resident bytes include the room for suffixes and states of ``streams`` streams.
+        """
         compact, (payload, index) = self._caches[number - 1].compact, self._caches[number - 1].counted_bytes
         # A layer with a window never holds more than the window, whatever an action keeps.
         suffix = sum(
@@ -131,7 +134,7 @@ class PreparedPrompt:
 
 
 def beside_windows(prompt: Sequence[PromptLayer], kept: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
-    """Return the kept entries of layers without a window and the entries of layers with a window, in order."""
+    """Return all layers of a prompt in order: those without a window with the entries in ``kept``, others unchanged."""
     kept_layers = iter(kept)
     return tuple(
         replace(next(kept_layers), terms=layer.terms)
@@ -142,9 +145,9 @@ def beside_windows(prompt: Sequence[PromptLayer], kept: Sequence[PrefixLayer]) -
 
 
 class PrefilledPrompt:
-    """``PrefilledDocument`` of a transformer; ``seconds`` are those of prefill.
+    """A transformer's ``PrefilledDocument``; ``seconds`` are those of prefill.
 
-    ``sharing`` is the number of actions that share the prefill's time, if not ``actions`` alone.
+    ``sharing`` is the number of actions among which the prefill's time is divided; None for the number of ``actions``.
     """
 
     def __init__(

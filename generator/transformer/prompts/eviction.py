@@ -27,7 +27,7 @@ _INTEGERS = (torch.int64, torch.int32)
 
 @dataclass(frozen=True)
 class CompactCache:
-    """The kept entries of a prompt."""
+    """The entries of a prompt that an action keeps, their positions, and their bytes."""
 
     layers: tuple[PrefixLayer, ...]  # keys and values, as attention reads them
     indices: tuple[Tensor, ...]  # per layer the kept positions, int32 [KV heads, kept entries of the layer], ascending
@@ -40,11 +40,11 @@ class CompactCache:
 
     @property
     def kept_entries(self) -> int:
-        """m, per KV head and layer: the exact mean if layers keep different numbers."""
+        """The number m of kept entries of a KV head in a layer: the exact mean if layers keep different numbers."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
-        """Count the (layer, KV head) pairs that have the entry of each position, by default right after prefill.
+        """Count, for each position, the (layer, KV head) pairs that have its entry, by default right after prefill.
 
         There are ``entries`` positions. ``left`` are the entries that streams have left after ``step`` generated
         tokens.
@@ -126,8 +126,8 @@ class SharedScores:
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:
     """Evict all entries but those that a selector chooses, and store these by ``holding``; by default as computed.
 
-    m is ``kept``, per KV head and layer; a selector with budgets keeps this number on average over layers. If
-    everything is kept, the selector is not called.
+    ``kept`` is the number of entries to keep for each KV head and layer; a selector with budgets keeps this number on
+    average over layers. If everything is kept, the selector is not called.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores

@@ -22,11 +22,12 @@ from kvdrift.schema.sampling import Sampling
 
 
 class Prompt:
-    """A prefilled prompt of n entries: the selectors' data of every layer with attention, and the first distribution.
+    """A prefilled prompt of n entries: the selectors' data of all layers with attention, and the first distribution.
 
-    ``window`` is the number of last queries to keep; ``statistics`` are gathered over all queries; ``at_once`` tokens
-    are processed at once, PREFILL_CHUNK by default; ``first`` is the position of the first token. ``states`` are those
-    of layers without attention after the last token; None if there are none.
+    ``window`` is the number of last queries to keep; ``statistics`` are gathered over all queries; ``at_once`` is the
+    number of tokens of a chunk, PREFILL_CHUNK by default; ``first`` is the position of the first token. ``states`` are
+    those of layers without attention after the last token; None if there are no such layers. The first distribution is
+    the next-token distribution of position 1.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Prompt:
 
 @contextlib.contextmanager
 def frequencies_of(network: Any, entries: int) -> Iterator[None]:
-    """Fix the frequencies of a RoPE that switches them (LongRoPE), so that all chunks use those of the whole prompt.
+    """Fix frequencies of a RoPE that switches them by length (LongRoPE): all chunks use those of ``entries`` tokens.
 
     A copy of the embedding made inside the block keeps these frequencies, too.
     """

@@ -93,7 +93,7 @@ class TransformerStreams(StreamDecoder):
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start a stream of each of ``caches``, ascending; return the distributions of position 1, [streams, V].
 
-        Eviction follows prefill, so all caches of a prompt have the same.
+        Eviction follows prefill, so all caches of a prompt have the same distribution.
         """
         self._position = 0
         self.attention.open(caches)
@@ -116,7 +116,7 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams can be continued from positions before that of their parking."""
+        """Whether parked streams can be continued from positions before the one at which they were parked."""
         return self._states is None and self.attention.cuts_back  # states of earlier positions are not kept
 
     def park(self, rows: Tensor, places: Tensor) -> None:
@@ -157,7 +157,7 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def ahead(self) -> TransformerStreams | None:
-        """The decoder itself, if layers and attention are fused and no cache has a rule; else None."""
+        """The decoder itself if it can ``feed``: layers and attention are fused, and no cache has a rule; else None."""
         return self if self._layers is not None and self.attention.repeats else None
 
     @property
@@ -199,7 +199,7 @@ class TransformerStreams(StreamDecoder):
         return output[:, 0].to(self.device)  # with a device map, the last layers may lie elsewhere
 
     def _positions(self) -> Tensor:
-        """Return the positions of the fed tokens: [1, 1] if all rows have the same, else [rows, 1]."""
+        """Return the positions of the fed tokens: [1, 1] if there is one prompt, else [rows, 1]."""
         attention, after = self.attention, self._position - 1
         if len(self._entries) == 1:
             return torch.full((1, 1), self._entries[0] + after)
@@ -208,7 +208,7 @@ class TransformerStreams(StreamDecoder):
         return positions[:, None]
 
     def _stream_of_row(self) -> dict[str, Tensor]:
-        """Return the number of each row's stream, int64 [rows], 0 in rows without one; nothing if ``ahead`` is None."""
+        """Return "streams", the stream of each row, int64 [rows], 0 in rows without any; {} if ``ahead`` is None."""
         if self.ahead is None:
             return {}
         streams = torch.zeros(self.attention.rows, dtype=torch.int64)
@@ -268,7 +268,7 @@ def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -
 
 
 def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
-    """Return the rules to try: of those that attend by the last step, one of a policy and one of a codec, if any."""
+    """Return at most two of the rules that attend in the last step: one of a policy, and one of a codec."""
     attending = [rule for rule in rules if rule and not rule.passes(horizon - 1)]
     kinds = [[rule for rule in attending if isinstance(rule, CodedStreams) is coded] for coded in (False, True)]
     return [max(starts, key=lambda start: start.scores) for starts in kinds if starts]
@@ -278,9 +278,9 @@ def random_step_deviation(
     model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions,
     rule: CacheRule | None, threads: Sequence[int | None] = (None,),
 ) -> float:  # fmt: skip
-    """Return ``step_deviation`` for a prompt of random keys and values, equal in all layers, and the prompt's states.
+    """Return ``step_deviation`` for random keys and values, equal in layers of one shape, and the states of ``prompt``.
 
-    The last cache has a rule of the kind of ``rule``, if that is not None.
+    The prompts have ``entries`` entries. The last cache has a rule of the kind of ``rule``, unless that is None.
     """
     layers = prompt.layers
     whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
@@ -335,10 +335,10 @@ def step_deviation(
 
 
 def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> list[PrefixLayer]:
-    """Draw the prompt entries of a cache at random.
+    """Return layers of prompt entries for a cache, with random keys and values from a fixed seed.
 
-    A layer with a window has as many entries as the window holds. Layers without a window have every ``step``-th of
-    ``entries`` entries. Layers of one shape share their entries.
+    A layer with a window has as many entries as the window holds. For other layers ``entries`` entries are drawn, and
+    every ``step``-th is kept. Layers of one shape have the same entries.
     """
     made: dict[tuple[Any, ...], PrefixLayer] = {}
     layers_made = []
