@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -239,7 +239,8 @@ def _source(connection: duckdb.DuckDBPyConnection, store: Store, table: str, ver
 
 def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
     """Turn off DuckDB's progress bar, which it would draw in a spawned process as in an interactive one."""
-    connection.execute("set enable_progress_bar = false")
+    with suppress(duckdb.InvalidInputException):  # in a notebook without ipywidgets, where DuckDB cannot draw a bar
+        connection.execute("set enable_progress_bar = false")
 
 
 @contextmanager
