@@ -20,7 +20,7 @@ from fixtures.unread_pages import blank_pages
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 from kvdrift.schema.tables import MEASURES
-from kvdrift.sql.catalog import describe_views, open_views
+from kvdrift.sql.catalog import be_quiet, describe_views, open_views
 from kvdrift.sql.catalog_file import write_catalog
 from kvdrift.sql.contracts import contracts
 from kvdrift.transforms.compaction import compact
@@ -367,3 +367,11 @@ def test_published_numbers_are_numbers_of_known_quantities(store: Store) -> None
         assert [column[0].as_py() for column in shares.columns] == [84.7, 92.1]
         blocks = views.table("select distinct x from published where quantity = 'generation_clock_tv_gap'")
         assert set(blocks.column("x").to_pylist()) == {"1-32", "33-64", "65-128"}
+
+
+def test_a_notebook_without_widgets_has_no_progress_bar_to_turn_off() -> None:
+    class InNotebook:
+        def execute(self, text: str) -> None:
+            raise duckdb.InvalidInputException(f"{text}: required package 'ipywidgets' is missing")
+
+    be_quiet(InNotebook())  # type: ignore[arg-type]  # it has what is called
