@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import time
+import warnings
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -255,7 +256,10 @@ def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) 
 
 def listener(*, shown: bool, at_once: bool = False) -> Listener:
     """Return the listener of a run in Python: in a notebook, on a terminal, or silent."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    notebook = hasattr(shell, "kernel")
+    if notebook:
+        warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, without ipywidgets; no bar of tqdm is shown
     if not shown:
         return SilentProgress()
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return NotebookProgress() if hasattr(shell, "kernel") else ConsoleProgress(at_once=at_once)
+    return NotebookProgress() if notebook else ConsoleProgress(at_once=at_once)
