@@ -116,7 +116,7 @@ def test_the_study_that_is_shipped(tmp_path: Path) -> None:
     assert ends[0][0] >= len(risk) - 2  # the floors are no primary endpoints
     page = tmp_path / "whole" / "report" / "llama-cpp" / "index.html"
     text = page.read_text(encoding="utf-8")
-    assert "a second run of the reference with streams of its own" in text
+    assert "Shows the effect of repetition alone" in text
     assert "the cache of the reference by another kernel: flash_attention false" in text
     units = Store.open(str(tmp_path / "whole")).units("llama-cpp", "kvdrift/tiny-F32.gguf")
     said = json.loads(units["engine"][0].as_py())
