@@ -236,7 +236,7 @@ def drawn(places: Sequence[Place]) -> list[Place]:
 
 def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figure:
     """Draw R with intervals over the share of the full cache, study by study; each action is named once."""
-    figure = new_figure(HALF_WIDTH, 4.6)
+    figure = new_figure(HALF_WIDTH, 5.4 + 0.1 * max(0, len(places) - 12))
     axes = figure.add_subplot()
     there = {place.entry.name for place in places}
     styles = action_styles([name for name in studies if name in there])

@@ -169,12 +169,14 @@ def test_an_action_within_the_kernel_floor_is_not_distinguished(
     assert 0 == risk["floor"] < risk["bits-4"] < risk["kernel-floor"] < risk["other-weights"]
     assert pairs["floor"]["low"] > 0 > pairs["kernel-floor"]["low"]
     assert shares["kernel-floor"] == 1
-    page = (tmp_path / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
-    assert re.search(r"Not distinguished from kernel-floor, the larger floor: [^.]*bits-4", page)
-    assert "Not distinguished from floor" not in page
+    folder = tmp_path / "store" / "report" / "engine"
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    rows = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))["actions"]
+    (reasons,) = (row["reasons"] for row in rows if row["action"] == "bits-4")
+    assert [row["other"] for row in reasons if row["says"] == "not distinguished from"] == ["kernel-floor"]
     assert "another kernel: kernel 3" in page
     assert "by numerics alone" not in page
-    assert "δ = 0 exactly" in page
+    assert "δ is exactly 0" in page
     asked = ("gate", tmp_path / "store", "--quantity", "mismatch", "--margin", "0.02", "--over-floor", "--json")
     answer = {name: json.loads(call(capsys, *asked, "--action", name)[1]) for name in ("bits-4", "other-weights")}
     assert {name: (one["baseline"], one["distinguished"]) for name, one in answer.items()} == {
