@@ -23,4 +23,4 @@ class LongKeys(ScoringSelector):
 
     def score(self, layer: PromptLayer) -> Tensor:
         """Return the lengths of the keys, float32 [KV heads, n]; positions with the highest scores are kept."""
-        return layer.key.float().norm(dim=-1)
+        return layer.key.float().square().sum(dim=-1).sqrt()
