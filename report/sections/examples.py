@@ -51,10 +51,10 @@ def happens(content: PageContent) -> Section | None:
         return None
     worst = choice.candidates[-1]
     best = next((action for action in (*choice.recommended, *choice.candidates) if action != worst), worst)
-    found = _first_pair(content, worst)
-    if found is None:
+    pair = _first_pair(content, worst)
+    if pair is None:
         return None
-    doc, replicate, rule = found
+    doc, replicate, rule = pair
     (row,) = (row for row in content.facts.documents if row["doc"] == doc)
     (document,) = _documents(content, [row], replicate, list(dict.fromkeys((best, worst))))
     roles = {

@@ -12,11 +12,13 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
+from kvdrift.report.figures.canvas import ACTION_COLOURS
 from kvdrift.report.printing.bars import Bar, bars
-from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, level, listed, scaled, size
+from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, listed, scaled, size
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice, choose, difference, documents_needed, not_distinguished
+from kvdrift.report.sections.contrasts import standing_of
 from kvdrift.report.sections.frontier import bytes_figure, frontier_values, has_bytes
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.stats.bootstrap import PRESPECIFIED
@@ -86,10 +88,7 @@ class Reason:
 
 
 def _standing(row: Estimate) -> str:
-    if not row.has_interval:
-        return "no interval"
-    together = " over all pairs" if row.quantity == SIMULTANEOUS_GAP else ""
-    return f"{level(row.level)}{together}, {row.standing}, {count(row.documents)} documents"
+    return f"{standing_of(row)}, {count(row.documents)} documents" if row.has_interval else "no interval"
 
 
 @dataclass(frozen=True)
@@ -208,18 +207,18 @@ def _number(content: PageContent, quantity: str, action: str) -> float | None:
 def remarks(content: PageContent, choice: Choice) -> list[str]:
     """Return at most two sentences: what would settle or confirm the verdict, and a missing kernel floor."""
     rows = [difference(content.estimates, *pair) for pairs in choice.deciding.values() for pair in pairs]
-    said = [choice.remedy] if choice.remedy else []
+    sentences = [choice.remedy] if choice.remedy else []
     if choice.unsettled:
         names = _some([name for name in choice.candidates if any(name in pair for pair in choice.unsettled)])
-        said.append(
+        sentences.append(
             f"Not ruled out: {names}. If a small difference does not matter, kvdrift gate says whether an action is at "
             "most a margin worse."
         )
     elif choice.recommended and any(row.standing != PRESPECIFIED for row in rows):
-        said.append("kvdrift confirm writes a study of unseen documents whose plan names these actions.")
+        sentences.append("kvdrift confirm writes a study of unseen documents whose plan names these actions.")
     if content.facts.engine and not content.facts.kernel_floors:
-        said.append("No kernel floor was measured: the effect of rounding alone is not known.")
-    return said[:2]
+        sentences.append("No kernel floor was measured: the effect of rounding alone is not known.")
+    return sentences[:2]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -265,6 +264,11 @@ class GlanceRow:
     risk: Bar
     accuracy: Bar
     entry: Bar
+
+    @property
+    def colour(self) -> int:
+        """The number of the action's colour in figures, from 1; 0 for a control."""
+        return 0 if self.index is None else self.index % len(ACTION_COLOURS) + 1
 
 
 def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list[GlanceRow]:
