@@ -229,6 +229,7 @@ def _html(
             windows=content.windows,
             tables={table.name: table for table in section.tables},
             figures=figures,
+            shows=section.shows,
             **section.values,
         )
 

@@ -50,6 +50,11 @@ class Shown:
         every = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         return [path.relative_to(self.folder) for path in every]
 
+    @property
+    def verdict(self) -> str:
+        """The first sentence of the report."""
+        return str(json.loads((self.folder / "verdict.json").read_text(encoding="utf-8"))["sentence"])
+
 
 def shown(root: Path) -> list[Shown]:
     """Return the shipped studies that have a report, in the gallery's order."""
@@ -72,9 +77,16 @@ def gallery_page(studies: list[Shown]) -> str:
     for study in studies:
         link = f"gallery/{study.name}"
         explorer = f" · [Trajectories]({link}/trajectories.html)" if Path("trajectories.html") in study.files else ""
-        parts += [f"## {study.name}", study.about, f"[Report]({link}/index.html){explorer}"]
-        if Path("figures/bytes.svg") in study.files:
-            parts.append(f"![Bytes against divergence, of {study.name}]({link}/figures/bytes.svg)")
+        figure = Path("figures/bytes.svg") in study.files
+        drawn = [f"![Bytes against divergence, of {study.name}]({link}/figures/bytes.svg)"] if figure else []
+        words = [
+            "<div markdown>",
+            f"**{study.verdict}**",
+            study.about,
+            f"[Report]({link}/index.html){explorer}",
+            "</div>",
+        ]
+        parts += [f"## {study.name}", '<div class="study" markdown>', *drawn, *words, "</div>"]
     return "\n\n".join([*parts, *([] if studies else [_EMPTY])]) + "\n"
 
 

@@ -17,6 +17,7 @@ from kvdrift.report.printing.numbers import count, fixed
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import ViewRow
+from kvdrift.report.sections.findings import span
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.registry import DIFFERENCE
@@ -72,7 +73,9 @@ def section(content: PageContent) -> Section | None:
         "basis": _basis_sentence(content, rows),
         "losing": [action for action in content.actions if content.estimates.get("lost", action).estimate],
     }
-    return Section("answers", "Does it matter?", tuple(tables), drawings, values)
+    lost_share = span(content, {"lost_share": "The share of right answers that are lost"})
+    shows = lost_share or span(content, {"accuracy": "Accuracy of Y"})  # no X may be right
+    return Section("answers", "Does it matter?", tuple(tables), drawings, shows, values)
 
 
 def correlation_sentence(content: PageContent) -> str:

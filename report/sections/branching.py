@@ -39,6 +39,7 @@ from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, 
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate, ReportedEstimates, ViewRow
+from kvdrift.report.sections.findings import sentence
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
@@ -87,7 +88,20 @@ def depth_section(content: PageContent) -> Section:
     tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
     drawing = Drawing("depth", words, partial(depth_figure, depths, content))
-    return Section("depth", "What a short window cannot tell", tables, (drawing,))
+    return Section("depth", "What a short window cannot tell", tables, (drawing,), _order_by_depth(depths, content))
+
+
+def _order_by_depth(depths: Depths, content: PageContent) -> str:
+    """Return the sentence that says from which depth on each action is ordered against the baseline."""
+    known = {action: first for action in depths.orderings if (first := depths.ordered_from(action)) is not None}
+    never = [action for action in depths.orderings if action not in known]
+    if not known:
+        return sentence(f"The order of R against {content.baseline} is", {"certain at no depth": never})
+    soonest, latest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    same = known[soonest] == known[latest]
+    to = "" if same else f" ({soonest}) to L = {count(known[latest])} ({latest})"
+    name = f"The order of R against {content.baseline} is certain from L = {count(known[soonest])}{to} on"
+    return sentence(f"{name}, and", {"at no depth": never}) or f"{name}."
 
 
 def read_depths(content: PageContent) -> Depths:
@@ -236,7 +250,12 @@ def branching_section(content: PageContent) -> Section | None:
     if len(actions) * len(strata) > 1 and estimates.known("efficiency"):
         words = "Efficiency of residual branching by the share of pairs that diverge, by evaluations and by time"
         drawings.append(Drawing("swrb_efficiency", words, partial(gain_figure, estimates, styles, strata)))
-    return Section("branching", "Residual branching", tables, tuple(drawings))
+    groups: dict[str, list[str]] = {PAYS: [], LOSES: [], f"is {OPEN}": []}
+    for action in actions:
+        pays = verdict(estimates.get("efficiency", action))
+        groups[f"is {OPEN}" if pays == OPEN else pays].append(action)
+    shows = sentence("By kernel-pair evaluations, residual branching", groups)
+    return Section("branching", "Residual branching", tables, tuple(drawings), shows)
 
 
 def verdict(efficiency: Estimate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from kvdrift.report.figures.canvas import ACTION_COLOURS, INK, QUIET, SHADE, Axes, Figure, legend_patch, new_figure
 from kvdrift.report.figures.strokes import WIDTH, published_handle, zero_line
 from kvdrift.report.printing.estimate_tables import contrast_rows_table
-from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, level, sure_decimals
+from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, level, listed, sure_decimals
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent, PublishedStudy, PublishedVerdict
 from kvdrift.report.reading.estimates import ViewRow
@@ -41,7 +42,10 @@ def section(content: PageContent) -> Section | None:
         title = "Uncalibrated predictions"
         tables.append(contrast_rows_table("uncalibrated", title, estimates, names, content.others, baseline))
     values = {"chosen": len(rows) > _MOST}
-    return Section("calibration", "Predicting the gap", tuple(tables), tuple(drawings), values)
+    decisions = Counter(row["decision"] for row in rows if row["selected"] and row["decision"])
+    clauses = listed([f"{count(decisions[decision])} are {decision}" for decision in sorted(decisions)])
+    shows = f"Of {count(decisions.total())} selected predictors of the gap, {clauses}." if decisions else ""
+    return Section("calibration", "Predicting the gap", tuple(tables), tuple(drawings), shows, values)
 
 
 def read_calibration(content: PageContent) -> list[ViewRow]:

@@ -10,6 +10,7 @@ from kvdrift.report.printing.tables import Cell, Column, PrintedTable
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import by_divergence
+from kvdrift.report.sections.findings import signs
 from kvdrift.report.sections.section import Section
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP
@@ -22,7 +23,8 @@ def section(content: PageContent) -> Section | None:
     """Make the section; None without an action beside the baseline."""
     if not content.others:
         return None
-    return Section("contrasts", f"Against {content.baseline}", (contrasts_table(content),))
+    shows = signs(content, "gap", f"R less R of {content.baseline}", content.baseline)
+    return Section("contrasts", f"Against {content.baseline}", (contrasts_table(content),), shows=shows)
 
 
 def contrasts_table(content: PageContent) -> PrintedTable:

@@ -44,6 +44,7 @@ from kvdrift.report.printing.numbers import MISSING, count
 from kvdrift.report.printing.tables import Cell, Column
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.sections.findings import signs, span
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
@@ -81,7 +82,8 @@ def decomposition(content: PageContent) -> Section:
     if reduced.all():
         title = "Reduced estimates"
         tables = (*tables, action_table("reduced", title, reduced, content.actions, columns_of(*_REDUCED)))
-    return Section("decomposition", "How much, how soon, how long", tables)
+    shows = span(content, {"exposure": "Exposure E", "mismatch_rate": "the mismatch rate C"})
+    return Section("decomposition", "How much, how soon, how long", tables, shows=shows)
 
 
 def saturation(content: PageContent) -> Section | None:
@@ -91,7 +93,8 @@ def saturation(content: PageContent) -> Section | None:
     known = content.estimates.known("saturation", "long_agreement")
     title = "Saturation and local agreement"
     tables = action_tables("saturation", title, content, columns_of(*_SATURATION)) if known else ()
-    return Section("saturation", "Saturation and local agreement", tables)
+    shows = span(content, {"saturation": "S"})
+    return Section("saturation", "Saturation and local agreement", tables, shows=shows)
 
 
 def entry_section(content: PageContent) -> Section:
@@ -104,7 +107,9 @@ def entry_section(content: PageContent) -> Section:
     words = "Share of continuations that have diverged by each position, one curve per action"
     drawings = (Drawing("entry_cdf", words, partial(entry_figure, content)),) if shown else ()
     values = {"shown": shown, "panels": len(content.actions) > TOGETHER}
-    return Section("entry", "Entry into divergence", tables, drawings, values)
+    first = next(iter(bounds))
+    shows = span(content, {"entry_cdf": f"The share of pairs that have diverged by position {count(first)}"}, first)
+    return Section("entry", "Entry into divergence", tables, drawings, shows, values)
 
 
 def entry_figure(content: PageContent) -> Figure:
@@ -197,7 +202,8 @@ def clocks_section(content: PageContent) -> Section | None:
         words = "Change of the gap over generation blocks and late minus early on the branch, in each stratum"
         drawings.append(Drawing("clocks_by_stratum", words, partial(strata_figure, content)))
     values = {"bandless": content.estimates.have_intervals and len(content.actions) > TOGETHER}
-    return Section("clocks", "Two clocks", tuple(tables), tuple(drawings), values)
+    shows = signs(content, "late_minus_early", "Late minus early δ on the branch")
+    return Section("clocks", "Two clocks", tuple(tables), tuple(drawings), shows, values)
 
 
 def _branch_columns(content: PageContent) -> list[EstimateColumn | CellColumn]:

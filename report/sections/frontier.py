@@ -21,7 +21,7 @@ from kvdrift.report.figures.canvas import (
 from kvdrift.report.figures.labels import Mark, name_ends, name_marks
 from kvdrift.report.figures.strokes import HALF_WIDTH, WIDTH, errors, log_ticks, moved_aside, percent_axis, round_ticks
 from kvdrift.report.printing.estimate_tables import CellColumn, action_table, columns_of
-from kvdrift.report.printing.numbers import fixed, listed, size
+from kvdrift.report.printing.numbers import fixed, in_text, listed, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
@@ -30,6 +30,7 @@ from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.study.reading import families
 from kvdrift.stats.quantities import SIMULTANEOUS_OF
+from kvdrift.stats.registry import Scale
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _WIDE = 20.0  # from this ratio of its values on, an axis is logarithmic
@@ -84,14 +85,10 @@ def undominated(content: PageContent, choice: Choice) -> list[str]:
 
 
 def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
-    """Return the values of the figure's caption: the Pareto front, the full cache, kinds of actions, and policies."""
+    """Return the values of the figure's caption: the Pareto front, kinds of actions, and decode-time policies."""
     front = undominated(content, choice) if len(choice.candidates) > 1 else []
-    whole = _whole(content)
-    dtypes = [] if content.facts.engine else sorted({device.rpartition(", ")[2] for device in content.facts.devices})
     return {
         "front": listed(front),
-        "whole": "" if whole is None else size(whole),
-        "dtypes": listed(dtypes),
         "kinds": "; ".join(f"{kind.shape}, {kind.words}" for kind in _kinds(content, choice)),
         "policies": listed([action for action in content.actions if action in content.facts.policies]),
     }
@@ -244,7 +241,18 @@ def sweeps_section(content: PageContent) -> Section | None:
         "level": "" if level is None else f" with probability {fixed(100 * level, 0)}%",
     }
     drawing = Drawing("sweeps", "R and accuracy against bytes, a curve a sweep", partial(sweeps_figure, content))
-    return Section("sweeps", "Sweeps", (_sweeps_table(content, members),), (drawing,), values)
+    shows = f"{'; '.join(_along(content, family, curve) for family, curve in curves.items())}."
+    return Section("sweeps", "Sweeps", (_sweeps_table(content, members),), (drawing,), shows, values)
+
+
+def _along(content: PageContent, family: str, curve: dict[str, float]) -> str:
+    """Return the clause that has R of a sweep at both of its ends."""
+    (least, low), *_, (most, high) = curve.items()
+    ends = [
+        f"{in_text(_reported(content, 'mismatch', member), Scale.PERCENT)} at {fixed(100 * share, 0)}% of the bytes"
+        for member, share in ((most, high), (least, low))
+    ]
+    return f"R of {family} goes from {ends[0]} to {ends[1]}"
 
 
 def sweeps_figure(content: PageContent) -> Figure:

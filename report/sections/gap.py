@@ -29,6 +29,7 @@ from kvdrift.report.printing.numbers import MISSING, decimals_for, fixed, interv
 from kvdrift.report.printing.tables import Cell, PrintedTable, TableRow
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
+from kvdrift.report.sections.findings import sentence, signs
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.quantities import QUANTITIES
@@ -157,7 +158,20 @@ def gap_section(content: PageContent) -> Section | None:
     shown = estimates.known("gap")
     words = f"Gap in token mismatch to {baseline}, split into exposure, rate and occurrence"
     drawings = term_drawings("gap_terms", words, content, GAP_TERMS) if shown else ()
-    return Section("gap", "What the gap is made of", tuple(tables), drawings, {"shown": shown})
+    return Section("gap", "What the gap is made of", tuple(tables), drawings, _largest_terms(content), {"shown": shown})
+
+
+def _largest_terms(content: PageContent) -> str:
+    """Return the sentence that names the largest term of each gap that is not 0."""
+    groups: dict[str, list[str]] = {name: [] for name in ("exposure", "rate", "occurrence")}
+    may_be_zero = []
+    for action in content.others:
+        terms = {name: content.estimates.get(f"{name}_term", action, content.baseline).estimate for name in groups}
+        if not content.estimates.get("gap", action, content.baseline).excludes_zero():
+            may_be_zero.append(action)
+        elif known := {name: abs(term) for name, term in terms.items() if term is not None}:
+            groups[max(known, key=lambda name: known[name])].append(action)
+    return sentence("The largest term of the gap is", groups | {"undecided, as the gap may be 0,": may_be_zero})
 
 
 def _with_shares_of_gaps(table: PrintedTable, content: PageContent) -> PrintedTable:
@@ -202,4 +216,5 @@ def eos_section(content: PageContent) -> Section | None:
         tables += action_tables("eos_contrasts", title, content, columns_of(*EOS_CONTRAST), contrasts=True, note=note)
         words = f"Difference in R − F to {content.baseline}, split into before and after an EOS"
         drawings = term_drawings("eos_terms", words, content, EOS_TERMS) if shown else ()
-    return Section("eos", "Around the end of the text", tuple(tables), drawings, {"shown": shown})
+    shows = signs(content, "eos_related", "The part at or after an EOS", content.baseline)
+    return Section("eos", "Around the end of the text", tuple(tables), drawings, shows, {"shown": shown})

@@ -261,7 +261,7 @@ def looks_section(content: PageContent) -> Section | None:
     words = "Estimates of primary endpoints with their intervals, at each interim look"
     drawings = (Drawing("sequence", words, partial(sequence_figure, rows, planned)),) if rows else ()
     tables = (sequence_table(rows, corrected),) if rows else ()
-    return Section("sequence", "Interim looks", tables, drawings, values)
+    return Section("sequence", "Interim looks", tables, drawings, values=values)
 
 
 def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tuple[str, str, str, str], float]:

@@ -18,6 +18,7 @@ from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.facts import Storage
 from kvdrift.report.sections.choice import Choice, choose
 from kvdrift.report.sections.contrasts import standing_of
+from kvdrift.report.sections.findings import span
 from kvdrift.report.sections.section import Section
 from kvdrift.report.sections.verdict import ActionVerdict, Reason, Says, action_verdicts
 from kvdrift.schema.study import POOLED
@@ -29,7 +30,8 @@ def section(content: PageContent) -> Section:
     choice = choose(content)
     verdicts = action_verdicts(content, choice)
     reasons = reasons_table(verdicts)
-    return Section("ranking", "Ranking", (ranked_table(content, choice, verdicts), *([reasons] if reasons else [])))
+    tables = (ranked_table(content, choice, verdicts), *([reasons] if reasons else []))
+    return Section("ranking", "Ranking", tables, shows=span(content, {"mismatch": "R"}))
 
 
 def ranked_table(content: PageContent, choice: Choice, verdicts: list[ActionVerdict]) -> PrintedTable:

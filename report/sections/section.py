@@ -34,4 +34,5 @@ class Section:
     title: str  # its heading, also in the page's navigation
     tables: tuple[PrintedTable, ...] = ()  # its tables; each is a CSV file too
     drawings: tuple[Drawing, ...] = ()
+    shows: str = ""  # one sentence with the result that the first figure or table shows; empty if it is unknown
     values: Mapping[str, Any] = field(default_factory=dict)  # further values for the template

@@ -17,7 +17,7 @@ from typing import Any
 from kvdrift.report.figures.canvas import ACTION_COLOURS, INK, QUIET, Axes, Figure, legend_line, library, new_figure
 from kvdrift.report.figures.strokes import WIDTH, log_axis, published_handle, round_ticks
 from kvdrift.report.printing.estimate_tables import estimate_cells
-from kvdrift.report.printing.numbers import MISSING, fixed, significant
+from kvdrift.report.printing.numbers import MISSING, count, fixed, listed, significant
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent, is_model
 from kvdrift.report.reading.estimates import ReportedEstimates, ViewRow
@@ -130,7 +130,18 @@ def section(content: PageContent) -> Section | None:
     drawing = Drawing("swrb_systems", words, partial(systems_figure, systems))
     values = {"published": bool(systems.published)}
     tables = tuple(table for table in made if table is not None)
-    return Section("systems", "Systems of known risk", tables, (drawing,), values)
+    return Section("systems", "Systems of known risk", tables, (drawing,), _near_exact(systems), values)
+
+
+def _near_exact(systems: Systems) -> str:
+    """Return the sentence that counts the estimates within two standard errors of the exact R."""
+    clauses = []
+    for estimator, (_, _, name) in _STYLES.items():
+        known = [system for system in systems.measured if system.errors.get(estimator)]
+        near = [abs(system.estimates[estimator] - system.exact) <= 2 * system.errors[estimator] for system in known]
+        if known:
+            clauses.append(f"{count(sum(near))} of {count(len(known))} by {name}")
+    return f"Within two standard errors of the exact R are {listed(clauses)}." if clauses else ""
 
 
 def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedTable | None:
@@ -175,11 +186,9 @@ def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedT
 
 def systems_table(systems: Systems) -> PrintedTable:
     """Make the table of exact and estimated risks, with each estimate's distance in its own standard errors."""
-    listed = [("this study", system) for system in systems.measured] + [
-        ("published", system) for system in systems.published
-    ]
+    groups = {"this study": systems.measured, "published": systems.published}
     lines, records = [], []
-    for group, system in listed:
+    for group, system in ((group, system) for group, members in groups.items() for system in members):
         ratio = Cell(
             significant(system.variance_ratio),
             f"exactly {significant(system.exact_ratio)}" if system.exact_ratio is not None else "",

@@ -326,4 +326,4 @@ def section(content: PageContent) -> Section:
         # whether a chat template was applied although no text ended
         "endless": content.ended[1] if content.facts.has_chats and not content.ended[0] else 0,
     }
-    return Section("verdict", "Verdict", (), drawings, values)
+    return Section("verdict", "Verdict", drawings=drawings, values=values)

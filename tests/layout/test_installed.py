@@ -79,5 +79,5 @@ def test_a_study_in_a_notebook(programs: Path, tmp_path: Path) -> None:
     assert [output for output in outputs if output.get("name") == "stderr"] == []
     lines = ["".join(output["data"]["text/plain"]) for output in outputs if output["output_type"] == "display_data"]
     assert any(line.startswith("evaluation documents: 24 of 24") for line in lines), lines
-    assert outputs[-1]["data"]["text/plain"].startswith("PosixPath(")
+    assert "".join(outputs[-1]["data"]["text/plain"]).startswith("PosixPath(")
     assert cells[2]["outputs"]

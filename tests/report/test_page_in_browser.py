@@ -33,6 +33,21 @@ def column(tab: Page, head: str) -> list[str]:
     return [text.split("\n")[0] for text in cells]
 
 
+def test_each_section_opens_with_its_figure_then_a_sentence_then_tables(tabs: Tabs, page: Path) -> None:
+    """Explanations come after; the plan opens with what was frozen, and the study with its settings."""
+    tab = tabs.open(page)
+    sections = tab.evaluate(
+        "[...document.querySelectorAll('#why > section, #specialists > details')].map(section => [section.id,"
+        " [...section.children].slice(1).map(child => child.tagName + '.' + child.className.split(' ')[0])])"
+    )
+    opening = {name: parts[: parts.index("DIV.table")] for name, parts in sections if "DIV.table" in parts}
+    assert opening.keys() >= {"ranking", "contrasts", "decomposition", "entry", "gap", "clocks", "eos", "depth"}
+    for name in opening.keys() - {"plan", "study"}:
+        whole = dict(sections)[name]
+        assert opening[name] in (["FIGURE.", "P.shows"], ["P.shows"]), name
+        assert ("FIGURE." in whole) == ("FIGURE." in opening[name]), name
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.by_default("390")
 def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) -> None:

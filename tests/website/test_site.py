@@ -156,6 +156,7 @@ def finished(root: Path, name: str) -> None:
     (folder / "figures").mkdir(parents=True)
     for path in ("index.html", "trajectories.html", "figures/bytes.svg", "figures/bytes.pdf", ".part"):
         (folder / path).write_text(path, encoding="utf-8")
+    (folder / "verdict.json").write_text('{"sentence": "Recommended: int8."}', encoding="utf-8")
 
 
 def test_the_gallery_has_the_studies_that_are_there(tmp_path: Path) -> None:
@@ -167,10 +168,12 @@ def test_the_gallery_has_the_studies_that_are_there(tmp_path: Path) -> None:
         "figures/bytes.svg",
         "index.html",
         "trajectories.html",
+        "verdict.json",
     ]
     page = gallery_page([study])
     for path in ("index.html", "trajectories.html", "figures/bytes.svg"):
         assert f"(gallery/frontier-study/{path})" in page
+    assert "Recommended: int8." in page
     assert "make gallery" not in page
     assert "`make gallery` runs the shipped studies" in gallery_page([])
     there = [path for file in STUDIES if (path := ROOT / "studies" / f"{file}.toml").is_file()]
