@@ -1,1 +1,1 @@
-"""A study from its development documents to the report: the remaining work, in order, resumable anywhere."""
+"""The run of a study, from its development documents to its report; a run that was killed anywhere can be resumed."""

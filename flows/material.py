@@ -99,15 +99,15 @@ def _tokenizer(study: Study) -> Any:
 
 
 class SharedMaterial:
-    """The documents of a file's studies, made once for all samplings of a model."""
+    """The documents of a file's studies, made once for all studies of a model, which differ in temperature."""
 
     def __init__(self) -> None:
         self._of_models: dict[str, tuple[HeldDocuments, Material]] = {}
 
     def __call__(self, study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
-        """Return a study's material; a study without stored documents takes those of the model's previous sampling.
+        """Return a study's material; its documents are those of the model's previous study unless it has others stored.
 
-        Finite-state systems are made anew, since another sampling gives other systems.
+        Finite-state systems are made anew for each study, since another temperature gives other systems.
         """
         of, known = self._of_models.get(study.model.id, (NOTHING_HELD, None))
         if known is None or study.model.finite or held not in (NOTHING_HELD, of):
@@ -138,7 +138,10 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
 
 
 def _check_with_other_weights(material: Material, limit: int | None, *, offline: bool) -> int | None:
-    """Refuse heads that a codec cannot code in an action's own weights; return the fewest positions of any model."""
+    """Refuse heads that a codec cannot code in an action's own weights; return the lowest limit of positions.
+
+    ``limit`` is the limit of the study's own model, None if that is unknown; the limits of other weights may be lower.
+    """
     codecs = {action.name: action for action in material.actions if action.codec is not None}
     for section in with_own_weights(material.study):
         location = weights_location(material.study, section)
@@ -155,7 +158,7 @@ def _check_with_other_weights(material: Material, limit: int | None, *, offline:
 def _nominal_documents(
     section: DocumentsSection, study: Study, tokenizer: Callable[[], Any], chosen: Mapping[str, Sequence[Candidate]]
 ) -> dict[str, list[Document]] | None:
-    """Return documents of the greatest allowed length if texts cannot be tokenized here; None if they can.
+    """Return stand-in documents of the greatest length if texts cannot be tokenized here; None if they can.
 
     The tokenizer of a Hugging Face id may be downloaded later; a folder without a tokenizer is refused.
     """
@@ -217,7 +220,7 @@ def check_distinct(documents: Sequence[Document]) -> None:
 
 
 def check_disjoint(material: Material) -> None:
-    """Check that no cluster is in both splits, which a cluster added to a stored document may cause."""
+    """Check that no cluster is in both splits; giving a stored document another cluster can break this."""
     development = {document.cluster: document for document in material.of_split("development")}
     for document in material.of_split("evaluation"):
         if (other := development.get(document.cluster)) is not None:

@@ -38,7 +38,7 @@ class ClusterAddress:
 
     @classmethod
     def of_gpus(cls, text: str, studies: Sequence[Study]) -> Self:
-        """Read the text of ``--gpus``, a number or ``all``; return an address with a worker for each of these GPUs.
+        """Read the text of ``--gpus``, a number or ``all``; return an address with a worker for each GPU to use.
 
         The workers will generate for the ``studies`` of one file.
         """
@@ -59,7 +59,7 @@ class ClusterAddress:
 
 
 def check_gpus(text: str, studies: Sequence[Study]) -> None:
-    """Check the text of ``--gpus``, and that the studies' models can have a GPU each; this needs no GPU."""
+    """Check the text of ``--gpus``, and that each study's model computes on one GPU; no GPU is needed for that."""
     if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
         raise InputError(
             f"--gpus '{text}': write all, or a number of GPUs; to choose GPUs 0 and 2, set CUDA_VISIBLE_DEVICES=0,2 "
@@ -101,7 +101,7 @@ def named_workers(
 def named_service(
     locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
 ) -> ServiceAddress | None:
-    """Return the service that ``--endpoint`` names, the one location of ``locations``; None without ``--endpoint``."""
+    """Return the address of the service that ``--endpoint`` names, from its one location; None without a location."""
     files = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in files.items():
         if value is not None and not locations:

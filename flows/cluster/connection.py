@@ -52,7 +52,7 @@ class WorkerFacts:
 
 
 def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
-    """Return the facts of this process with ``threads`` threads, and of the store at ``location`` unless it is None."""
+    """Return the facts of this process, which has ``threads`` threads, and of the store at ``location``, if given."""
     if location is None:
         return WorkerFacts(source_sha256(), threads)
     try:
@@ -97,14 +97,14 @@ def check_source(name: str, there: str, here: str | None = None) -> None:
 
 
 def lacking(name: str, error: Exception) -> InputError:
-    """Return the error for a process of a cluster that cannot import the code that was sent."""
+    """Return the error to raise if the cluster's process ``name`` cannot import the code that was sent to it."""
     return InputError(f"{name}: lacks this kvdrift ({first_line(error)}); install there what is installed here")
 
 
 def other_versions(versions: Mapping[str, Any]) -> str | None:
-    """Return a line on the first process of a cluster with another Python or Dask than this process; None without any.
+    """Return a line on the first process of a cluster whose Python or Dask is not this process's; None if all agree.
 
-    ``versions`` are the result of ``get_versions`` of Dask's client.
+    ``versions`` is the result of ``get_versions`` of Dask's client.
     """
     here = versions["client"]["packages"]
     processes = {"the scheduler": versions["scheduler"]} | {
@@ -125,7 +125,8 @@ def other_versions(versions: Mapping[str, Any]) -> str | None:
 def has_dashboard(dask_scheduler: Any) -> bool:
     """Return whether a scheduler serves Dask's dashboard, which needs bokeh; Dask passes the scheduler.
 
-    The link to the dashboard exists in any case, since the same server reports the scheduler's health.
+    Dask's client has a link to the dashboard even without bokeh, since the link's server also reports the scheduler's
+    health.
     """
     return bool(dask_scheduler.http_application.applications)
 
@@ -163,7 +164,7 @@ def resources_of(models: Iterable[ModelSection]) -> dict[str, float]:
 
 
 def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[str]:
-    """Return the addresses of the workers that declare ``resources``; ``workers`` are Dask's facts by address."""
+    """Return the addresses of the workers that declare ``resources``; ``workers`` maps addresses to Dask's facts."""
     return [
         address
         for address, worker in workers.items()
@@ -172,7 +173,7 @@ def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[s
 
 
 def who_has_which(gpus: Sequence[tuple[str, str | None]], others: int) -> str:
-    """Return a line on which GPUs workers have, from pairs (worker, GPU), and on how many ``others`` declare none."""
+    """Return a line on workers' GPUs; ``gpus`` are pairs (worker, GPU), ``others`` counts workers that declare none."""
     machines = defaultdict[str, list[str]](list)
     for name, gpu in gpus:
         machines[gpu or "no GPU that torch finds"].append(name.rpartition(" on ")[2])
@@ -186,7 +187,7 @@ def who_has_which(gpus: Sequence[tuple[str, str | None]], others: int) -> str:
 
 
 class Cluster:
-    """A connection to a cluster, made at the first use, together with workers that end with this process.
+    """A connection to a cluster, made at its first use; workers that are started for it end with this process.
 
     ``say`` receives lines about the cluster.
     """
@@ -407,8 +408,9 @@ def local_processes(
 ) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
     """Return Dask's specifications of workers on this machine, and of their scheduler.
 
-    The ``environments`` of the workers are added to this process's. They are set before a worker imports anything but
-    Dask, and again in a process that replaces the worker. All processes show and require the certificate ``security``.
+    Each worker has one of ``environments``, added to the environment of this process. It is set before the worker
+    imports anything but Dask, and again in a process that replaces the worker. All processes show and require the
+    certificate ``security``.
     """
     from distributed import Nanny, Scheduler  # noqa: PLC0415
 

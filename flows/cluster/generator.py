@@ -1,7 +1,7 @@
 """Generation on a cluster: a group of documents is a task, and the worker that takes it stores its units.
 
 This process waits, counts, and at the end checks that the store has the units that workers reported. Dask decides which
-worker takes a group, how often a group is tried whose worker is lost, and how a lost worker is replaced.
+worker takes a group, how a lost worker is replaced, and how often the group of a lost worker is tried again.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class HandingOut:
     def _submit(self, attempt: _Attempt) -> None:
         """Give a group to a worker that has not failed at it, or to any worker if all have failed at it.
 
-        If that worker is busy, Dask may move the group to an idle worker that failed at it; that worker declines.
+        If that worker is busy, Dask may move the group to an idle worker that failed at it; the idle one declines.
         """
         limits: dict[str, Any] = {"resources": self._resources} if self._resources else {}
         if attempt.failed:
@@ -178,7 +178,7 @@ class ClusterGenerator:
     def __call__(
         self, store: Store, study: Study, work: Work, known: Identities
     ) -> Generator[tuple[int, int], None, None]:
-        """Generate a study's work, and yield the numbers of documents and of new units of each group that is stored.
+        """Generate a study's work; for each group that is stored, yield its number of documents and of new units.
 
         Errors are those of ``HandingOut.stored``.
         """
@@ -198,7 +198,10 @@ class ClusterGenerator:
         check_stored(store, study, work)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the function from an action to its identity, from files of this machine or, if missing, of a worker.
+        """Return the function that returns an action's identity.
+
+        The identity is read from files of this machine. If the model's weights are not on this machine and the whole
+        identity is ``required``, a worker reads them.
 
         Raises:
             InputError: A file cannot be read, or a worker cannot load the model.

@@ -1,6 +1,6 @@
-"""The preload of ``local:N`` workers: they share the command's output, and leave messages to the command.
+"""The module that ``local:N`` workers load first: it keeps them from printing messages and from ending by Ctrl-C.
 
-Ctrl-C, too, is left to the command, which then ends the workers.
+Workers share the command's output, and the command prints all messages. At Ctrl-C the command ends its workers.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Groups:
         self._waiting.extendleft(reversed(part))
 
     def generated(self, documents: int, seconds: float, commit: float) -> None:
-        """Record a group's seconds of generation and of its commit; they decide the sizes of the next groups.
+        """Record a group's ``documents``, and the seconds of its generation and of its commit, to size the next groups.
 
         The latest commits count most, since the load of a log changes.
         """
@@ -237,7 +237,7 @@ def _end(reason: str) -> None:
 
 
 def _accepted(assignment: Assignment, name: str) -> Store:
-    """Check, once for each assignment, that this worker can generate its units; return the store."""
+    """Check, once for each assignment, that this worker can generate the assignment's units; return the store."""
     if KEPT.token == assignment.token and KEPT.store is not None:
         return KEPT.store
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)

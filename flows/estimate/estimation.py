@@ -139,9 +139,10 @@ class Analysis:
     def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = (), *, answers_changed: bool = False) -> Self:
         """Return the frozen plan's analysis of the evaluation documents.
 
-        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family get the
-        level 1 - alpha/m, all other rows 95% pointwise. Planned endpoints of actions in
-        ``seen``, and of answers that changed since, have the status ``seen``.
+        Primary quantities get the plan's draws, all others its exploratory draws. Each primary endpoint gets the
+        level 1 - alpha/m, m being the size of their family; all other intervals have the pointwise level 95%. Planned
+        endpoints of actions in ``seen`` have the status ``seen``, and so have those of answers if ``answers_changed``
+        after the plan was frozen.
         """
         primary = tuple(plan.primary)
         others = tuple(name for name in PAIR_QUANTITIES if name not in primary)
@@ -164,8 +165,8 @@ class Analysis:
 class Subject(NamedTuple):
     """The subject of estimates: an action, its contrast with a baseline, or its residual branching.
 
-    With ``answers`` the estimates are over the documents with answers. With ``together`` the interval holds for all
-    pairs of actions, or for all members of a sweep.
+    With ``answers`` the estimates are over the documents with answers. With ``together`` the intervals hold
+    simultaneously, for all pairs of actions or for all members of a sweep.
     """
 
     action: str
@@ -213,7 +214,10 @@ def with_progress(run: Runner, progress: Progress) -> Runner:
 
 
 def estimate_part(part: AnalysisPart) -> Estimates:
-    """Estimate the quantities of one part; estimate quantities for which reduced moments suffice from these too."""
+    """Estimate the quantities of one part.
+
+    Quantities that are functions of reduced moments alone are estimated from these moments too.
+    """
     estimates = estimate(
         part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
         pairs=part.contrasts,

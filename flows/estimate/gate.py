@@ -95,7 +95,10 @@ class Verdict:
 
     @property
     def distinguished(self) -> bool | None:
-        """Whether the action is surely above all floors, by the lower ends; None without such intervals."""
+        """Whether the action's R is surely above that of every floor: all lower ends in ``from_floors`` are above 0.
+
+        It is None if ``from_floors`` is empty.
+        """
         return all(low > 0 for low, _ in self.from_floors.values()) if self.from_floors else None
 
     @property
@@ -178,7 +181,7 @@ def _estimated(
 
 
 def _floors(store: Store, study: str) -> list[str]:
-    """Return a study's floors: the actions that have the whole cache and compute it again, or in another way."""
+    """Return the names of a study's floors, sorted: actions that compute the whole cache again or in another way."""
     actions = current_actions(store.read("actions"), study)
     return sorted(name for name, row in actions.items() if row["selector"] == NUMERICS)
 
@@ -198,7 +201,7 @@ def _larger_floor(moments: DocumentMoments, floors: Sequence[str], study: str) -
 def _from_floors(
     moments: DocumentMoments, question: GateQuestion, plan: FrozenPlan | None, floors: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """Return for each floor the interval of the difference in R from it, as on the study's page."""
+    """Return for each floor the interval (low, high) of the action's R minus the floor's R, as on the study's page."""
     draws, seed = (EXPLORATORY_DRAWS, 0) if plan is None else (plan.exploratory_draws, plan.seed)
     pairs = simultaneous_gaps(moments, draws=draws, seed=seed, level=EXPLORATORY_LEVEL)
     rows = {
@@ -208,20 +211,20 @@ def _from_floors(
 
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
-    """Return how many more documents would settle a question that nearly identical documents leave open."""
+    """Return how many more documents would settle a question that is open because documents are nearly identical."""
     similarity, between = _similarity(moments, contrast, question)
     factor = settling_factor(similarity, question.interval_level, between, question.margin)
     return None if factor is None else math.ceil(documents * (factor - 1))
 
 
 def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
-    """Return how many documents in all would exclude failures that no document shows.
+    """Return how many documents in all would exclude failures worse than any that the present documents show.
 
-    The result is None if the present documents exclude them already, if the interval allows for them, or if no number
-    of documents would exclude them.
+    The result is None if the present documents exclude such failures already, if the interval allows for them, or if no
+    number of documents would exclude them.
 
-    If more than a few documents differ by more than the margin, the interval does not allow for documents that differ
-    more than all of these. Such documents may be a share of 1 - alpha^(1/n), and lose all that can be lost.
+    The interval does not allow for such failures if more than a few documents differ by more than the margin. With n
+    present documents, up to a share of 1 - alpha^(1/n) may then fail unseen, and lose all that can be lost.
     """
     similarity, between = _similarity(moments, contrast, question)
     if similarity.unlike[0] <= MOST_UNLIKE or not between.bounded:
@@ -235,7 +238,7 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
 
 
 def _similarity(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Likeness, Between]:
-    """Return the similarity of the question's documents and the contrast's range, signed so that more is worse."""
+    """Return the similarity of the documents, and the contrast's range, both signed so that more is worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)
@@ -254,7 +257,7 @@ def _worse_sign(contrast: Quantity) -> int:
 
 
 def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question: GateQuestion) -> str:
-    """Return the status of the contrast, which the plan may also name as its mirror image."""
+    """Return the status of the contrast; the plan may have named it with action and baseline exchanged."""
     named = () if plan is None else plan.family.endpoints
     endpoint = Endpoint(contrast.name, question.action, question.baseline, question.stratum)
     mirrored = Endpoint(contrast.name, question.baseline, question.action, question.stratum)
@@ -291,7 +294,11 @@ def _check_tails(question: GateQuestion, draws: int) -> None:
 
 
 def _check_actions(store: Store, views: Views, question: GateQuestion, study: str) -> None:
-    """Check that the question names two different actions; actions of another generator need no row in ``actions``."""
+    """Check that the question names two different known actions, neither of them the control.
+
+    An action is known if table ``actions`` or view ``moments`` has it; one of another generator may be in ``moments``
+    alone.
+    """
     listed = {name for name, row in current_actions(store.read("actions"), study).items() if not row["control"]}
     known = listed | set(pc.unique(views.rows("moments", study=study)["action"]).to_pylist()) - {CONTROL_ACTION}
     for option, name in (("action", question.action), ("baseline", question.baseline)):

@@ -100,7 +100,7 @@ def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
 
 
 def action_revisions(views: Views, study: str) -> Mapping[str | None, int]:
-    """Read the revision of each action that the views show; 0 for actions that the store lacks, and for None."""
+    """Read the revision of each action that the views show; the result gives 0 for every other key, None included."""
     listed = views.rows("actions", study=study)
     shown = zip(listed["action"].to_pylist(), listed["action_revision"].to_pylist(), strict=True)
     return defaultdict(int, shown)
@@ -113,7 +113,7 @@ def documents_revision(views: Views, study: str, model: str) -> int:
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
-    """Return a study's windows, which it had when it was derived.
+    """Return the windows with which a study was derived.
 
     Raises:
         InputError: Nothing of the study is derived in this store.
@@ -171,7 +171,8 @@ def answer_moments(
 ) -> DocumentMoments | None:
     """Read the moments of the documents with known answers of a split, controls left out.
 
-    The moments have no profiles. None if there is no such document, or if pairs of such a document are not scored yet.
+    The moments have no profiles. The result is None if the split has no documents with known answers, or if pairs of
+    one of them are not scored yet.
     """
     table = measured(views.rows("document_answers", study=study, model=model, split=split))
     whole = measured(views.rows("moments", study=study, model=model, split=split))
@@ -199,9 +200,10 @@ def replicate_answers(views: Views, study: str, model: str, split: str, windows:
 
 
 def branching_moments(views: Views, study: str, model: str, split: str) -> BranchingMoments | None:
-    """Read the moments of both estimators for every document and action of a split, controls left out.
+    """Read the moments of the plain and the residual-branching estimator of a split's documents, controls left out.
 
-    The moments are of all measured documents, which other estimates resample too. None if nothing was branched.
+    Documents without residual branching are included, since other estimates resample them too. The result is None if
+    nothing was branched.
     """
     of_study = f"study = {literal(study)} and model = {literal(model)}"
     # The view would read all trajectories.

@@ -1,8 +1,8 @@
 """Scores of continuations against their documents' answers, and whether a study's estimates are up to date.
 
-Table ``scores`` has a row for each coupled pair and answers. Only the model's tokenizer is needed. Stored scores stay,
-so that only new pairs cost time. Pairs of a document with corrected answers are scored again, and their earlier scores
-are superseded.
+Table ``scores`` has a row for each coupled pair whose document has answers. Scoring needs only the model's tokenizer.
+Stored scores stay, so that only new pairs cost time. Pairs of a document with corrected answers are scored again, and
+their earlier scores are superseded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KnownAnswers:
 
 
 def known_answers(store: Store, study: str, model: str, docs: pa.Array | None = None) -> dict[str, KnownAnswers]:
-    """Return the answers of a study's scored documents by document, or only of ``docs`` if given."""
+    """Return the known answers of each document that can be scored, keyed by its id; only of ``docs`` if given."""
     known = {}
     columns = ["doc", "split", "task", "source", "answers", "scoring", "document_revision"]
     documents = store.documents(study, model, columns)
@@ -95,7 +95,7 @@ class Scoring:
 
     @functools.cached_property
     def unscored_pairs(self) -> Counter[str]:
-        """Count the unscored pairs of each split that can be scored; no row is read if counts suffice."""
+        """Count, by split, the pairs that can be scored and are not scored yet; no row is read if counts suffice."""
         left = {of: count - self._scored[of] for of, count in self._pairs.items()}
         unscored = Counter[str]()
         if min(left.values(), default=0) >= 0:
@@ -138,7 +138,7 @@ class Scoring:
         return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])
 
     def scored_splits(self, controls: Collection[str]) -> set[str]:
-        """Return the splits with pairs of an action other than the control, and without unscored pairs."""
+        """Return the splits that have pairs of an action not in ``controls``, and whose pairs are all scored."""
         return {of.split or "" for of in self._pairs if of.action not in controls} - set(self.unscored_pairs)
 
 
@@ -177,7 +177,7 @@ def score_stored(
 def _scored_documents(
     store: Store, unscored: pa.Table, answers: Mapping[str, KnownAnswers], decode: Decode, progress: Progress
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each document in turn, without study and model."""
+    """Score the pairs in ``unscored``; yield the rows of ``scores``, without study and model, document by document."""
     events = store.rows_of_units("events")
     rows = unscored.to_pylist()
     begin = 0
@@ -202,7 +202,7 @@ def _scored_documents(
 
 
 def _continuations(events: pa.Table, replicates: int, horizon: int) -> Iterator[tuple[Tokens, Tokens]]:
-    """Yield X and Y of each replicate up to their EOS; rows are sorted by replicate and position."""
+    """Yield the tokens of X and Y of each replicate up to EOS; ``events`` is sorted by replicate and position."""
     x, y, x_eos, y_eos = (events[name].to_numpy().reshape(replicates, horizon) for name in _TOKENS)
     for k in range(replicates):
         sides = ((x[k], x_eos[k]), (y[k], y_eos[k]))

@@ -61,7 +61,7 @@ REPEATED = "repeated"
 def take_due_interim_looks(store: Store, views: Views, plan: FrozenPlan) -> None:
     """Take the interim looks whose documents and replicates are complete, as a run does.
 
-    Estimates are made once for a version of the events. So an interim look at these events comes first; otherwise the
+    Each version of the events is estimated once. So an interim look that is due must be taken before that, or the
     estimates would keep the intervals of the previous interim look.
     """
     while _is_due(store, views, plan):
@@ -195,10 +195,10 @@ def calibrate_study(
     """Fit predictors on development documents, judge them on evaluation documents, and append to ``calibration``.
 
     Nothing is written unless the baseline and another action have moments in both splits. Rows of a contrast with
-    unchanged inputs are kept. A contrast is prespecified if the plan names both of its actions, or seen if the outcomes
-    of either were known before the plan.
+    unchanged inputs are kept. A contrast of two planned actions has the status prespecified, but the status seen if the
+    outcomes of either action were known before the plan.
 
-    The number of rows that were made now is returned. ``events_version`` is the version that the views show.
+    Return the number of rows that were made anew. ``events_version`` is the version that the views show.
     """
     if not {"development", "evaluation"} <= moments.keys():
         return 0

@@ -112,9 +112,9 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
 
 
 def _moved_settings(store: Store, study: Study) -> dict[str, Any]:
-    """Return the stored hash and settings if they stay; else {}.
+    """Return the stored ``study_sha256`` and ``settings`` if the stored settings agree with the study; else {}.
 
-    They stay if they agree with the study, whose file may name the same systems by another path.
+    The stored values replace those of the study file, which may name the same systems by another path.
     """
     for row in store.read("studies").to_pylist():
         if (row["study"], row["model"]) == (study.name, study.model.id) and study.agrees_with(row["settings"]):
@@ -249,8 +249,8 @@ class Trying:
         """Check that no document failed.
 
         Raises:
-            KvdriftError: The error itself if nothing was generated or there is one document; else a line that names
-                the documents that failed.
+            KvdriftError: The first error itself if nothing was generated or the work has a single document; else a line
+                that names the documents that failed.
         """
         if not self._failed:
             return
@@ -281,8 +281,8 @@ _ENDING = (
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
     """Generate work by ``made_by``, which also stores the units; return the number of new units.
 
-    Units may be of studies that differ from ``study`` in sampling alone; such units name their study. ``stage`` names
-    the work for ``progress``. If a document fails, the others are still generated, unless several fail in a row.
+    Units may be of studies that differ from ``study`` in temperature alone; such units name their study. ``stage``
+    names the work for ``progress``. If a document fails, the others are still generated, unless several fail in a row.
 
     Raises:
         InputError: a model, an endpoint or the store refuses the work or some documents.
@@ -320,7 +320,7 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
 
 
 def studies_of(study: Study, work: Work) -> list[str]:
-    """Return the names of the studies that have units in ``work``, studies of other samplings included."""
+    """Return the names of the studies that have units in ``work``; they may differ from ``study`` in temperature."""
     return list(dict.fromkeys(unit.study(study.name) for _, pending in work for unit in pending))
 
 
@@ -336,7 +336,7 @@ def not_stored(store: Store, study: Study, work: Work) -> Work:
 
 
 def _span(study: Study, document: Document, unit: PendingUnit) -> dict[str, Any]:
-    """Return the columns of ``SPAN`` that distinguish a unit of a document from all others."""
+    """Return the columns ``SPAN`` of a document's pending unit; their values distinguish the unit from all others."""
     return {
         "study": unit.study(study.name), "model": study.model.id, "doc": document.doc, "action": unit.action.name,
         "action_revision": unit.revision, "estimator": unit.estimator, "first_replicate": unit.first,
@@ -378,7 +378,7 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities, *, promp
 
 
 def _check_identity(unit: Unit, known: Identities) -> None:
-    """Refuse a unit whose identity differs from its action's stored identity, since files changed during the run."""
+    """Refuse a unit whose identity differs from its action's stored identity, as when files changed during the run."""
     record = unit.record
     for name, value in known[record["study"], record["action"], record["action_revision"]].columns.items():
         if record[name] != value:

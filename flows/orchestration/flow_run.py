@@ -1,6 +1,6 @@
 """A study's flow run in Prefect: its tasks, its end by SIGTERM, and its page with lines, progress and results.
 
-Artifacts have keys that stay: a study's next run adds a version to each.
+The keys of artifacts are the same in every run of a study, so that the next run adds a version to each artifact.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
 def ended_by_sigterm() -> Iterator[None]:
     """Send SIGTERM again if Python ignores the exception of Prefect's handler inside the block.
 
-    The handler stays Prefect's, by which Prefect recognizes a cancelled run. This does nothing outside of the main
-    thread, which takes all signals.
+    Prefect's handler is kept, since Prefect recognizes a cancelled run by it. In a thread other than the main thread,
+    which receives all signals, this does nothing.
     """
     from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - only if a study runs
 

@@ -214,7 +214,7 @@ def _logging() -> Iterator[None]:
 def importing_prefect() -> Iterator[None]:
     """Turn Prefect's refusal of a setting, which it reads when it is imported, into a line that names the setting.
 
-    Prefect also warns of a home folder that cannot be written, which no run here needs.
+    Prefect's warnings are ignored, such as that of a home folder that cannot be written, which no run here needs.
     """
     try:
         with warnings.catch_warnings():

@@ -186,7 +186,11 @@ class LiveStore:
 def _present(
     counted: Mapping[tuple[Any, ...], T], current: Collection[tuple[str, str, str, int]], documents: Collection[str]
 ) -> Iterator[tuple[tuple[Any, ...], T]]:
-    """Yield the counts of known documents and current revisions, by document, action and the rest of the key."""
+    """Yield (key, count) for the counts of current revisions of actions on ``documents``.
+
+    The keys of ``counted`` begin with study, model, document, action and revision; those that are yielded lack study,
+    model and revision. ``current`` has (study, model, action, revision) for each action.
+    """
     for (study, model, doc, action, revision, *more), count in counted.items():
         if (study, model, action, revision) in current and doc in documents:
             yield (doc, action, *more), count
@@ -227,7 +231,7 @@ class PreliminaryViews:
     model: str
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
-        """Return rows of ``view`` whose columns equal the given values; for estimates always all columns."""
+        """Return rows of ``view`` whose columns equal the given values; view ``estimates`` comes with all columns."""
         if view != "estimates":
             return self.views.rows(view, columns, **equal)
         rows = self._estimates

@@ -55,9 +55,9 @@ def write_report(
 ) -> Path:
     """Write the report of a stored study in a folder, and return the path of the page.
 
-    Without ``token_text`` the examples show token ids. ``latex`` writes the tables as .tex files too, ``sides`` draw
-    the figures, and the page ``beside``, which compares this study with those of other temperatures, need not exist
-    yet.
+    Without ``token_text`` the examples show token ids. With ``latex`` the tables are also written as .tex files. The
+    side processes ``sides`` draw the figures, if given. The report links to the page ``beside``, which compares this
+    study with those of other temperatures and need not exist yet.
     """
     from kvdrift.report.page import build_report  # noqa: PLC0415 - only to draw a page
     from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
@@ -111,7 +111,7 @@ def _get_ready_to_draw() -> None:
 
 
 def present_inputs(store: Store) -> dict[str, int | None]:
-    """Return the present data version of each table that a page is made from, and the number of waiting replicates."""
+    """Return the data version of each table behind a page, and how many replicates wait for missing positions."""
     return {**{table: store.data_version(table) for table in _TABLES}, _WAITING: _waiting_replicates(store)}
 
 
@@ -120,7 +120,7 @@ def _waiting_replicates(store: Store) -> int:
 
 
 def waiting_words(store: Store, study: str, model: str) -> str:
-    """Return a line on a study's replicates that wait for positions; empty if none waits."""
+    """Return a line on a study's replicates that wait for missing positions; empty if none waits."""
     return str(count_waiting(store).get((study, model), ""))
 
 
@@ -173,17 +173,17 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
 
 
 def model_in_path(study: str, model: str, pages: Collection[tuple[str, str]]) -> str | None:
-    """Return the model if ``pages``, the studies and models with pages, have other models of its study; else None."""
+    """Return ``model`` if ``pages``, pairs (study, model), include several models of ``study``; else None."""
     return model if sum(name == study for name, _ in pages) > 1 else None
 
 
 def page_folder(
     store: Store, study: str, model: str, pages: Collection[tuple[str, str]], output: Path | None = None
 ) -> Path:
-    """Return the folder of the page of a study and model, one of ``pages``.
+    """Return the folder of the page of a study and model; ``pages`` are all studies and models with a page.
 
     Without ``output`` it is the report's default folder. With ``output`` it is that folder if there is a single page,
-    else a folder below, named after the study and, if it has several, the model.
+    else a folder in it, named after the study, and within that one after the model if the study has several models.
     """
     page_model = model_in_path(study, model, pages)
     if output is None:

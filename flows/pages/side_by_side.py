@@ -197,7 +197,7 @@ def _action_pairs(first: Entry, other: Entry) -> Iterator[tuple[str, str]]:
 
 
 def _side_by_side(first: DocumentMoments, other: DocumentMoments, shared: Sequence[str]) -> DocumentMoments:
-    """Return the moments of the shared documents, with the actions of both entries."""
+    """Join two studies' moments of their ``shared`` documents; actions are named ``first NAME`` and ``other NAME``."""
     parts = {
         side: moments.of_documents(shared).in_canonical_order()
         for side, moments in (("first", first), ("other", other))

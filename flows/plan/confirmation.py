@@ -140,7 +140,7 @@ def _names(name: str, content: dict[str, Any]) -> list[str]:
 def _draw(
     content: dict[str, Any], draft: Path, excluded: Path, path: Path, seen: SeenDocuments, clusters: set[str]
 ) -> int:
-    """Find a seed and clusters to exclude with which no evaluation document is a seen document; write the draft.
+    """Find a seed, and clusters to exclude, so that no evaluation document was seen before; write the draft.
 
     ``clusters`` are excluded in any case. All excluded clusters are written to the file ``excluded``, which the draft
     names. The study file will be at ``path``. Returns the number of evaluation documents over all strata.

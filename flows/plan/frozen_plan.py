@@ -149,7 +149,7 @@ class InterimLooks:
         return len(self.documents)
 
     def names(self, number: int) -> set[str]:
-        """Return the documents of an interim look by its number, counted from 1."""
+        """Return the documents of the interim look ``number``; the first interim look is number 1."""
         return {doc for stratum, count in self.documents[number - 1].items() for doc in self.order[stratum][:count]}
 
 
@@ -330,9 +330,10 @@ def units_done(
 ) -> list[UnitsDone]:  # fmt: skip
     """Return for each split and action how many units are done and wanted; a unit has all replicates of a document.
 
-    ``actions`` are rows of ``actions`` by name. ``documents`` counts the documents of each split and stratum, and
-    ``covered`` those that hold the replicates of a cell. ``wanted_documents`` is the number of evaluation documents
-    that the ``plan`` needs by now, by stratum; without a plan the evaluation is left out.
+    ``actions`` maps names of actions to rows of table ``actions``. ``documents`` is the number of documents of each
+    split and stratum, ``covered`` the number of documents that hold exactly the replicates of each cell.
+    ``wanted_documents`` is the number of evaluation documents of each stratum that the ``plan`` needs by now; without a
+    plan the evaluation is left out.
     """
     controls = {name: bool(row["control"]) for name, row in sorted(actions.items())}
     measured = [name for name, control in controls.items() if not control]
@@ -409,7 +410,7 @@ class InterimLooksTaken:
 
     @property
     def wanted(self) -> int:
-        """The number of the interim look whose documents are wanted; of the last one taken if the study has stopped."""
+        """The number of the interim look to take next, or of the last one taken if the study has stopped."""
         return self.reached + (not self.stopped and not self.lacking)
 
     @property

@@ -313,7 +313,7 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
 
 
 def _raised(study: Study, evaluated: EvaluatedSize) -> str:
-    """Return text to add to the plan's reason if the size of what was evaluated already bounds K or N; else no text."""
+    """Return text to add to the plan's reason if what was evaluated already bounds K or N; else an empty text."""
     if size_bounds(study, evaluated) == size_bounds(study, NOTHING):
         return ""
     return f"; evaluation documents have up to K = {evaluated.replicates} and N = {evaluated.documents} already"
@@ -345,7 +345,7 @@ def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
 
 
 def _variance_ratios(plain: Allocation, reduced: Allocation) -> list[dict[str, Any]]:
-    """Return a row for each endpoint: the reduced estimate's variance between replicates over the plain estimate's."""
+    """Return for each endpoint the reduced estimate's variance between replicates, divided by the plain one's."""
     rows: list[dict[str, Any]] = []
     for plain_endpoint, other in zip(plain.endpoints, reduced.endpoints, strict=True):
         (_, variance), (_, less) = plain_endpoint.components, other.components
@@ -384,7 +384,7 @@ def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
 def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two plans have equal settings and lead to the same evaluation and estimates.
 
-    Of the documents, those of development and those that the evaluation takes are compared.
+    Development documents are compared, and of the evaluation documents only those that a plan takes.
     """
 
     def deciding(plan: Mapping[str, Any]) -> dict[str, Any]:

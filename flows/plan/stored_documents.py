@@ -126,7 +126,7 @@ class SeenDocuments:
 
     @property
     def clusters(self) -> set[str]:
-        """Return the clusters of evaluation documents that are read from files or that another generator made."""
+        """Return the clusters of the seen evaluation documents that came from files or from another generator."""
         return {str(trait[1]) for trait in self.evaluated if trait[0] == "cluster"}
 
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
@@ -142,7 +142,7 @@ def generated_documents(store: Store, study: str, model: str) -> set[str]:
 
 
 def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:
-    """Return a plan's actions whose outcomes were known beforehand: all of a ``seen`` plan, else the redone actions.
+    """Return a plan's actions whose outcomes were known before: if the plan is ``seen`` all, else the redone actions.
 
     An action counts as redone if units of evaluation documents were superseded.
     """

@@ -175,10 +175,10 @@ def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
 def check_equal_bytes(store: Store, material: Material) -> int:
     """Check that actions which keep equally many entries of a document hold equal bytes.
 
-    Payload, scales, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold
-    entries in another way, such as another dtype or codec, are compared among themselves. A codec's bytes depend on how
-    many entries each layer keeps, so its actions are compared only at the same budgets. A policy whose steps may read
-    more entries than the prompt has is not compared. The number of compared pairs of actions is returned.
+    Payload, scales, index, metadata and resident bytes are compared, as measured on the tensors. Only actions that hold
+    their entries in the same way, such as in one dtype or codec, are compared. A codec's bytes depend on how many
+    entries each layer keeps, so its actions are compared only at the same budgets. A policy whose steps may read more
+    entries than the prompt has is not compared. Return the number of compared pairs of actions.
     """
     units = store.units(material.study.name, material.model_id)
     units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))
@@ -215,10 +215,10 @@ def check_equal_bytes(store: Store, material: Material) -> int:
 
 
 def floor_line(store: Store, study: Study) -> str:
-    """Return a line on how far the floors are from 0; empty without an engine.
+    """Return a line on the distances of an engine's floor and kernel floor from the reference; empty without an engine.
 
     Raises:
-        ControlError: The floor is not exactly 0, although the engine promises that.
+        ControlError: The floor's distances are not exactly 0, although the engine promises that.
     """
     if not study.model.has_floor:
         return ""
@@ -255,7 +255,7 @@ _NAMED = 3  # control tokens in a line
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
-    """Return a line on each setting of a file's checked studies that may have another effect than meant."""
+    """Return a line on each setting of a file's studies, already checked, that may have another effect than meant."""
     lines = left_out(runs[0].study.documents)
     for run in runs:
         lines += _absent_eos_tokens(run.study)
@@ -385,7 +385,7 @@ def _unscored_tasks(study: Study) -> Iterator[str]:
 
 
 def _equal_prompts(material: Material) -> Iterator[str]:
-    """Name documents of equal prompts, although intervals take documents as independent."""
+    """Name documents of unlike clusters that have equal prompts, since intervals take them as independent."""
     same = defaultdict[tuple[int, ...], list[Document]](list)
     for document in material.every_document:
         if document.tokens and document.stratum not in material.nominal:

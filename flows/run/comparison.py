@@ -118,7 +118,7 @@ def _in_order_of(stored: list[Any], requested: list[Any]) -> list[Any]:
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the values of nested JSON by their places in a study file, such as ``documents[0].source``."""
+    """Return the values in nested JSON, keyed by their places in a study file, such as ``documents[0].source``."""
     if isinstance(value, dict):
         items = [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
@@ -171,7 +171,7 @@ def _value(value: Any) -> str:
 
 
 def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
-    """Return the note that the plan does not take more evaluation documents; empty if it does."""
+    """Return the note that the plan keeps its N although there are more documents; empty if N may grow."""
     requested = run.study.plan.documents
     if run.replan or (requested != "auto" and requested > plan.documents_per_stratum):
         return ""
@@ -214,7 +214,11 @@ def _plan(run: StudyRun) -> Iterator[Difference]:
 def _identity(
     run: StudyRun, action: Action, stored: ActionIdentity, units: int, *, parameters_changed: bool
 ) -> Iterator[Difference]:
-    """Yield differences in an action's identity; changed parameters, reported separately, change the hash."""
+    """Yield differences in an action's identity.
+
+    If ``parameters_changed``, the selector's hash is left out: it changes with the parameters, and ``_actions`` reports
+    these.
+    """
     finite = run.study.model.kind == FINITE_STATE
     named = {
         "weights_sha256": "reference distributions"
@@ -278,10 +282,10 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 
 
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
-    """Begin a new revision of actions, unless the present revision has the same identity and was not reported yet.
+    """Begin a new revision of each action whose present revision was reported already or has another identity.
 
-    So the same call after a kill goes on with its revision, and prints a line about it. An action that the store lacks
-    is skipped, since the run generates it.
+    So if a run was killed, the same call goes on with the revision that it began, and prints a line about it. An action
+    that the store lacks is skipped, since the run generates it.
     """
     rows = begun_revisions(runs, names)
     begun = {(row["study"], row["action"]) for row in rows}
@@ -347,7 +351,7 @@ def _is_reported(run: StudyRun, action: Action, revision: int) -> bool:
 def drop_action(store: Store, name: str, study: str | None = None) -> int:
     """Drop an action: its units stay in the log, and no view shows them; return how many are superseded.
 
-    The study is needed if several studies have an action of this name.
+    ``study`` must be given if several studies have an action of this name.
     """
     stored = store.read("actions")
     studies = sorted({row["study"] for row in stored.to_pylist()} if study is None else {study})

@@ -1,8 +1,8 @@
 """The removal of a document from a store for good: nothing is left of its id, prompt and events in any file.
 
 The order lets a removal that was killed anywhere be called again: first the document is recorded as removed, so that no
-writer brings it back; then its rows go, each table by one commit, sources last; then the history of the tables and all
-other files that may show the document are deleted.
+writer brings it back; then its rows go, each table by one commit, and the tables from which others are made come last;
+then the history of the tables and all other files that may show the document are deleted.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _changes(store: Store, removal: Removal) -> Iterator[tuple[str, Callable[[pa
     }
 
     def cited(rows: pa.Table) -> pa.Table:
-        """Return rows of ``looks`` that cite the plans by their new hashes."""
+        """Return the rows of ``looks`` or ``plans`` with the new hash of each changed plan in place of the old one."""
         hashes = rows["plan_sha256"].to_pylist()
         if not revised.keys() & set(hashes):
             return rows
@@ -176,7 +176,7 @@ def without_document(plan: str, doc: str) -> str | None:
 
 
 def _remove_files(store: Store, removal: Removal) -> None:
-    """Delete the document's rows that wait in pieces, and all other files of the store's folder that may show it."""
+    """Delete the document's rows in folder ``pieces``, and the store's other files that may show the document."""
     root = Path(store.location)
     for path in _pieces(store):
         rows = pq.read_table(path)

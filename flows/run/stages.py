@@ -58,7 +58,7 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
 def develop(*runs: StudyRun) -> int:
     """Generate the missing units of development documents, within the runs' limit; return the number of new units.
 
-    The runs are those of one model, one for each sampling.
+    The runs are those of one model, one for each temperature.
     """
     return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
 
@@ -127,7 +127,7 @@ def plan(run: StudyRun) -> str:
 def evaluate(*runs: StudyRun) -> int:
     """Generate the planned units of evaluation documents, within the limit; return the number of new units.
 
-    The runs, each with its plan, are those of one model, one for each sampling.
+    The runs are those of one model, one for each temperature, and each has a plan.
     """
     plans = [require_plan(run.store, run.study) for run in runs]
     lacking = [pending_of_plan(run.store, run.material, plan) for run, plan in zip(runs, plans, strict=True)]
@@ -191,7 +191,7 @@ def keep_up(run: StudyRun) -> None:
 
 
 def is_planned(run: StudyRun) -> bool:
-    """Return whether a frozen plan agrees with the study file and is not to be made anew."""
+    """Return whether there is a frozen plan that agrees with the study file, and no new plan is requested."""
     store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
@@ -219,7 +219,7 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
 
 
 def _generate(runs: Sequence[StudyRun], lacking: Sequence[Work], stage: str) -> int:
-    """Generate the missing units of a model's runs, all units of a document from one prefill."""
+    """Generate the missing units of one model's runs; one prefill of a document serves the units of all runs."""
     having = [(run, work) for run, work in zip(runs, lacking, strict=True) if work]
     if len(having) > 1 and not runs[0].study.model.finite:
         (first, _), *others = having

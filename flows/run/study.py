@@ -74,12 +74,12 @@ def run_file(
     cluster: ClusterAddress | None = None,
     compacts: bool = True,
 ) -> Outcome:
-    """Run the studies of one file, one for each model and sampling.
+    """Run the studies of one file, one for each model and temperature.
 
-    Without the ``address`` of a service or a ``cluster`` this process generates. The run stops after ``limit``
-    documents, and with ``plan_only`` after freezing the plans. The units of the actions ``redo`` are superseded first,
-    and with ``replan`` the plans are made anew. At its end the run merges small files, unless ``compacts`` is
-    False. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
+    If neither the ``address`` of a service nor a ``cluster`` is given, this process generates. The run stops after
+    ``limit`` documents, and with ``plan_only`` after freezing the plans. The units of the actions ``redo`` are
+    superseded first, and with ``replan`` the plans are made anew. With ``compacts`` the run merges small files at its
+    end. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
     """
     location = absolute(store if store is not None else default_location(studies))
     shared, gathered = DocumentLimit(limit), SharedMaterial()
@@ -110,7 +110,7 @@ def run_studies(
     plan_only: bool = False,
     page: FlowRunPage | None = None,
 ) -> Outcome:
-    """Run the studies of one file, one for each model and sampling, to their reports, or find them finished.
+    """Run the studies of one file, one for each model and temperature, to their reports, or find them finished.
 
     ``before`` is called before anything is written, unless nothing is left to do. The units of actions in ``redo`` are
     superseded and generated anew. With ``plan_only`` the run stops when the plans are frozen, and the outcome has no
@@ -235,7 +235,7 @@ def _tasks(*, scheduled: bool) -> SimpleNamespace:
 
 
 def develop(runs: Sequence[StudyRun], tasks: SimpleNamespace, *, plan_only: bool) -> None:
-    """Generate the units of development documents, and freeze the plans of one model's runs, which differ in sampling.
+    """Generate the units of development documents, and freeze the plans of one model's runs, one for each temperature.
 
     All plans are frozen before any run evaluates, so that no plan depends on outcomes. If the limit stops the runs, no
     plan is frozen. With ``plan_only`` the development units are derived even if all plans are frozen already.
@@ -263,7 +263,7 @@ def _evaluate(runs: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
 
 
 def _derive(runs: Sequence[StudyRun], tasks: SimpleNamespace) -> None:
-    """Derive the units of all samplings of a model, and score their answers."""
+    """Derive the units of one model's runs, and score their answers."""
     tasks.derive(runs[0])
     for run in runs:
         tasks.score(run)
@@ -294,7 +294,7 @@ def _report(run: StudyRun, beside: Path | None) -> bool:
 
 
 def _compare(*runs: StudyRun) -> bool:
-    """Write the page that compares the samplings of one model, unless it is current; return whether it was written."""
+    """Write the page that compares one model's temperatures, unless it is current; return whether it was written."""
     store, folder = runs[0].store, _samplings_page(runs).parent
     if report_is_current(store, folder):
         return False
@@ -316,14 +316,14 @@ def _several_samplings(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
 
 
 def _samplings_page(runs: Sequence[StudyRun]) -> Path:
-    """Return the page that compares the samplings of one model, in a folder beside the pages of its studies."""
+    """Return the path of the page that compares one model's temperatures, beside the pages of its studies."""
     study = runs[0].study
     model = study.model.id if study.several_models else None
     return samplings_report_folder(runs[0].store, study.name_in_file, model) / "index.html"
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
-    """Return the page that will compare a run's sampling with the model's others; None if there are no others."""
+    """Return the path of the page that compares the temperatures of the run's model; None if it has only one."""
     return next((_samplings_page(model_runs) for model_runs in _several_samplings(runs) if run in model_runs), None)
 
 

@@ -49,9 +49,9 @@ from kvdrift.transforms.segments import DerivationReport
 
 
 class DocumentLimit:
-    """The number of documents that may still be generated, shared by the studies of a file; None is no limit.
+    """A limit on the number of documents that a run generates, shared by the studies of a file; None is no limit.
 
-    A granted document stays granted, so that a retried stage counts none twice.
+    Once a document is allowed, it stays so and counts once, even if a stage is retried.
     """
 
     def __init__(self, documents: int | None = None) -> None:
@@ -65,7 +65,7 @@ class DocumentLimit:
         return len(self._kept_back)
 
     def take(self, model: str, work: Work) -> Work:
-        """Take as much of a model's work as the limit allows, and count its documents."""
+        """Return the part of a model's work that the limit allows, and count the part's documents."""
         taken = []
         for document, pending in work:
             key = (model, document.doc)
@@ -112,7 +112,7 @@ class StudyRun:
     def progress_with(self, others: Sequence[StudyRun], *, all_laws: bool) -> Progress:
         """Return the listener of the common progress of this study and ``others`` of its model and file.
 
-        ``all_laws`` says that these are all studies of the model.
+        ``all_laws`` says that this study and ``others`` are all studies of the model.
         """
         names = [self.study.name, *(other.study.name for other in others)]
         return self._named("all temperatures" if all_laws else ", ".join(names))
@@ -124,7 +124,7 @@ class StudyRun:
 
     @cached_property
     def identity(self) -> Callable[[Action], ActionIdentity]:
-        """The function that returns an action's identity without a model; weights not known yet are None."""
+        """The function that returns an action's identity without loading a model; hashes not known so are None."""
         return self.identify(self.study, required=False)
 
     def whole_identity(self, action: Action) -> ActionIdentity:
@@ -199,7 +199,7 @@ def pending_of_plan(
 
 
 def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_most: bool = False) -> list[Document]:
-    """Return the evaluation documents that a plan needs by now, in the plan's order."""
+    """Return the evaluation documents that a plan needs, in order; ``at_most`` is as in ``pending_of_plan``."""
     taken = InterimLooksTaken.in_store(store, plan)
     if taken is None or (at_most and not taken.stopped):
         return material.of_split("evaluation", plan.documents_per_stratum)
@@ -212,7 +212,7 @@ def pending_work(
     store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
     branched: Collection[str], redone: Collection[str] = (), units: pa.Table | None = None,
 ) -> Work:  # fmt: skip
-    """Return the documents that lack stored units, each with the missing units; [] if nothing is missing.
+    """Return those of ``documents`` that lack stored units, each with the missing units; [] if nothing is missing.
 
     ``store`` is None before it exists. Actions in ``branched`` get as many replicates of residual branching as of
     coupled pairs; the units of actions in ``redone`` are about to be superseded. ``units``, the result of
@@ -243,7 +243,7 @@ def pending_work(
 
 
 def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:
-    """Merge the work of studies of one file and model, which differ only in name and sampling.
+    """Merge the work of studies of one file and model, which differ only in name and temperature.
 
     Each document comes once, with all units that some study lacks; each unit names its study.
     """
@@ -366,7 +366,7 @@ def _development(store: Store | None, material: Material, redone: Collection[str
 def _evaluation(
     store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
 ) -> SplitForecast:
-    """Return the evaluation's stored and missing units, by the plan, or at the most that a future plan may choose."""
+    """Return the evaluation's stored and missing units; without a plan, those of the largest possible plan."""
     planned, strata = material.study.plan, material.documents["evaluation"]
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:
@@ -392,7 +392,7 @@ def _evaluation(
 
 
 def _count(units: pa.Table, material: Material, names: Collection[str], redone: Collection[str]) -> int:
-    """Count the stored units of these documents and of actions that are not redone."""
+    """Count the stored units of the documents ``names``, under the study's actions that are not redone."""
     actions = {action.name for action in material.actions} - set(redone)
     pairs = zip(units["doc"].to_pylist(), units["action"].to_pylist(), strict=True)
     return sum(doc in names and action in actions for doc, action in pairs)

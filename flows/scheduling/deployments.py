@@ -71,7 +71,7 @@ class StudySchedule:
 
     @property
     def tag(self) -> str:
-        """The tag of this deployment's runs, set if their ends are notified."""
+        """The tag that this deployment's runs have if notifications on their ends are requested."""
         return f"{_TAG}:{self.name}"
 
     @property
@@ -177,8 +177,8 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
     """Return the deployment, not yet on the server.
 
     A second run of a store waits for the first, and then does the remaining work, including work that was added
-    meanwhile. Prefect's other strategy would cancel the next run after a kill, since the killed run's slot stays taken
-    for minutes.
+    meanwhile. Prefect's other strategy cancels a run that cannot start at once, and so would cancel a run that follows
+    a killed run, whose slot stays taken for minutes.
     """
     from kvdrift.flows.scheduling.flows import study  # noqa: PLC0415 - torch takes seconds
 
@@ -280,7 +280,7 @@ def check_block(block: str) -> UUID:
 
 
 def each_tagged_run(tag: str) -> dict[str, Any]:
-    """Return the arguments of a trigger that is about every single flow run with a tag."""
+    """Return the arguments of a trigger that fires separately for each flow run with the tag ``tag``."""
     tagged: dict[str, Any] = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
     return {
         "match": ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
