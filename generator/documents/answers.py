@@ -1,21 +1,21 @@
 """Score answers on a decoded text, and find the places that state them (``docs/intervals.md``).
 
 Each task is scored by its benchmark's own rule. RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches
-its answers in the text without regard to case: ``all`` is the share of answers that occur, for needles, variables and
+the text for its answers without regard to case: ``all`` is the share of answers that occur, for needles, variables and
 words; ``part`` is 1 if any answer occurs, for questions. (RULER first strips white space around a continuation and
-makes line feeds of its control characters. That changes no score unless an answer has such characters.) HELMET
-(princeton-nlp/HELMET: ``utils.py``, ``substring_exact_match_score`` with ``normalize_answer``) also searches the
-answers of its questions without punctuation, articles and further white space: ``normalized`` is 1 if any answer
-occurs.
+turns its control characters into line feeds. That changes no score unless an answer has such characters.) HELMET
+(princeton-nlp/HELMET: ``utils.py``, ``substring_exact_match_score`` with ``normalize_answer``) searches the text for
+the answers of its questions, and also ignores punctuation, articles and repeated white space: ``normalized`` is 1 if
+any answer occurs.
 
 A continuation is decoded up to its EOS, without the prompt and without special tokens. The token of a character is
 found by decoding beginnings of the continuation, since a byte-level tokenizer may need several tokens for a letter.
 
-The records of answers are the places of a prompt that state an answer, which a compressed cache may have lost. Their
-search ignores what the document's scoring ignores, and white space, since single tokens do not determine it. If the
-prompt does not state an answer as a whole (a chain of assignments, for example), the answer is cut into the longest
-pieces of two words or more that the prompt states; the answer needs all its pieces. A piece that the prompt states
-several times has several records, any of which is enough.
+The records of an answer are the places of a prompt that state the answer; a compressed cache may have lost them. The
+search for records ignores what the document's scoring ignores, and also white space, which the texts of single tokens
+do not determine. If the prompt does not state an answer as a whole (a chain of assignments, for example), the answer is
+cut into the longest pieces of two words or more that the prompt states, and all of its pieces are needed. A piece that
+the prompt states several times has several records, any of which is enough.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ Decode = Callable[[Sequence[Tokens]], list[str]]
 
 
 def task_scoring(source: str, task: str) -> str | None:
-    """Return how a task's answers are scored unless the document states it; None if they are not scored.
+    """Return the scoring rule of a task, for documents that name no rule themselves; None if the task is not scored.
 
-    A benchmark's task without a rule here is not scored, such as HELMET's citations, which another model judges. In
-    the embedded tasks and JSON Lines, a right continuation states the whole list of answers.
+    A benchmark's task without a rule here is not scored, such as HELMET's citations, which another model judges. The
+    rule of the embedded tasks and of JSON Lines is ``all``: a right continuation states the whole list of answers.
     """
     rules = _RULES.get(source)
     return ALL_ANSWERS if rules is None else rules.get(task)
@@ -63,7 +63,7 @@ def score_text(text: str, answers: Sequence[str], scoring: str) -> float:
 
 
 def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[int, int] | None:
-    """Return the range of characters that states the answers, as first and end; None if no answer occurs.
+    """Return the range of characters that states the answers, as (start, end) of a slice; None if no answer occurs.
 
     Each answer counts at its first occurrence. If any answer is enough, the answer that ends first counts.
     """
@@ -89,15 +89,15 @@ def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[
 
 
 def folded(text: str, scoring: str) -> str:
-    """Return a text or an answer as a rule of scoring compares it."""
+    """Return a text or an answer in the form in which a scoring rule compares it."""
     return _normalized(text)[0] if scoring == NORMALIZED else text.lower()
 
 
 def _normalized(text: str) -> tuple[str, list[int]]:
-    """Return a text as SQuAD's evaluation normalizes it, with the place of each character in the text's lower case.
+    """Return a text as SQuAD's evaluation normalizes it, and the place of each of its characters in ``text.lower()``.
 
-    The steps follow each other: lower case, no ASCII punctuation, each article a space, white space one space. The
-    place of a space is the place of the letter before it.
+    Four steps follow each other: the text is put in lower case, ASCII punctuation is removed, each article becomes
+    white space, and each run of white space becomes one space. The place of a space is that of the letter before it.
     """
     lowered = text.lower()
     kept = [place for place, letter in enumerate(lowered) if letter not in _PUNCTUATION]
@@ -146,7 +146,7 @@ def token_span(
         return text if count == len(tokens) else decode([tokens[:count]])[0]
 
     def begun(count: int) -> int:
-        """Return how many letters the first ``count`` tokens are a part of."""
+        """Return how many letters of the text the first ``count`` tokens contain, completely or in part."""
         return len(beginning(count))
 
     def settled(count: int) -> int:
@@ -179,7 +179,7 @@ class Record:
 
 
 def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) -> list[Record]:
-    """Return the records of a document's answers, by answer, piece and place.
+    """Return the records of a document's answers, in the order of answers, of pieces, and of places in the prompt.
 
     ``tokens`` are the texts of the prompt's tokens, each decoded alone; ``scoring`` is the rule for the answers.
     An answer that the prompt does not state, or states too often, has no records.
@@ -203,7 +203,10 @@ def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) ->
 
 
 def _pieces(text: str, words: Sequence[str], wanted: Callable[[Sequence[str]], re.Pattern[str]]) -> list[list[_Place]]:
-    """Cut an answer into pieces that a text contains, ignoring white space; return the places of each piece."""
+    """Cut an answer, the list ``words``, into pieces that a text contains; return the places of each piece.
+
+    The text has no white space; ``wanted`` returns the pattern that finds successive words in it.
+    """
     if not words:
         return []
     if whole := _occurrences(text, wanted(words)):
@@ -221,7 +224,7 @@ def _pieces(text: str, words: Sequence[str], wanted: Callable[[Sequence[str]], r
 
 
 def _occurrences(text: str, piece: re.Pattern[str]) -> list[_Place]:
-    """Return the first places of a piece, overlapping ones included, and one more than ``MOST_PLACES`` at most."""
+    """Return the first ``MOST_PLACES`` + 1 places of a piece in a text, or all if there are fewer; they may overlap."""
     places, begin = list[_Place](), 0
     while len(places) <= MOST_PLACES and (match := piece.search(text, begin)):
         places.append(match.span())

@@ -1,6 +1,6 @@
 """Rows of local JSON Lines and JSON files; an error names the file, the line, the field and the expected content.
 
-A byte order mark, which some editors put first, is no part of a file.
+A byte order mark, which some editors write at the start of a file, is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 1 << 20  # characters
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One object of a file."""
+    """One JSON object of a file, with its place for error messages."""
 
     file: Path
     place: str  # where in the file the object is: ``line 3``, ``entry 7``, ``ctxs[2] of line 3``
@@ -66,7 +66,7 @@ class SourceRow:
         raise self.error(f"field '{wanted}' is missing: expected {expected}; the fields are {there}")
 
     def encodable(self, name: str, text: str) -> str:
-        """Return a text if it has only valid characters; JSON can write half of a surrogate pair."""
+        """Return a field's text; refuse a text with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -80,7 +80,7 @@ class SourceRow:
 
 
 def find_file(places: Iterable[Path], purpose: str) -> Path:
-    """Return the first of these files that exists."""
+    """Return the first of the paths ``places`` that is a file; an error says that ``purpose`` was expected there."""
     tried = list(places)
     for place in tried:
         if place.is_file():

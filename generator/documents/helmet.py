@@ -85,13 +85,13 @@ class HelmetSource(DocumentSource):
     summary = f"path: a copy of HELMET with data/ and prompts/; lengths {', '.join(map(str, _PASSAGES))}"
 
     def check(self, section: DocumentsSection) -> None:
-        """Check that the benchmark has the length."""
+        """Check that the section's length is one of the benchmark's."""
         if section.length not in _PASSAGES:
             lengths = ", ".join(map(str, _PASSAGES))
             raise InputError(f"{where(section)}: length {section.length}: HELMET's lengths are {lengths}")
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
-        """Yield the rows of the task's file, one row of each question first."""
+        """Yield the task's rows in random order: first one row of each question, then a second of each, etc."""
         candidates = []
         for number, row in read_rows(_rows_file(section, task)):
             cluster = question_cluster(row.text("question"))
@@ -121,7 +121,7 @@ def _unpopular(row: SourceRow) -> bool:
 
 
 def _path(section: DocumentsSection, name: str, purpose: str) -> Path:
-    """Return the path of a file of the benchmark's copy, in its folder or at the top."""
+    """Return the path of a benchmark file: at ``name`` in the copy, or directly in the copy's top folder."""
     folder = Path(section.path or "").expanduser()
     return find_file([folder / name, folder / Path(name).name], purpose)
 
@@ -136,7 +136,7 @@ def _shots(section: DocumentsSection) -> int:
 
 
 class _RagAuthor:
-    """Writes RAG prompts; worked examples are of other questions, from the task's training file."""
+    """Writes RAG prompts; their worked examples, from the task's file of examples, have other questions."""
 
     chat = False
 
@@ -175,9 +175,9 @@ class _RagAuthor:
         return write
 
     def answers(self, row: SourceRow) -> tuple[str, ...]:
-        """Return the answers; refuse answers with which HELMET accepts every text (``eval.py``, ``run_test``).
+        """Return the answers; refuse an answer that HELMET finds in every continuation (``eval.py``, ``run_test``).
 
-        HELMET scores a continuation with the opening of a plain prompt before it.
+        HELMET puts a plain prompt's opening before a continuation, and so finds any answer that the opening has.
         """
         answers = row.texts("answers")
         for answer in answers:
@@ -191,7 +191,7 @@ class _RagAuthor:
 
 
 class _CitationAuthor:
-    """Writes ALCE prompts by the task's prompt file, which has the instruction, examples and the form of a passage."""
+    """Writes ALCE prompts from the task's prompt file: its instruction, worked examples, and form of a passage."""
 
     chat = True
 
@@ -232,7 +232,7 @@ class _CitationAuthor:
         return write
 
     def answers(self, row: SourceRow) -> tuple[str, ...]:
-        """Return the short answers of ASQA's questions, or the first name of each of QAMPARI's answers."""
+        """Return the first short answer of each question pair (ASQA), or the first name of each answer (QAMPARI)."""
         if row.has("qa_pairs"):
             return tuple(answer for pair in row.rows("qa_pairs") for answer in pair.texts("short_answers")[:1])
         names = row.fields.get("answers") or []

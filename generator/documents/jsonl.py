@@ -77,7 +77,7 @@ class JsonlSource(DocumentSource):
         return any(row.has("messages") for _, row in read_rows(file))
 
     def missed(self, section: DocumentsSection) -> str:
-        """Return how many rows the file has for the section and, if it has none, the strata of its rows."""
+        """Return a remark: how many rows the file has for the section or, if all are of other strata, these strata."""
         file = _file(section)
         of_row = [row.text("stratum") if row.has("stratum") else section.stratum_name for _, row in read_rows(file)]
         rows_of_stratum = of_row.count(section.stratum_name)
@@ -88,7 +88,7 @@ class JsonlSource(DocumentSource):
         return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or remove stratum from the rows'
 
     def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:
-        """Return a line on each file whose rows name strata that no section has: how many rows, and which strata."""
+        """Return a line for each file with rows of strata that no section has: how many rows, of which strata."""
         strata: dict[Path, set[str]] = {}
         for section in sections:
             strata.setdefault(_file(section), set()).add(section.stratum_name)
@@ -151,7 +151,7 @@ def cluster_of(row: SourceRow) -> str:
 
 
 def _field(row: SourceRow) -> str:
-    """Return the field that has the row's prompt."""
+    """Return the name of the field that has the row's prompt."""
     return "messages" if row.has("messages") else "prompt"
 
 
@@ -173,7 +173,7 @@ def _prompt(row: SourceRow, section: DocumentsSection) -> PromptText | Conversat
 
 
 def _name(row: SourceRow, field: str) -> str:
-    """Return the field's text, which must be a name."""
+    """Return the field's text; refuse an empty text."""
     if not (text := row.text(field)):
         raise row.error(f"field '{field}': the text is empty{'' if field == 'id' else '; leave it out'}")
     return text

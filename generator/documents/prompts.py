@@ -6,7 +6,8 @@ the model is to continue.
 
 A control token that a chat template writes, such as the end of a turn, becomes that token. The same text in a message,
 tool or opening is tokenized like any other text, since a message must not end its turn. Such texts are marked before
-the template writes the conversation. If there are none, the tokens are those of transformers' ``apply_chat_template``.
+the template writes the conversation. A conversation without any has the tokens of transformers'
+``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Tokenizer(Protocol):
         """The tokens that are found in a text before the rest is tokenized, by id; ``special`` marks control tokens."""
 
     def __hash__(self) -> int:
-        """Return a hash of this object; its special tokens are cached under this object."""
+        """Return a hash of this object, which is the key of caches such as that of its control tokens."""
 
     def __call__(self, _text: str, /, **options: bool) -> Mapping[str, list[int]]:
         """Tokenize a text; the token ids are under ``input_ids``."""
@@ -52,20 +53,20 @@ class Tokenizer(Protocol):
 
 
 def text_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> list[int]:
-    """Return the token ids of a text alone; without ``controls``, control tokens are tokenized like other text."""
+    """Return the token ids of a text, with nothing added; without ``controls``, control tokens are read as text."""
     options = {"add_special_tokens": False, "split_special_tokens": not controls, "verbose": False}
     return list(tokenizer(text, **options)["input_ids"])
 
 
 def plain_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the token ids of a prompt without a chat template, which begins as the tokenizer begins texts."""
+    """Return the token ids of a prompt without a chat template; they begin as the tokenizer begins any text."""
     prefix = list(_prefix(tokenizer))
     begun = begun_once(tokenizer, text_tokens(tokenizer, text))
     return begun if begun[: len(prefix)] == prefix else prefix + begun
 
 
 def begun_once(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """Return token ids without repetitions of the beginning: BOS, or the prefix that the tokenizer adds."""
+    """Return token ids with one beginning in place of several: the prefix that the tokenizer adds, or else BOS."""
     bos = tokenizer.bos_token_id
     start = [*_prefix(tokenizer)] or ([] if bos is None else [bos])
     while start and tokens[: 2 * len(start)] == 2 * start:
@@ -93,8 +94,8 @@ def template_text(tokenizer: Tokenizer) -> str:
 def control_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
     """Return the ids of a tokenizer's control tokens by their texts.
 
-    Added tokens that are not marked as special count, too, if the chat template writes them: such a token may end a
-    turn. White space does not count.
+    They are the tokens marked as special, and the added tokens that the chat template writes, since these may end a
+    turn. Of the latter, white space is left out.
     """
     written = template_text(tokenizer)
     return {
@@ -122,7 +123,10 @@ def controls_in(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def prompt_controls(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
-    """Return the control tokens in a prompt without a chat template, except a first BOS if the tokenizer adds none."""
+    """Return the control tokens in a prompt without a chat template.
+
+    A BOS at the beginning is left out if the tokenizer puts nothing before texts.
+    """
     controls = controls_in(tokenizer, [text])
     begins = bool(controls) and text.startswith(controls[0]) and not _prefix(tokenizer)
     return controls[1:] if begins and control_tokens(tokenizer)[controls[0]] == tokenizer.bos_token_id else controls
@@ -141,7 +145,7 @@ class TemplateRefusalError(InputError):
 
 
 class TokenizerWithVariables:
-    """A tokenizer whose chat template gets further variables, such as ``enable_thinking``, each of which it reads."""
+    """A tokenizer whose chat template gets further variables, such as ``enable_thinking``; it must read them all."""
 
     def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
         templates = template_text(tokenizer)
@@ -189,14 +193,14 @@ class Conversation:
         return True
 
     def described(self, document: Document, tokenizer: Tokenizer) -> Document:
-        """Return this conversation's document with its turns, and the control tokens in its texts."""
+        """Return ``document`` with this conversation's turns and the control tokens in its texts."""
         controls = controls_in(tokenizer, [*self._texts()])
         return replace(document, templated=True, turns=self.turns(tokenizer), control_tokens=controls)
 
     def turns(self, tokenizer: Tokenizer) -> tuple[Turn, ...]:
         """Return where each message's turn begins in the tokens; () if the template changes the content of messages.
 
-        A turn begins with the header that the template writes, after the end of the turn before. The last one is the
+        A turn begins with its header, which the template writes after the end of the turn before. The last turn is the
         assistant's, which the model is to write. Messages that the template leaves out have no turn.
         """
         marked = self._marked(tokenizer)
@@ -253,7 +257,7 @@ class _Marked:
         return self.rendered(tokenizer, self.messages, opened=True) + self.opening
 
     def rendered(self, tokenizer: Tokenizer, messages: list[dict[str, Any]], *, opened: bool) -> str:
-        """Return messages as the template writes them."""
+        """Return messages as the template writes them, followed by the assistant's header if ``opened``."""
         if tokenizer.chat_template is None:
             raise InputError("the model's tokenizer has no chat template, which chat_template = true and messages need")
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": opened, "date_string": TEMPLATE_DATE}
@@ -269,7 +273,7 @@ class _Marked:
 
     @functools.cached_property
     def _around(self) -> re.Pattern[str]:
-        """Finds a marked control token, or a mark that a template has separated from it."""
+        """The pattern that finds a marked control token, or a mark that the template has separated from its token."""
         stem = self.stem
         return re.compile(rf"{stem}o((?:(?!{stem}).)*){stem}c|{stem}[oc]", re.DOTALL)
 
@@ -288,10 +292,10 @@ class _Marked:
 
 
 def _inner_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> list[int]:
-    """Return the tokens of a text that stands inside of another.
+    """Return the tokens that a text has in the middle of another text.
 
-    Some tokenizers put a space before a text. The text is therefore tokenized after a character whose token does not
-    merge with the text, if one of four characters is such.
+    Some tokenizers put a space before a text. So the text is tokenized after the first of four characters whose token
+    does not merge with the text, or alone if all four merge.
     """
     for before in ("\n", ".", "a", "1"):
         first, cut = text_tokens(tokenizer, before), text_tokens(tokenizer, before + text, controls=controls)
@@ -389,9 +393,9 @@ _CLOSE_ENOUGH = 0.99  # of the bound: the search stops there
 
 @dataclass(frozen=True)
 class PromptText:
-    """A prompt as text: a question or instruction, and the beginning of the answer in a plain prompt and in a chat.
+    """A prompt as text: a question or instruction, and an opening with which its answer begins.
 
-    A chat may have a system's message.
+    A plain prompt has ``plain_opening``; a chat has ``chat_opening``, and ``system`` if its template takes the message.
     """
 
     text: str
@@ -406,7 +410,7 @@ class PromptText:
         return tuple(plain_tokens(tokenizer, self.text + self.plain_opening))
 
     def described(self, document: Document, tokenizer: Tokenizer, *, chat: bool = False) -> Document:
-        """Return this prompt's document with its turns and the control tokens in its text."""
+        """Return ``document`` with the control tokens in this prompt's text and, if it is a chat, with its turns."""
         if chat:
             return self._conversation(tokenizer).described(document, tokenizer)
         return replace(document, control_tokens=prompt_controls(tokenizer, self.text + self.plain_opening))
@@ -425,8 +429,8 @@ def longest_prompt(
 ) -> tuple[PromptText, tuple[int, ...]] | None:  # fmt: skip
     """Find the prompt with the most parts that fits into ``tokens`` tokens; None if even ``least`` parts do not fit.
 
-    ``compose`` returns the prompt with a number of parts; more parts make a longer prompt. The search stops at 99% of
-    the tokens. The prompt comes with its token ids.
+    The prompt is returned with its token ids. ``compose`` makes the prompt of a number of parts, which is at most
+    ``most``; more parts make a longer prompt. The search stops at a prompt of 99% of ``tokens``.
     """
 
     def measured(parts: int) -> tuple[PromptText, tuple[int, ...]]:

@@ -35,7 +35,7 @@ class EmbeddedSource(DocumentSource):
     summary = f"lengths {', '.join(map(str, documents.LENGTHS))}"
 
     def check(self, section: DocumentsSection) -> None:
-        """Check that the model was trained on the length."""
+        """Check that the model was trained on prompts of the section's length."""
         if section.length not in documents.LENGTHS:
             lengths = ", ".join(map(str, documents.LENGTHS))
             raise InputError(
@@ -87,12 +87,12 @@ def stratum_documents(
 def choose_candidates(
     sections: Sequence[DocumentsSection], seed: int, held: HeldDocuments = NOTHING_HELD
 ) -> list[dict[str, list[Candidate]]]:
-    """Choose the documents of a study's strata by split before any document is made; a stratum's tasks take turns.
+    """Choose each stratum's documents of each split, before any document is made; a stratum's tasks take turns.
 
     Documents that the study already has come first, in their order and split. A row of a file may name the split of its
-    cluster. The split of any other cluster, and its part of the source, are functions of its name alone, unless a
-    stratum would have too few documents in one split (``divided``). So asking for more documents of a large source
-    moves no document to another split.
+    cluster. The split of any other cluster is a function of the cluster's name alone, unless a stratum would have too
+    few documents in one split (``divided``). So asking for more documents of a large source moves no document to
+    another split. Which part of the source a cluster belongs to (``part``) is also a function of its name alone.
     """
     for section in sections:
         check_source(section)
@@ -111,7 +111,7 @@ def choose_candidates(
 def _chosen(
     section: DocumentsSection, seed: int, held: HeldDocuments, named: Mapping[str, str], fixed: dict[str, str]
 ) -> dict[str, list[Candidate]]:
-    """Choose a stratum's documents by split; the clusters of held documents are added to ``fixed``, their splits."""
+    """Choose a stratum's documents of each split; add the split of each held document's cluster to ``fixed``."""
     source = SOURCES[section.source]
     excluded = excluded_clusters(section)
     tasks = [_TaskCandidates(section, source, task, seed, excluded, held) for task in section.tasks or [""]]
@@ -146,7 +146,7 @@ def _chosen(
 def _in_turn(
     split: str, wanted: int, first: Sequence[Candidate], tasks: Sequence[_TaskCandidates], splits: Mapping[str, str]
 ) -> list[Candidate]:
-    """Return a split's candidates: ``first``, then others as the tasks take turns; at most ``wanted`` in all."""
+    """Return up to ``wanted`` candidates of a split: first those in ``first``, then others, from each task in turn."""
     taken = list(first[:wanted])
     counts = {task: len(task.held[split]) for task in tasks}
     others = {task: task.of(split, splits) for task in tasks}
@@ -164,7 +164,7 @@ def _too_few(
     section: DocumentsSection, wanted: Mapping[str, int], first: Mapping[str, Sequence[Candidate]],
     sizes: Mapping[str, int], splits: Mapping[str, str], excluded: frozenset[str],
 ) -> str:  # fmt: skip
-    """Return the line about a stratum whose source has too few documents."""
+    """Return the error message about a stratum whose source has too few documents."""
     there = Counter({split: len(first[split]) for split in SPLITS})
     for cluster, size in sizes.items():
         there[splits[cluster]] += size
@@ -200,7 +200,7 @@ def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_
 
 
 def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_TaskCandidates]) -> list[Candidate]:
-    """Return a split's held documents: frozen documents in their order, then others as the tasks take turns."""
+    """Return a split's held documents: first the frozen ones in order, then the others, from each task in turn."""
     ranked = [
         (place if (place := held[candidate.doc].place) is not None else len(held), turn, number, candidate)
         for number, task in enumerate(tasks)
@@ -210,7 +210,7 @@ def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_T
 
 
 def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
-    """Return a line on each file that has rows which none of a study's sections can take."""
+    """Return a line for each file with rows that none of a study's sections can take."""
     return [
         line
         for name, source in SOURCES.items()
@@ -258,7 +258,7 @@ def check_source(section: DocumentsSection) -> None:
 
 
 class _TaskCandidates:
-    """One task's candidates in their order; ``held`` has those of documents that the study already has, by split."""
+    """One task's candidates in their order; ``held`` has, by split, those of documents that the study already has."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class _TaskCandidates:
         )
 
     def free(self) -> Iterator[Candidate]:
-        """Yield the candidates that may be taken and are not held, reading as many as are consumed."""
+        """Yield the candidates that can still be chosen; the source is read only as far as the caller consumes them."""
         yield from self._read
         while (candidate := next(self._candidates, None)) is not None:
             if self._is_free(candidate):
@@ -311,7 +311,7 @@ class _TaskCandidates:
                 yield candidate
 
     def _is_free(self, candidate: Candidate) -> bool:
-        """Return whether a candidate is of the section's part, and neither excluded nor held."""
+        """Return whether a candidate is of the section's part, and not excluded, held, or removed from the study."""
         is_held = candidate.doc in self._held or candidate.doc in self._elsewhere
         return (
             not is_held
@@ -322,11 +322,11 @@ class _TaskCandidates:
 
 
 def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[str, str]) -> dict[str, str]:
-    """Return each cluster's split, which follows from its hash unless a side would have too few documents.
+    """Return each cluster's split, which follows from its hash unless a split would have too few documents.
 
-    The split that has too few documents takes clusters of the other split, which keeps enough: development takes those
-    of evaluation with the smallest hashes, evaluation those of development with the largest. If no division of whole
-    clusters gives both enough, the hashes decide.
+    A split that has too few documents takes clusters from the other split, which keeps as many documents as it needs:
+    development takes evaluation's clusters with the smallest hashes, and evaluation takes development's with the
+    largest. If no division of whole clusters gives both splits enough, each cluster keeps the split of its hash.
 
     Args:
         sizes: the number of documents of each cluster.

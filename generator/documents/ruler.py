@@ -76,12 +76,12 @@ Composed = tuple[PromptText, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class RulerTask:
-    """One task.
+    """How the prompts of one task are generated.
 
     Attributes:
-        generated_tokens: RULER's allowance of generated tokens.
+        generated_tokens: The number of tokens that RULER lets a model generate.
         compose: ``compose(draws, length, parts, tokenizer)`` returns the prompt and its answers.
-        least: The fewest parts.
+        least: The fewest parts of a prompt.
         finite: Whether parts are words of the word list, which limits a prompt to about 100,000 tokens.
     """
 
@@ -92,7 +92,7 @@ class RulerTask:
 
     @property
     def most(self) -> int | None:
-        """The most parts; None for no bound."""
+        """The most parts of a prompt; None for no bound."""
         return len(_all_words()) if self.finite else None
 
 
@@ -131,7 +131,7 @@ def _value(draws: DocumentDraws, kind: str) -> str:
 
 
 def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws, int, int, Tokenizer], Composed]:
-    """Return the task that asks for one needle among ``parts`` sentences of noise or ``parts`` other needles."""
+    """Return ``compose`` of a task that asks for one needle among other needles or sentences of noise, ``haystack``."""
 
     def needle(draws: DocumentDraws) -> tuple[str, str, str]:
         name, content = _key(draws, key), _value(draws, value)
@@ -150,7 +150,7 @@ def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws
 
 
 def _chain(draws: DocumentDraws, letters: int, parts: int) -> Composed:
-    """Write one chain of assignments among ``parts`` sentences of noise."""
+    """Write a chain of assignments, to variables named by ``letters`` letters, among ``parts`` sentences of noise."""
     names = draws.different_letters(string.ascii_uppercase, letters, _HOPS + 1)
     value = str(10_000 + draws.below(89_999))
     links = [f"VAR {names[0]} = {value}"]
@@ -166,7 +166,7 @@ def _chain(draws: DocumentDraws, letters: int, parts: int) -> Composed:
 
 
 def _variable_tracking(draws: DocumentDraws, _length: int, parts: int, tokenizer: Tokenizer) -> Composed:
-    """Write a worked example with short names, then the question."""
+    """Write a worked example with shorter variable names, then the chain of assignments and the question about it."""
     key = draws.letters(string.ascii_lowercase, 8)
 
     def example(noise: int) -> PromptText:
@@ -181,7 +181,10 @@ def _variable_tracking(draws: DocumentDraws, _length: int, parts: int, tokenizer
 
 
 def _word_list(draws: DocumentDraws, count: int, common_times: int, other_times: int) -> tuple[str, list[str]]:
-    """Return a numbered list of ``count`` different words, ten of which are common, and the ten common words."""
+    """Return a numbered list of ``count`` different words, and those ten of them that are common.
+
+    The list has each common word ``common_times`` times, and each other word ``other_times`` times.
+    """
     words = draws.chosen(_all_words(), count)
     common = words[:_COMMON_WORDS]
     listed = draws.shuffled(common * common_times + words[_COMMON_WORDS:] * other_times)
@@ -189,7 +192,7 @@ def _word_list(draws: DocumentDraws, count: int, common_times: int, other_times:
 
 
 def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-    """Write a worked example, then the question."""
+    """Write a worked example, then a list of words and the question about its common words."""
     full = length >= _FULL_LENGTH
     shown, shown_answers = _word_list(draws, *((40, 10, 3) if full else (20, 3, 1)))
     listed, answers = _word_list(draws, parts, *((30, 3) if full else (6, 1)))
@@ -200,7 +203,7 @@ def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tok
 
 
 def _frequent_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-    """Write about ``parts`` coded words with zeta-distributed counts; the most frequent are dots, to be ignored."""
+    """Write at most ``parts`` coded words with zeta-distributed counts; the most frequent is dots, to be ignored."""
     vocabulary = ["...", *draws.different_letters(string.ascii_lowercase, 6, max((length - 50) // 50, 4) - 1)]
     total = math.pi**2 / 6  # zeta(2)
     text: list[str] = []
@@ -349,7 +352,7 @@ def _prompt(row: SourceRow) -> PromptText:
 def _answers(row: SourceRow) -> tuple[str, ...]:
     """Return a row's answers; refuse answers that RULER's scoring treats in another way than kvdrift's.
 
-    RULER strips a continuation and makes line feeds of its control characters (``scripts/eval/evaluate.py``,
+    RULER strips a continuation and turns its control characters into line feeds (``scripts/eval/evaluate.py``,
     ``postprocess_pred``), but leaves answers unchanged.
     """
     answers = row.texts("outputs")
@@ -364,7 +367,7 @@ def _answers(row: SourceRow) -> tuple[str, ...]:
 
 
 def _question(row: SourceRow) -> str:
-    """Return the cluster of the row's question; older files have the opening of the answer after the question."""
+    """Return the cluster of the row's question, without the opening of the answer that follows it in older files."""
     _, separator, question = row.text("input").rpartition("Question:")
     if not separator:
         raise row.error("field 'input': expected a text that ends with 'Question: …'")

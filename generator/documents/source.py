@@ -1,6 +1,6 @@
 """The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some.
 
-A study's strata take the documents of its stored study first, whatever the order of their source.
+A stratum first takes the documents that the stored study already has, and then others in the source's order.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class DocumentSource(ABC):
         return ""
 
     def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:  # noqa: ARG002 - as above
-        """Return a line on each file with rows that belong to none of a study's sections of this source."""
+        """Return a line for each file with rows that belong to none of a study's ``sections`` of this source."""
         return []
 
     def named_splits(self, sections: Sequence[DocumentsSection]) -> dict[str, str]:  # noqa: ARG002 - as above
-        """Return the splits of clusters that the files of a study's sections of this source name."""
+        """Return the split of each cluster for which a file of a study's ``sections`` of this source names a split."""
         return {}
 
     def has_chats(self, section: DocumentsSection) -> bool:  # noqa: ARG002 - most have texts alone
@@ -75,7 +75,7 @@ class DocumentSource(ABC):
 
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
-        """Yield the task's candidates in the source's own order; generated documents have no end."""
+        """Yield the task's candidates in the source's own order, without an end if documents are generated."""
 
     @abstractmethod
     def documents(
@@ -108,7 +108,7 @@ def question_cluster(question: str) -> str:
 
 
 def where(section: DocumentsSection) -> str:
-    """Return how an error message names a section."""
+    """Return the words by which an error message names a section."""
     return f"documents '{section.stratum_name}'"
 
 
@@ -157,8 +157,8 @@ def documents_of_rows(
 class HeldDocument:
     """A document that a study already has, with its split, which does not change.
 
-    ``place`` is its place among the frozen documents of its split and stratum, from 0. None if no plan has frozen it;
-    it then comes after the frozen documents, in the source's order.
+    ``place`` is its place among the frozen documents of its split and stratum, from 0. It is None for a document that
+    no plan has frozen; such documents come after the frozen ones, in the source's order.
     """
 
     doc: str
@@ -196,7 +196,7 @@ _T = TypeVar("_T")
 
 
 class DocumentDraws:
-    """A random stream that is a function of its parts alone."""
+    """A stream of random draws, which is a function of ``parts`` alone."""
 
     def __init__(self, *parts: str | int) -> None:
         self._random = keyed_generator("\0".join(map(str, parts)))

@@ -44,7 +44,7 @@ Item = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """The shape of a prompt: its task, tokens of the body, and needles or chains in it, of which some are requested."""
+    """The shape of a prompt: task, tokens of its body, needles or chains (``items``), and how many are requested."""
 
     task: str
     length: int
@@ -109,7 +109,7 @@ def draw_distinct(random: np.random.Generator, size: int, count: int) -> list[in
 
 
 def _successor_table() -> list[list[int]]:
-    """Return the successors of each filler symbol, most probable first; the last row follows a record or the start."""
+    """Return each filler symbol's successors, most probable first; the last row is for the start of a filler text."""
     random = named_stream(_FILLER_STREAM)
     return [
         [v.FIRST_FILLER + s for s in draw_distinct(random, v.FILLER_COUNT, SUCCESSORS)]
@@ -121,7 +121,7 @@ _SUCCESSORS = _successor_table()
 
 
 def draw_filler(random: np.random.Generator, count: int) -> list[int]:
-    """Draw ``count`` symbols of the filler chain, from its start."""
+    """Draw the first ``count`` symbols of a filler text, a Markov chain."""
     ranks: list[int] = np.searchsorted(_SUCCESSOR_CDF, random.random(count), side="right").tolist()
     symbols: list[int] = []
     row = v.FILLER_COUNT
@@ -133,7 +133,7 @@ def draw_filler(random: np.random.Generator, count: int) -> list[int]:
 
 
 def _draw_items(layout: PromptLayout, random: np.random.Generator) -> list[Item]:
-    """Draw the items of a document, three tokens per record; a key opens one record, and a value occurs once."""
+    """Draw a document's items, three tokens per record; no two records begin with one key, and no value repeats."""
     keys = [v.FIRST_KEY + key for key in draw_distinct(random, v.KEY_COUNT, layout.records)]
     values = [v.FIRST_VALUE + value for value in draw_distinct(random, v.VALUE_COUNT, v.VALUE_COUNT)]
     items: list[Item] = []

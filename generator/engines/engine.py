@@ -45,7 +45,7 @@ class SideFacts:
 
 
 class Session(Protocol):
-    """One side's cache. Streams are numbers; logits are float32 over the whole vocabulary."""
+    """One side's cache. A stream is named by a number; logits are float32 over the whole vocabulary."""
 
     @property
     def read_back(self) -> Mapping[str, Any]:
@@ -84,7 +84,7 @@ class Side(Protocol):
 
     @property
     def reported(self) -> Mapping[str, Any]:
-        """The facts reported by an engine outside this process that determine the distributions; {} in this process."""
+        """The facts that determine the distributions, as an engine outside this process reports them; {} for others."""
         return {}
 
     @property
@@ -156,10 +156,10 @@ _Settings = TypeVar("_Settings")
 def settings_of(
     kind: type[_Settings], settings: Mapping[str, Any], where: str, whose: str, bounds: Mapping[str, tuple[int, int]]
 ) -> _Settings:
-    """Return an object of ``kind``, a dataclass with defaults, with the settings by name that a study file gives.
+    """Return an object of ``kind``, a dataclass with defaults, with the ``settings`` that a study file gives by name.
 
-    ``bounds`` are the least and the largest values of whole numbers, by name. Error lines begin with ``where``; in them
-    ``whose`` names what has the settings.
+    ``bounds`` has the least and the largest value of each whole number, by name. Error lines begin with ``where``, and
+    call a setting one of ``whose``, such as "servers".
     """
     known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
     for name, value in settings.items():

@@ -71,7 +71,7 @@ class ContextSettings:
         type_v: The type of stored values.
         flash_attention: Whether attention is computed in one pass over the cache.
         ubatch: The most tokens computed at once, of a prompt and of a step.
-        threads: The number of threads that compute; 0 for one per processor, whose number units record.
+        threads: The number of threads that compute; 0 is replaced by the number of processors, which units record.
         rows: The most streams that one call advances. From 64 on, flash attention uses other kernels, and a stream's
             logits depend on how many others are beside it.
     """
@@ -106,7 +106,7 @@ class ContextSettings:
         return ", ".join(f"{name} = {value}" for name, value in self.requested.items())
 
     def check_heads(self, key_size: int, value_size: int, where: str) -> None:
-        """Raise an error if a quantized type's blocks do not divide the heads."""
+        """Raise an error if the size of a head is no multiple of a quantized type's block of 32 values."""
         for name, kind, size in (("type_k", self.type_k, key_size), ("type_v", self.type_v, value_size)):
             if kind not in EXACT_TYPES and size % _BLOCK:
                 raise InputError(
@@ -230,7 +230,7 @@ class Context:
     ) -> None:
         """Decode a token of each row; if the cache is full, free the entries of closed streams and try again.
 
-        ``wanted`` has 1 for each row whose logits are needed, else 0; errors name ``what`` is decoded.
+        ``wanted`` has 1 for each row whose logits are needed, else 0; errors say what is decoded in the words ``what``.
         """
         count = len(tokens)
         each = (c_int32 * count)(*streams)

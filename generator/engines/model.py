@@ -86,7 +86,7 @@ class RepeatedReference:
 
 
 class _Doubled:
-    """A session in which every stream has a double; the double of stream s is opened before it."""
+    """A session in which every stream has a double, which is opened just before the stream itself."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -177,7 +177,7 @@ class EngineStreams(StreamDecoder):
         return self._distributions(np.concatenate(logits))
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``, int64 [streams]; row n + i, of n open streams, is parked stream i."""
+        """Replace the open streams by ``rows``, int64 [streams]; with n streams open, row n + i is parked stream i."""
         before, taken, selected = self._open, set[int](), []
         for row in rows.tolist():
             if row < len(before) and row not in taken:
@@ -194,7 +194,7 @@ class EngineStreams(StreamDecoder):
         return False
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of these open streams, int64 [parked], as the parked streams ``places``."""
+        """Keep the histories of the open streams ``rows`` as the parked streams ``places``, both int64 [parked]."""
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
             if place in self._parked:
                 self._close([self._parked[place]])
@@ -305,7 +305,7 @@ class EngineModel:
 class PreparedSides:
     """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``).
 
-    ``open_streams`` has the decoder that ``kernels`` made last, in one list for all samplings of the document.
+    ``open_streams`` holds the decoder that ``kernels`` made last; all samplings of the document share this list.
     """
 
     model: EngineModel
@@ -334,7 +334,7 @@ class PreparedSides:
         return self.open_streams[0]
 
     def under(self, sampling: Sampling) -> PreparedSides:
-        """Return the same sides, with other sampling than the model's."""
+        """Return the same sides, with the distributions of ``sampling`` in place of the model's."""
         return replace(self, sampling=sampling)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own
@@ -344,7 +344,7 @@ class PreparedSides:
         return max(fewest // (_STREAMS if estimator == SWRB else 2), 1)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - streams share what is prefilled
-        """Return the columns of ``units`` about side ``number``; bytes of the prompt are measured by the engine."""
+        """Return the columns of ``units`` about side ``number``, with the prompt's bytes as its engine measured."""
         prefilled, entries = self.sides[number], self.document.prompt_tokens
         reference = self.sides[0]
         share = reference.seconds / len(self.actions)
@@ -372,9 +372,10 @@ class PreparedSides:
 
 
 def streams_at_once(side: Side, entries: int, horizon: int) -> int:
-    """Return how many streams a session has room for beside a prompt of n ``entries``; at least those of one replicate.
+    """Return how many streams a session gets room for beside a prompt of ``entries`` entries.
 
-    The number does not depend on free memory, so that replicates are decoded in the same rounds on every machine.
+    The number is enough for one replicate, and at most the side's ``most_streams``. It does not depend on free memory,
+    so that replicates are decoded in the same rounds on every machine.
     """
     room = max(_LEAST_ENTRIES, 2 * entries) // horizon
     return min(max(room, _STREAMS), side.capabilities.most_streams)
@@ -397,9 +398,9 @@ def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> No
 
 @dataclass(frozen=True)
 class EngineFootprint:
-    """The bytes of all weight files, of the caches of a prompt, all open at once, and of this machine's free memory.
+    """The bytes of all weight files, of all sides' caches of one prompt together, and of this machine's free memory.
 
-    ``replicates_at_once`` are decoded together; the others follow in rounds.
+    ``replicates_at_once`` is how many replicates are decoded together; the others follow in rounds.
     """
 
     weights: int

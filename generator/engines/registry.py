@@ -62,7 +62,7 @@ def engine_model(study: Study) -> EngineModel:
 
 
 def tokenizer_location(section: ModelSection) -> str:
-    """Return the place of the tokenizer of a study's prompts: the model's, unless a study with an engine names one."""
+    """Return the place of a study's tokenizer: the model's, unless a study with an engine names a ``tokenizer``."""
     if section.engine is None:
         return model_location(section)
     if section.tokenizer is not None:
@@ -75,7 +75,7 @@ def tokenizer_location(section: ModelSection) -> str:
 
 
 def load_prompt_tokenizer(section: ModelSection) -> Any:
-    """Load the tokenizer of a study's prompts of text: the reference's server, or that of ``tokenizer_location``."""
+    """Load the tokenizer of a study's prompts: the reference server's, or else the one at ``tokenizer_location``."""
     return server_tokenizer(section) or load_tokenizer(tokenizer_location(section), revision=section.revision)
 
 
@@ -126,7 +126,7 @@ def _ends(study: Study, reference: Side, sides: Mapping[str, Side], named: Seque
 
 
 def _named_by_server(section: ModelSection, reference: ServerSide) -> list[NamedToken]:
-    """Return the tokens that end a text by the reference's server, or by the tokenizer's files if it reports none."""
+    """Return the tokens that end a text: the reference server's or, if it reports none, the tokenizer files'."""
     if reference.facts.eos_tokens:
         return [(token, "the server") for token in reference.facts.eos_tokens]
     location = tokenizer_location(section)
@@ -139,14 +139,14 @@ def _actions(study: Study) -> list[ActionSection]:
 
 
 def _tokenizer(section: ModelSection, reference: Side, *, of_reference: bool) -> str | None:
-    """Return SHA-256 of the prompts' tokenizer: the reference's report if ``of_reference``, else of its files."""
+    """Return SHA-256 of the prompts' tokenizer: as the reference reports it if ``of_reference``, else of its files."""
     if of_reference:
         return reference.facts.tokenizer_sha256
     return tokenizer_sha256(tokenizer_location(section), section.revision)
 
 
 def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:
-    """Raise an error if a kernel floor has another cache than the reference."""
+    """Raise an error if ``side``, which is a kernel floor's, has another cache than the reference."""
     for name in engine.fewer_bits:
         ours, theirs = reference.requested[name], side.requested[name]
         if theirs != ours:

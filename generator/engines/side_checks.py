@@ -54,7 +54,7 @@ def tokens_of(side: Side, count: int) -> list[int]:
 
 @contextmanager
 def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
-    """Open a session with a prompt of 48 tokens and room for some streams; yield it with the prefill's values."""
+    """Open a session with a prompt of 48 tokens and room for ``streams`` streams; yield it and its prefill's result."""
     session = side.open(_PROMPT + streams * _STEPS)
     try:
         yield session, session.prefill(tokens_of(side, _PROMPT))

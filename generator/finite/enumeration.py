@@ -48,7 +48,7 @@ class PairPaths:
 
     @property
     def evaluated(self) -> NDArray[np.bool_]:
-        """Whether a pair of distributions is evaluated at t, bool [paths, H]: until both sides have ended."""
+        """Whether the distributions at t are evaluated, bool [paths, H]: up to the later of the two ends."""
         before = self.x_ended[:, :-1] & self.y_ended[:, :-1]
         return ~np.column_stack([np.zeros(len(before), dtype=np.bool_), before])
 
@@ -185,9 +185,10 @@ def _normalized_overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, Float
 
 
 def _branches(paths: PairPaths, size: int) -> list[list[FloatArray]]:
-    """Return for each s the means of D_H, of D_H^2 and of the number of evaluated positions after s if tau = s, else 0.
+    """Return for each s three conditional means given tau = s and the common prefix of s - 1 tokens.
 
-    They are float64 [V**(s - 1)] each, by the common prefix of s - 1 tokens.
+    They are the means of D_H, of D_H^2 and of the number of evaluated positions after s. Each is float64 [V**(s - 1)],
+    with an entry for each prefix: 0 for a prefix with which no pair has tau = s.
     """
     horizon = paths.x.shape[1]
     entry, loss = paths.entry, paths.mismatch.mean(axis=1)
@@ -210,7 +211,7 @@ def _branches(paths: PairPaths, size: int) -> list[list[FloatArray]]:
 class ExactQuantities:
     """The decomposition, the depth profile and the moments of both estimators, for one action of one system.
 
-    The scalars up to ``mean_entry`` are the quantities of these names in the decomposition.
+    The fields up to ``mean_entry`` are the decomposition's quantities of the same names.
     """
 
     mismatch: float

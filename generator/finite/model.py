@@ -66,7 +66,7 @@ class FiniteStreams(StreamDecoder):
         return True
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``, int64 [streams]; row n + i, of n open streams, is parked stream i."""
+        """Replace the open streams by ``rows``, int64 [streams]; with n streams open, row n + i is parked stream i."""
         # A parked history is cut back to the present position by dropping its last digits.
         beyond = (self._parked_length - self._position).clamp_(min=0)
         parked = self._parked_code // torch.pow(self.vocabulary_size, beyond)
@@ -74,9 +74,9 @@ class FiniteStreams(StreamDecoder):
         self._code = torch.cat([self._code, parked])[rows]
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of open streams as the parked streams ``places``, for a later ``select``.
+        """Keep the histories of the open streams ``rows`` as the parked streams ``places``, for a later ``select``.
 
-        Both are int64 [parked].
+        ``rows`` and ``places`` are int64 [parked].
         """
         more = max(int(places.max()) + 1 - len(self._parked_table), 0)
         self._parked_table, self._parked_code, self._parked_length = (
@@ -96,8 +96,8 @@ class FiniteStreams(StreamDecoder):
 class FiniteModel:
     """A study's systems by document, as a ``Model`` (``kvdrift.generator.generation.model``).
 
-    ``sampling`` is that of the tables. ``file`` has all systems of the study's file, of which the study may take more
-    later; None if systems are drawn.
+    The tables hold distributions under ``sampling``. ``file`` has all systems of the study's file, also those that the
+    study may take later; None if systems are drawn.
     """
 
     id: str
@@ -137,7 +137,7 @@ class FiniteModel:
         return nullcontext()
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSystem:  # noqa: ARG002
-        """Return the document's system; a control's kernel is the reference."""
+        """Return the document's system, in which a control has the reference's distributions."""
         system = self.systems[document.doc]
         controls = {action.name: system.reference for action in actions if action.control}
         controlled = replace(system, actions={**system.actions, **controls})
@@ -166,7 +166,7 @@ class PreparedSystem:
         return FiniteStreams(self.system, self.actions)
 
     def under(self, sampling: Sampling) -> PreparedSystem:
-        """Raise an error: tables hold one sampling, and a study with another sampling has systems of its own."""
+        """Raise an error, since the tables hold distributions of one sampling only."""
         raise OperationError(
             f"system '{self.system.name}': its tables hold distributions of another sampling than {sampling.words}"
         )
@@ -176,7 +176,7 @@ class PreparedSystem:
         return sys.maxsize
 
     def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - nothing is kept of a prompt
-        """Return the columns of ``units``: there is no prompt to prefill and nothing to keep."""
+        """Return the columns of ``units``: only the seconds of prefill, 0, since there is no prompt."""
         return {"prefill_seconds": 0.0}
 
     def kept(self, number: int) -> tuple[()]:  # noqa: ARG002

@@ -55,13 +55,13 @@ Strata = dict[str, dict[str, list[FiniteSystem]]]
 
 
 def file_systems(study: Study) -> list[FiniteSystem] | None:
-    """Read all systems of the study's file, with the study's sampling; None if the study draws its systems."""
+    """Read all systems of the study's file, with the study's sampling applied; None if the study draws its systems."""
     file = study.model.tables_file
     return None if file is None else [_deployed(system, study.sampling) for system in read_system_file(file).values()]
 
 
 def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> Strata:
-    """Draw the systems of a finite-state study, or take them from ``read``, all systems of its file.
+    """Draw the systems of a finite-state study, or take them from ``read``, which has all systems of the study's file.
 
     Drawn systems are named ``system-1`` to ``system-N`` in the evaluation split and ``development-1`` to
     ``development-N`` in the development split, with the stratum's name in front if there are several strata. A file's
@@ -91,7 +91,10 @@ def system_document(system: FiniteSystem, stratum: str) -> Document:
 def exact_value_rows(
     study: str, model: str, system: FiniteSystem, revisions: Mapping[str, int] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of table ``exact_values`` for every action of a system; actions not in ``revisions`` have 0."""
+    """Return the rows of table ``exact_values`` for every action of a system.
+
+    ``revisions`` are the actions' revisions by name; an action without one has revision 0.
+    """
     named = {"study": study, "model": model, "doc": system.name}
     return [
         {**named, "action": action, "action_revision": (revisions or {}).get(action, 0), **row}
@@ -114,7 +117,7 @@ def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> l
 
 
 def _deployed(system: FiniteSystem, sampling: Sampling) -> FiniteSystem:
-    """Return the system with the tables from which tokens are drawn."""
+    """Return the system with tables of its distributions under ``sampling``, from which tokens are drawn."""
     if sampling == FULL_SOFTMAX:
         return system
     from kvdrift.generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the full softmax

@@ -50,9 +50,9 @@ class Model(Protocol):
 
     @property
     def pairs_at_once(self) -> int:
-        """Documents are decoded side by side up to this number of pairs (action, replicate).
+        """The most pairs (action, replicate) of documents that are decoded side by side.
 
-        0 if each document is decoded alone, since one document keeps the device busy; then one thread is enough, too.
+        0 if each document is decoded alone, and by one thread, since one document keeps the device busy.
         """
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterable[Model]:
@@ -89,19 +89,21 @@ class PreparedDocument(Protocol):
     ) -> StreamDecoder:
         """Return a decoder with room for ``streams`` open and ``parked`` parked streams.
 
-        The streams are those of this document and of the documents ``beside`` it.
-
-        The caches of a document are numbered after those of the documents before it.
+        The streams are those of this document and of the documents ``beside`` it. The caches of this document are
+        numbered first, then those of each further document.
         """
 
     def under(self, sampling: Sampling) -> Self:
-        """Return the same caches, with other sampling than the model's."""
+        """Return the same caches, with the distributions of ``sampling`` in place of the model's."""
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """Return how many replicates of each action fit into the free memory; at least 1."""
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """Return the columns of ``units`` on cache ``number`` with so many streams: entries, bytes, hashes, seconds."""
+        """Return the columns of ``units`` about cache ``number``: entries, bytes, hashes, seconds.
+
+        ``streams`` is how many streams decode with the cache, which need memory too.
+        """
 
     def kept(self, number: int) -> Sequence[KeptEntries]:
         """Return the prompt entries that cache ``number`` has, by position; empty if they are unknown."""

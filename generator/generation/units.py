@@ -53,7 +53,7 @@ _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, repli
 
 @dataclass(frozen=True)
 class StudySampling:
-    """One of several studies that share a model and its documents, with the study's sampling."""
+    """The name and sampling of a study, where several studies share a model and its documents."""
 
     study: str
     sampling: Sampling
@@ -63,7 +63,8 @@ class StudySampling:
 class PendingUnit:
     """Replicates of an action's revision that are still to be generated: ``first .. first + count - 1``.
 
-    ``of`` is their study, with its sampling; None for the study and sampling of the whole work.
+    ``of`` is the replicates' study, with its sampling; None for the study that generation is called for, with the
+    model's sampling.
     """
 
     action: Action
@@ -79,7 +80,7 @@ class PendingUnit:
         return range(self.first, self.first + self.count)
 
     def study(self, whole: str) -> str:
-        """Return the name of the unit's study: that of ``of``, or without it ``whole``, the study of the whole work."""
+        """Return the name of the unit's study: that in ``of`` or, without ``of``, that of the whole work, ``whole``."""
         return whole if self.of is None else self.of.study
 
     def within(self, start: int, stop: int) -> PendingUnit:
@@ -102,7 +103,7 @@ def generate_units(
 
 
 def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]:
-    """Divide work, in its order, into parts whose documents are decoded together, about equally many for each thread.
+    """Divide work, in its order, into parts whose documents are decoded together; threads get about equally many pairs.
 
     A part of several documents has at most ``pairs_at_once`` pairs (action, replicate).
     """
@@ -133,7 +134,7 @@ def _pairs(pending: Sequence[PendingUnit]) -> int:
 def generate_together(
     model: Model, study: str, work: Work, horizon: int, seed: int, sharing: SharingOptions = SHARE_ALL
 ) -> list[list[Unit]]:
-    """Generate all pending units of some documents, which are in memory together; return those of each document.
+    """Generate all pending units of some documents, which are in memory together; return a list for each document.
 
     Events depend only on (seed, sampling, document, action, estimator, replicate). They do not depend on which units
     are generated together, how many replicates fit into memory, or which computations are shared. Units of coupled
@@ -188,7 +189,7 @@ def generate_documents(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A document that is prefilled and evicted; item a, counted from 1, has cache a."""
+    """A prefilled document with the caches of its items; ``items[a - 1]`` has cache a."""
 
     document: Document
     items: Sequence[PendingUnit]
@@ -212,7 +213,7 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
 
 
 def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: str) -> list[list[_Prepared]]:
-    """Group the documents that have items of sampling ``of`` and an estimator; each group is decoded side by side."""
+    """Group the documents with items of ``of`` and ``estimator``; the documents of a group are decoded side by side."""
     having = [
         prompt if of is None else replace(prompt, caches=prompt.caches.under(of.sampling))
         for prompt in prepared
@@ -226,9 +227,9 @@ def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: 
 def _decode(
     group: Sequence[_Prepared], of: StudySampling | None, estimator: str, horizon: int, sharing: SharingOptions
 ) -> tuple[dict[_Place, Any], float]:
-    """Return the decoded steps of each item of a sampling and estimator, [replicates, H], and the seconds of all steps.
+    """Decode the items of ``of`` and ``estimator``; return the steps of each, [replicates, H], and the seconds of all.
 
-    The seconds leave out the steps that a model tries before it decodes a new number of streams.
+    The seconds leave out the trial steps that a model makes before it decodes a new number of streams.
     """
     items = {
         (d, a): item
@@ -263,7 +264,7 @@ def _decode(
 
 
 def _batch(items: Mapping[_Place, PendingUnit], numbers: Sequence[int]) -> dict[_Place, PendingUnit]:
-    """Return the items with any of the consecutive replicates ``numbers``, restricted to these replicates."""
+    """Return the items that have some of the consecutive replicates ``numbers``, each cut to those replicates."""
     shares = {place: item.within(numbers[0], numbers[-1] + 1) for place, item in items.items()}
     return {place: share for place, share in shares.items() if share.count}
 
@@ -339,7 +340,7 @@ def _settings(
 
 
 class StoppedError(Exception):
-    """Raised before a pass through the network if nobody waits for the result any more."""
+    """Nobody waits for the result any more; raised before the next pass through the network."""
 
 
 def _in_threads(

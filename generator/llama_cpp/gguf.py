@@ -45,13 +45,13 @@ class GgufFacts:
     unsupported: str | None  # the reason why streams of this model cannot be forked and compared; None if they can
 
     def entry_bytes(self, type_k: str, type_v: str) -> int:
-        """Return roughly how many bytes the keys and values of one token take in all layers, windows included."""
+        """Return roughly how many bytes the keys and values of one token take in all layers, windowed ones included."""
         sizes = ((self.key_size, type_k), (self.value_size, type_v))
         return round(sum(self.kv_heads * size * BYTES[kind] for size, kind in sizes))
 
 
 class Weights:
-    """The model of a GGUF file, in memory while it is referred to.
+    """The model of a GGUF file, in memory for as long as this object lives.
 
     With ``vocabulary_only``, only the metadata and the vocabulary are read, which takes milliseconds.
     """
@@ -108,7 +108,7 @@ class Weights:
         )  # fmt: skip
 
     def _unsupported(self, architecture: str) -> str | None:
-        """Return why streams cannot be compared, which follows from the architecture's name and the metadata."""
+        """Return the reason why streams of this model cannot be compared; None if they can."""
         calls = self.library.calls
         if calls.llama_model_has_encoder(self.handle):
             return "models with an encoder have no streams to compare"
@@ -143,7 +143,7 @@ def check_is_gguf(file: Path) -> None:
 
 
 def check_decoded(result: int, call: str, library: Library) -> None:
-    """Raise an error if ``result``, which ``llama_decode`` returned, is not 0; ``call`` names the work."""
+    """Raise an error if ``result``, which ``llama_decode`` returned, is not 0; the error says that ``call`` failed."""
     if result:
         why = "its cache has no room" if result == 1 else library.last_words()
         raise OperationError(f"llama.cpp: {call} failed ({result}): {why}")
@@ -166,13 +166,13 @@ class GgufTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id of BOS; None if the file names none, in whose place llama.cpp reports a token of text."""
+        """The id of BOS; None if the file names none, since llama.cpp then reports a token of plain text as BOS."""
         token = int(self._calls.llama_vocab_bos(self._weights.vocabulary))
         return token if token >= 0 and self._calls.llama_vocab_is_control(self._weights.vocabulary, token) else None
 
     @functools.cached_property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The control and user-defined tokens, which are recognized in a text whole, by id, in transformers' form."""
+        """The control and user-defined tokens by id, in transformers' form; in a text, they are never split."""
         from tokenizers import AddedToken  # noqa: PLC0415 - only prompts of text need it
 
         kinds = (self._calls.llama_vocab_get_attr(self._weights.vocabulary, token) for token in itertools.count())
@@ -200,7 +200,7 @@ class GgufTokenizer:
             room = -count
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
-        """Return a conversation as text by the file's chat template, or with ``tools`` by its template for tools."""
+        """Return a conversation as the file's chat template writes it, or with ``tools`` its template for tools."""
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
 
         render: Any = render_jinja_template
@@ -227,7 +227,7 @@ class GgufTokenizer:
             room = -length
 
     def get_vocab(self) -> dict[str, int]:
-        """Return token ids by the names that the file gives; if two tokens have one name, the later id."""
+        """Return token ids by the names that the file gives; a name that two tokens share has the larger id."""
         return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
 
     def names(self) -> list[bytes]:

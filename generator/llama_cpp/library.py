@@ -2,7 +2,7 @@
 
 The library is that of the package xllamacpp, which exports the C interface. Structures change between builds without
 notice. A library is therefore used only if its name and version are known, and if the bytes of its default parameters
-are those recorded here. Every field that is set has a default by which its place is recognized.
+are those recorded here. Every field that kvdrift sets has a known default, by which its place is checked.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of a library with known layout."""
+    """The functions of a library whose structures are known."""
 
     file: Path  # the compiled library
     version: str  # the version of the package that brought the library
@@ -181,7 +181,7 @@ class Library:
         return ContextParameters(**{**_given(CONTEXT_DEFAULTS), **values})
 
     def listen(self) -> None:
-        """Empty ``log_lines`` and collect the library's log there; a server in this process would redirect the log."""
+        """Empty ``log_lines`` and let the library log there, even if a server in this process redirected the log."""
         self.log_lines.clear()
         self.calls.llama_log_set(ctypes.cast(self.callback, c_void_p), None)
 

@@ -26,13 +26,13 @@ class ServerFacts:
     """A server's report of itself.
 
     Attributes:
-        reported: Facts that determine its distributions, as far as it reports them; another value is another identity.
+        reported: Facts that determine its distributions, as far as it reports them; they are part of units' identity.
         beside: Other facts, such as the number of slots.
         vocabulary: V, the number of tokens.
         positions: The largest number of tokens, prompt and generated tokens; 0 if unknown.
         eos_tokens: Tokens that end a text; () if unknown.
         tokenizer_sha256: SHA-256 of its report about its tokenizer; None if it reports nothing.
-        slots: The number of slots, which keep the caches of streams; 0 if slots cannot be chosen.
+        slots: The number of slots, each of which keeps a stream's cache; 0 if a request cannot choose its slot.
     """
 
     reported: Mapping[str, Any]
@@ -276,7 +276,7 @@ class LlamaServer:
         return ServerFacts(reported, vocabulary, entries, words.ends, words.sha256, slots, beside)
 
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
-        """Let a slot hold some tokens, the whole history, and return how many of them the server computed anew.
+        """Make a slot hold a whole history, ``tokens``, and return how many of its tokens the server computed anew.
 
         ``cached``: whether the slot's present content may be used.
 
@@ -288,7 +288,7 @@ class LlamaServer:
     def distribution(
         self, connection: Connection, slot: int, tokens: Sequence[int], vocabulary: int, *, cached: bool = True
     ) -> tuple[NDArray[np.float32], int]:
-        """Let a slot hold some tokens; return the next distribution, float32 [V], and how many tokens were computed.
+        """Make a slot hold ``tokens``; return the distribution after them, float32 [V], and how many were computed.
 
         Raises:
             LostServerError: The server was gone, and is back.
@@ -312,7 +312,7 @@ class LlamaServer:
     def _complete(
         connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool, vocabulary: int
     ) -> dict[str, Any]:
-        """Return the answer to a request that decodes some tokens, with the next distribution unless V is 0."""
+        """Return the answer to a request that decodes ``tokens``; if ``vocabulary`` is 0, it has no distribution."""
         body = {
             "prompt": list(tokens), "id_slot": slot, "cache_prompt": cached, "n_predict": 1 if vocabulary else 0,
             "n_probs": vocabulary, "samplers": [], "post_sampling_probs": False, "temperature": 1.0, "seed": 1,
@@ -343,14 +343,17 @@ def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """A server's tokens: SHA-256 of the names of all, and those that end a text."""
+    """Facts about a server's tokens: SHA-256 of all their names, and the tokens that end a text."""
 
     sha256: str
     ends: tuple[int, ...]
 
 
 def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any) -> _Vocabulary:
-    """Return a server's tokens, which a process requests once as a whole distribution; ``eos`` is the EOS as text."""
+    """Return the facts about a server's tokens, which are requested once for each address and report.
+
+    ``vocabulary`` is the number of tokens, ``reported`` the report, ``eos`` the text of the EOS.
+    """
     key = (connection.url, reported)
     if key in _vocabularies:
         return _vocabularies[key]

@@ -56,7 +56,7 @@ class ServerSettings:
 
     @property
     def requested(self) -> dict[str, Any]:
-        """Return the interface, and the settings that are given."""
+        """The server's interface, and the settings that differ from their defaults, by name."""
         return {name: value for name, value in asdict(self).items() if name == "api" or value != _DEFAULTS[name]}
 
 
@@ -165,7 +165,7 @@ class Connection:
 
     @staticmethod
     def patiently(request: Callable[[], _Found]) -> _Found:
-        """Make a request and return its result; repeat it each time that the server was lost meanwhile and is back."""
+        """Make a request and return its result; if the server is lost meanwhile, repeat the request once it is back."""
         while True:
             with suppress(LostServerError):
                 return request()

@@ -50,7 +50,7 @@ class Servers:
 class ServerSide(Side):
     """One server: its connection, the study file's settings of it, and its report of itself; ``where`` names the side.
 
-    ``part`` is the number of this side's share of the slots, from 0, and the number of equal shares.
+    ``part`` says which share of the slots this side has, from 0, and into how many equal shares they are divided.
     """
 
     connection: Connection
@@ -133,7 +133,7 @@ def _facts(connection: Connection, settings: ServerSettings, where: str) -> Serv
 
 
 def check_slots(side: ServerSide, where: str) -> None:
-    """Raise an error if a server with slots has too few: each replicate has two streams of a side."""
+    """Raise an error if a server with slots has too few for a replicate, which has two streams of each side."""
     needed = _STREAMS * side.part[1]
     if 0 < side.server.slots < needed:
         floor = " of the reference, and two of the floor" if side.part[1] > 1 else ""
@@ -144,7 +144,7 @@ def check_slots(side: ServerSide, where: str) -> None:
 
 
 def check_same_model(action: str, reference: ServerSide, side: ServerSide) -> None:
-    """Raise an error if a server reports another width or number of weights than the reference: another model."""
+    """Raise an error if a server's model has another width or number of weights than the reference's, as reported."""
     for name, what in (("n_embd", "channels"), ("n_params", "weights")):
         ours, theirs = reference.reported.get(name), side.reported.get(name)
         if None not in (ours, theirs) and ours != theirs:
@@ -237,7 +237,7 @@ class ServerTokenizer:
     ) -> str:  # fmt: skip
         """Write a conversation in the model's own form, by the server's template.
 
-        The server leaves out the template's BOS if its tokenizer adds one; the returned text has BOS then, too.
+        The server leaves out the template's BOS if its tokenizer adds one; the returned text has BOS nevertheless.
 
         Raises:
             ValueError: The server does not write the conversation.
@@ -258,7 +258,8 @@ class ServerTokenizer:
 def server_tokenizer(section: ModelSection) -> ServerTokenizer | None:
     """Return the tokenizer of a reference's server; None if the study file names another, or if the server has none.
 
-    Only llama-server writes conversations without answering them, and tokenizes texts with and without control tokens.
+    Only a llama-server has one here: it writes conversations without answering them, and tokenizes texts with and
+    without control tokens.
     """
     if section.engine != HTTP or section.tokenizer is not None:
         return None

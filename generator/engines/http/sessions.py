@@ -98,7 +98,7 @@ class GreedySession(DistributionSession):
         self._written: dict[Tokens, int] = {}  # the next token after each history of this prompt
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Take a prompt in place of an earlier prompt; return the probabilities after it: 1 for the token written."""
+        """Take a prompt in place of an earlier one; return the probabilities after it, [V]: 1 for the token written."""
         self._written = {}
         return super().prefill(tokens)
 
@@ -124,7 +124,7 @@ class _Slot:
 
 
 class SlotSession(TokenStreams):
-    """One prompt and its streams in some slots, by number, of a llama-server; a stream gets a slot at its next step."""
+    """One prompt and its streams in the slots ``slots`` of a llama-server; a stream gets a slot at its next step."""
 
     def __init__(
         self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]],
@@ -166,7 +166,7 @@ class SlotSession(TokenStreams):
         return self._api.slot_bytes(self._connection, self._slots[0].number)
 
     def _placed(self, streams: Sequence[int]) -> list[_Slot]:
-        """Return a slot for each stream: its own, or a free slot that holds most of its history."""
+        """Return a slot for each stream: its own, or else a slot that holds as much as possible of its history."""
         place = {id(slot.held): slot for slot in self._slots if slot.held}
         placed: dict[int, _Slot] = {}
         for stream in streams:
@@ -213,7 +213,7 @@ class SlotSession(TokenStreams):
         )
 
     def _replayed(self, slot: _Slot, history: Tokens) -> bool:
-        """Let a slot hold a history, token by token from its present content on; return whether it kept the tokens."""
+        """Extend a slot's content to ``history``, token by token; return whether the slot kept its earlier tokens."""
         for length in range(max(_common(slot.held, history), len(self._prompt)), len(history)):
             if self._api.take(self._connection, slot.number, history[: length + 1], cached=True) != 1:
                 return False
