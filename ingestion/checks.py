@@ -13,8 +13,8 @@ An error is a value that no log of coupled pairs can hold, whatever the model, p
   are the point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may
   differ, since a model can have several EOS tokens and a generator goes on with only one.
 
-Nor can a full-retention control have delta or f other than 0, or two tokens that differ. It would be a lasting fault of
-the store, since events are never removed.
+Nor can a full-retention control have delta or f other than 0, or two tokens that differ. Such a row would be a
+lasting fault of the store, since events are never removed.
 
 Not an error: delta > 0 when only one side has ended (its distribution is a point mass, the other's is not); f > 0 after
 Y's EOS alone; equal tokens at any delta, since equal tokens can also be drawn if the distributions overlap little; no
@@ -45,9 +45,10 @@ _SORTS_FIRST = np.int32(-1)
 
 @dataclass(frozen=True)
 class Anomaly:
-    """One kind of error or remark: the rows that have it, ascending, and a text about one of these rows.
+    """One kind of error or remark, and the numbers of the rows that have it, ascending.
 
-    ``position`` returns the position t to name for one of these rows; None if that is the row's own t.
+    ``say(row)`` returns a message about one of the rows. ``position(row)`` returns the position t that the message is
+    about; if ``position`` is None, that is the row's own t.
     """
 
     kind: str
@@ -89,7 +90,7 @@ class SortedRows:
         )  # fmt: skip
 
     def unit_of(self, row: Wide) -> Wide:
-        """Return the unit of each of some rows."""
+        """Return the number of the unit that each row in ``row``, an array of row numbers, belongs to."""
         return np.searchsorted(self.unit_first, row, side="right") - 1
 
     @property
@@ -101,8 +102,8 @@ class SortedRows:
         """Return the H that the replicates of some groups suggest; 0 if they suggest none.
 
         Among replicates that stop before both sides have ended, H is the commonest last position, the largest on a tie.
-        If there are none, H is the last position of the replicates, if all have the same and one of them goes on after
-        both sides have ended.
+        If no replicate stops before, all replicates must have the same last position, and at least one must go on after
+        both sides have ended: then H is this position.
         """
         chosen = of_group[self.rows.group[self.pair_last]]
         last, first = self.pair_last[chosen], self.pair_first[chosen]
@@ -165,12 +166,12 @@ def _of_row_before(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _says(text: str, *columns: npt.NDArray[Any]) -> Callable[[int], str]:
-    """Return a function that describes a row by its values in some columns."""
+    """Return a function of a row's number, which fills the format ``text`` with the row's values in ``columns``."""
     return lambda row: text.format(*(column[row] for column in columns))
 
 
 def _says_outside(name: str, values: npt.NDArray[Any]) -> Callable[[int], str]:
-    """Return a function that describes a row by a distance outside of [0, 1], with every digit of the value."""
+    """Return a function of a row's number, which says with every digit that the row's distance is outside of [0, 1]."""
     return lambda row: f"{name} is {str(values[row]).removesuffix('.0')}, must be within [0, 1]"
 
 

@@ -59,7 +59,10 @@ class EventRows:
 
 
 def converted(batch: pa.RecordBatch | pa.Table, group: Ints) -> EventRows:
-    """Return values in the types of table ``events``; null and unfit values become 0 or NaN and are marked as flaws."""
+    """Convert the values of N events to the types of table ``events``; ``group`` has the number of each event's group.
+
+    Null and unfit values become 0 or NaN, and are marked in ``flaws``.
+    """
     flaws = np.zeros(batch.num_rows, dtype=np.uint16)
     values: dict[str, npt.NDArray[Any]] = {}
     for bit, name in enumerate(VALUES):
@@ -73,8 +76,8 @@ def converted(batch: pa.RecordBatch | pa.Table, group: Ints) -> EventRows:
 def exact(column: Column, kind: pa.DataType) -> tuple[npt.NDArray[Any], Flags, Flags]:
     """Convert a column [N] to an integer type, to float32 for a distance, or to bool, without loss.
 
-    271.0 is the integer 271, and 271.5 is none. 0 and 1 are flags, but a flag is no number. Distances outside of [0, 1]
-    by rounding become 0 or 1, and are rounded to float32.
+    271.0 fits as the integer 271; 271.5 does not fit. 0 and 1 fit as flags, but true and false do not fit as numbers.
+    Distances that are outside of [0, 1] by rounding alone become 0 or 1; then all are rounded to float32.
 
     Returns:
         The values [N], the rows that are null, and the rows whose value does not fit.
@@ -151,8 +154,8 @@ def plain(column: Column) -> Column:
 def filled(rows: EventRows, horizon: Ints) -> EventRows:
     """Add the positions up to H of replicates that stop after both sides have ended.
 
-    They follow, since a side that has ended stays ended: delta and f are 0, the flags stay true, and both sides repeat
-    one token, that of the side that ended first. Other replicates are returned as they are.
+    Their values are known, since a side that has ended stays ended: delta and f are 0, the flags stay true, and both
+    sides repeat one token, that of the side that ended first. Other replicates are returned as they are.
 
     Args:
         rows: N rows in key order, without gaps.
@@ -181,7 +184,7 @@ def filled(rows: EventRows, horizon: Ints) -> EventRows:
 
 
 def only_repeats(rows: EventRows) -> Flags:
-    """Tell which rows look like positions after both sides have ended, [N]."""
+    """Tell which rows have the values that positions after both ends have, [N]; the row of the later end may, too."""
     repeated: Flags = rows.x_eos & rows.y_eos & (rows.x_token == rows.y_token) & (rows.delta == 0) & (rows.f == 0)
     return repeated
 

@@ -79,8 +79,8 @@ class EventFile:
         source: The log as it was named or found.
         path: Path or URL of the log, for messages.
         rows: Number of rows.
-        schema: The columns of its first file, with those that names of folders give.
-        ends: Whether the format shows that the log is whole; other logs may be still written.
+        schema: The columns of its first file, with the columns that folder names state.
+        ends: Whether the format shows that the log is complete; any other log may still be growing.
 
     Raises:
         NoEventsError: A file is no event log.
@@ -97,7 +97,7 @@ class EventFile:
         self.ends = all(log.reader.ends for log in self._logs)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the files' contents and the columns that names of folders give."""
+        """Return the SHA-256 of the files' contents and of the columns that folder names state."""
         digest = hashlib.sha256()
         for log in self._logs:
             if log.constants:
@@ -166,7 +166,7 @@ class EventFile:
                 parts.append(rows)
 
     def _slices(self, columns: Sequence[str]) -> Iterator[tuple[_Log, pa.RecordBatch]]:
-        """Yield all rows of the files, in the requested columns that the files have."""
+        """Yield slices of all rows, each with its file, in those of the requested columns that the file has."""
         for log in self._logs:
             with log.reader.reading():
                 for batch in log.batches(columns):
@@ -189,7 +189,7 @@ class EventFile:
 
 
 class _Log:
-    """A file of a log, with the columns that names of folders or a Delta log give its rows."""
+    """A file of a log, with the columns that its rows get from folder names or from a Delta log."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file, self.reader = file, open_log(file)

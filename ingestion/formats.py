@@ -61,9 +61,9 @@ class LogReader(ABC):
 
     Attributes:
         file: The file.
-        schema: Its columns; columns of text have types that fit table ``events``, and unknown columns are null.
+        schema: Its columns; in CSV and JSON Lines they have types that fit table ``events``, null for unknown columns.
         rows: Number of rows.
-        ends: Whether the format shows that the file is whole; otherwise a file that is still written looks whole.
+        ends: Whether the format shows that the file is complete; if not, a file that is still growing looks complete.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class LogReader(ABC):
         """Yield some columns of all rows, in the file's order."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Return a block that turns exceptions of the format's library into an error about this file."""
+        """Return a context manager that turns exceptions of the format's library into an error about this file."""
         return reading(f"{self.file.location}: cannot be read as {self.kind}", pa.ArrowException)
 
 
@@ -189,7 +189,7 @@ def _bounded(source: pa.NativeFile) -> pa.PythonFile:
 
 
 class _Text(LogReader):
-    """A file of lines, each an event after ``headers`` lines; ``names`` are the columns that the first line names."""
+    """A text file: ``headers`` lines, then one line for each event; ``names`` are the columns in the first line."""
 
     headers = 0
 
@@ -231,7 +231,7 @@ class _Text(LogReader):
         return pa.array(np.nan_to_num(np.clip(values, -_LARGEST, _LARGEST)).astype(np.int64), mask=np.isnan(values))
 
     def _name_fault(self, columns: Sequence[str]) -> None:
-        """Raise an error about the first line that cannot be read, or has a wrong value in a column; return if none."""
+        """Raise an error about the first line, if any, that cannot be read or has a wrong value in ``columns``."""
         with _opened(self.file, self._compression) as source:
             lines, number, headers = io.BufferedReader(source), 0, self.headers
             while line := lines.readline(BLOCK_BYTES + 1):
@@ -301,7 +301,7 @@ class _JsonLines(_Text):
     kind = "JSON Lines"
 
     def __init__(self, file: SourceFile, compression: str | None, first: dict[str, Any]) -> None:
-        """Take the first line's object; flags are true and false in all lines, or 1 and 0 in all, as in the first."""
+        """Take the first line's object. All lines must write flags as it does: as true and false, or 1 and 0."""
         self._numbered = {name for name in ("x_eos", "y_eos") if type(first.get(name)) in {int, float}}
         self._absent = {name: value for name, value in LATER.items() if name not in first}
         super().__init__(file, compression, [*first, *self._absent])
@@ -365,7 +365,7 @@ def open_log(file: SourceFile) -> LogReader:
 
 
 def _log_of(file: SourceFile, compression: str | None, head: bytes) -> LogReader | None:
-    """Open a file whose decompressed content begins with ``head``; None if that is of no format of events."""
+    """Open a file whose decompressed content begins with ``head``; None if no log of events begins so."""
     if binary := next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), None):
         if compression:
             raise InputError(f"{file.location}: {binary.kind} within {compression}, must be decompressed")

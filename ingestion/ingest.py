@@ -104,7 +104,7 @@ class IngestReport:
     remarks: list[str] = field(default_factory=list)
 
     def add(self, later: IngestReport) -> None:
-        """Add the counts of another file; keep only the first finding of all files, and no remarks."""
+        """Add the counts of another file; of all findings keep only the first, and drop the other file's remarks."""
         self.files += later.files
         self.unread += later.unread
         for name in ("taken", "present", "kept_out"):
@@ -200,7 +200,7 @@ def note_unread(report: IngestReport, path: str, error: InputError) -> None:
 
 
 def portions_of(file: EventFile, report: IngestReport) -> Iterator[tuple[FileGroups, EventRows, int]]:
-    """Yield the file's groups, a portion and the number of its first row; report damage instead of raising."""
+    """For each portion yield the file's groups, the rows and the first row's number; report damage, do not raise it."""
     if file.unknown_columns:
         report.remarks.append(f"{file.path}: columns ignored: {', '.join(file.unknown_columns)}")
     first = 0
@@ -214,7 +214,7 @@ def portions_of(file: EventFile, report: IngestReport) -> Iterator[tuple[FileGro
 
 
 def _differing(files: Sequence[EventFile], comparison: Comparison) -> set[tuple[str, str]]:
-    """Return the actions, each with its study, of which the store has other events than the files."""
+    """Return the (study, action) pairs of which the store has other events than the files."""
     for file in files:
         for _ in _take_file(file, comparison, IngestReport(1)):
             pass
@@ -222,7 +222,7 @@ def _differing(files: Sequence[EventFile], comparison: Comparison) -> set[tuple[
 
 
 def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterator[int]:
-    """Append the correct units of a file and report the others; yield the number of rows after each portion."""
+    """Append the correct units of a file and report the others, by portions; yield each portion's number of rows."""
     remarks: dict[str, Finding] = {}  # the first of each kind, with the number of rows of all
     filing: Filing | None = None
     for groups, rows, first in portions_of(file, report):
@@ -235,7 +235,7 @@ def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterato
 
 
 class Filing:
-    """Checks the rows of one file by portions, and offers correct units to a store; ``control`` marks the controls."""
+    """Checks a file's rows by portions, and offers correct units to a store; ``control`` marks groups of controls."""
 
     def __init__(self, file: str, groups: FileGroups, intake: Intake, report: IngestReport) -> None:
         self._file, self._groups, self._intake, self._report = file, groups, intake, report
@@ -273,8 +273,8 @@ class Filing:
     def named(self, rows: EventRows, first: int) -> EventRows:
         """Return the rows that can be checked; keep out and report the other rows.
 
-        These are rows with a null or empty name, and rows of a study and model of which the store has another H than
-        the call gave. ``first`` is the number of the portion's first row in the file, from 0.
+        The others are rows with a null or empty name, and rows of a study and model of which the store has another H
+        than the call gave. ``first`` is the number of the portion's first row in the file, from 0.
         """
         other = self._contradicted[self._model_of_group[rows.group]]
         self._report.kept_out.add(0, int(other.sum()))
@@ -341,7 +341,7 @@ class Filing:
         return findings
 
     def _remarks(self, ordered: SortedRows, wrong: Flags) -> list[Finding]:
-        """Return one finding for each kind of remark about the units that have no error."""
+        """Return one finding for each kind of remark about units without errors; ``wrong`` marks units with errors."""
         remarks = []
         for remark in find_remarks(ordered, self.control):
             rows = remark.rows[~wrong[ordered.unit_of(remark.rows)]]
@@ -352,7 +352,7 @@ class Filing:
         return remarks
 
     def _key(self, rows: EventRows, group: int, row: int | None) -> dict[str, Any]:
-        """Return the names of a row, without a replicate or t that is null or no int32."""
+        """Return the key of a row, without a replicate or t that is null or no int32; without ``row``, of a group."""
         key: dict[str, Any] = dict(zip(GROUP_KEY, self._groups.names[group], strict=True))
         for name in ("replicate", "t") if row is not None else ():
             if not rows.is_flawed(name)[row]:

@@ -34,7 +34,7 @@ Stamp = tuple[int, int, int]  # of a file: inode, size, time of the last change 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file on a disk or behind a URL, and the columns that names of folders or a Delta log give its rows."""
+    """A file on a disk or behind a URL, and the columns that its rows get from folder names or from a Delta log."""
 
     location: str  # path or URL, for messages
     columns: tuple[tuple[str, Any], ...] = ()
@@ -42,7 +42,7 @@ class SourceFile:
     path: str = field(default="", compare=False)  # in that file system
 
     def open(self, *, mapped: bool = False) -> pa.NativeFile:
-        """Open the file for reading at any place; ``mapped`` maps a file on a disk into memory."""
+        """Open the file for random access; ``mapped`` maps a file on a disk into memory."""
         if self.filesystem is not None:
             return self.filesystem.open_input_file(self.path)
         return pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
@@ -130,7 +130,7 @@ def expanded(location: str | Path, *, may_be_empty: bool = False) -> list[EventS
 
 @dataclass(frozen=True)
 class _Place:
-    """A path, in a file system other than this machine's for a URL; ``name`` is the path or URL in messages."""
+    """A path on this machine, or in the file system behind a URL; ``name`` is the path or URL in messages."""
 
     name: str
     path: str
@@ -193,7 +193,7 @@ class _Place:
         return sorted(sources, key=lambda source: source.name)
 
     def log_file(self) -> SourceFile:
-        """Return the file with the columns that names of its folders give."""
+        """Return the file with the columns that its folders' names state, as ``COLUMN=VALUE``."""
         is_hive = "=" in self.name
         return self.file(pyarrow.dataset.get_partition_keys(_HIVE.parse(self.name)) if is_hive else {})
 

@@ -34,7 +34,7 @@ UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why the store refuses a unit without errors, and the offending rows.
+    """The reason why the store refuses a unit that has no errors in itself, and the offending rows.
 
     ``at`` is the first offending row in the unit, from 0; None if the reason concerns no single row.
     """
@@ -124,7 +124,7 @@ class Intake:
         self._load()
 
     def _load(self) -> None:
-        """Read what the store has now; nothing is queued afterwards."""
+        """Read what the store has now, and empty the queue."""
         store = self._store
         self._declared = {
             (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
@@ -161,7 +161,7 @@ class Intake:
         self._stored_events: RowsOfUnits | None = None
 
     def revisions(self) -> Iterator[str]:
-        """Yield a line for each revised action, after the last commit: the units that its revision supersedes."""
+        """Yield for each revised action a line on the units that its revision supersedes; call it after all commits."""
         for named, groups in sorted(self._superseded.items()):
             what = f"revision {self._begun[named]} supersedes {len(groups)} units"
             line = f"action '{named[1]}' of study '{named[0]}': {what}"
@@ -209,8 +209,8 @@ class Intake:
     def flush(self) -> None:
         """Commit the queued units and answer their offers.
 
-        If the store refuses the commit, another writer may have changed the store since units were compared. All are
-        then compared anew, and only units without a contradiction are committed.
+        If the store refuses the commit, another writer may have changed the store since units were compared. All queued
+        units are then compared anew, and only units without a contradiction are committed.
 
         Raises:
             InputError: The store refuses the commit, and no other writer has changed the compared units.
@@ -240,7 +240,7 @@ class Intake:
             queued.offer.answered(added)
 
     def _commit(self) -> set[int]:
-        """Commit documents and actions first, since no view shows an event without them; return new units' numbers."""
+        """Commit documents and actions, which views need to show events, then units; return the new units' numbers."""
         for table, rows in ((DOCUMENTS, self._new_documents), (ACTIONS, self._new_actions)):
             if rows:
                 self._store.append_rows(table.name, pa.Table.from_pylist(rows, schema=table.schema))
@@ -330,7 +330,7 @@ class Intake:
         return rows
 
     def _conflict(self, offered: _Offer, held: _Held) -> Refusal | None:
-        """Return how an offer differs from a stored unit that it overlaps; None if they are equal there."""
+        """Return how an offer differs from a stored unit that it overlaps; None if the overlap is equal."""
         low, high, horizon = max(offered.first, held.first), min(offered.end, held.end), offered.horizon
         overlap = slice((low - offered.first) * horizon, (high - offered.first) * horizon)
         if held.horizon != horizon:
@@ -398,7 +398,7 @@ class Comparison(Intake):
     """Finds the actions of which a store has other events than the offered ones; nothing is queued.
 
     Attributes:
-        differing: These actions, each with its study.
+        differing: The (study, action) pairs found so far.
     """
 
     def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:

@@ -72,7 +72,7 @@ def read_records(
 
 
 def whole_number(name: str, value: Any, where: str, unit: str, bits: int) -> int:
-    """Return a whole number of at most ``bits`` bits, which may be written as text."""
+    """Return a value that must be a whole number, or its text, of at most ``bits`` bits; errors name its ``unit``."""
     text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(2**bits)) and int(text) < 2**bits):
         raise InputError(f"{where}: {name} is {shown(value)}, must be a whole number of {unit}")
@@ -208,7 +208,7 @@ class DocumentRows:
 
 
 def _applies_to(row: Record, study: str | None, model: str | None) -> bool:
-    """Tell whether a row is about documents of a study and model; None in the row means any."""
+    """Tell whether a row may be about documents of a study and model; a None, here or in the row, means any."""
     pairs = ((row.values.get("study"), study), (row.values.get("model"), model))
     return all(value is None or wanted is None or value == wanted for value, wanted in pairs)
 
@@ -260,7 +260,7 @@ _FACTS = RecordKind("a row of facts", "a facts file", _FACT_COLUMNS, ("action",)
 
 
 class FactRows:
-    """The rows of a facts file. If two rows set the same column of a unit, the row with more keys wins."""
+    """The rows of a facts file. If two set the same column of a unit, the row with more key columns wins."""
 
     def __init__(self, rows: Iterable[Record] = (), unknown: Iterable[str] = ()) -> None:
         """Index the rows; ``unknown`` are names of columns that no table takes."""
@@ -283,7 +283,11 @@ class FactRows:
         return sorted(self._rows.keys() - self._used)
 
     def of_unit(self, key: Mapping[str, str]) -> dict[str, Any]:
-        """Return the facts of a unit by column of table ``units``; parts of a cache that no row names are 0 bytes."""
+        """Return the facts of a unit by column of table ``units``.
+
+        If ``payload_bytes`` is known, other parts of the cache are 0 bytes by default, and ``resident_bytes`` is by
+        default the sum of all parts.
+        """
         values = {name: value for name, value in self._merged(key).items() if name not in (*_FACT_KEYS, *_OF_ACTIONS)}
         if "payload_bytes" in values:
             values = dict.fromkeys(_PARTS, 0) | values

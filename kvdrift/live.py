@@ -199,7 +199,10 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
 
 
 def live_folder(store: Store, snapshot: StudySnapshot, output: Path | None, pages: Sequence[tuple[str, str]]) -> Path:
-    """Return the folder of a snapshot's page: as ``kvdrift report -o`` names it, or ``live`` in the report's folder."""
+    """Return the folder of a snapshot's page: as ``kvdrift report -o`` names it, or ``live`` in the report's folder.
+
+    ``pages`` has the (study, model) pair of every page of the call.
+    """
     from kvdrift.flows.pages.reports import page_folder
 
     folder = page_folder(store, snapshot.study, snapshot.model, pages, output)

@@ -105,7 +105,7 @@ def read_pages(data: bytes) -> None:
 
 
 def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within: float = 0.0) -> str | None:
-    """Read visible files of a local store, given by table; return the fault of the first damaged file, None without.
+    """Read files of a local store, given by table; return the fault of the first damaged file, None if all are whole.
 
     A file of a large table (a row for each event, replicate or position) is passed over if it was found whole less than
     ``within`` seconds ago and its size is unchanged. All other files are small and always read.

@@ -64,7 +64,7 @@ class Rewritten:
 def gather(folder: DeltaFolder, table: str, most: int = GATHERED_ROWS) -> int:
     """Merge the files of each class of ``Tiers`` that has too many, small files first; return how many were replaced.
 
-    A merged file has at most ``most`` rows. Files with at least half as many, and damaged files, stay as they are.
+    A merged file has at most ``most`` rows. Damaged files, and files with at least half of ``most`` rows, stay.
     """
     count, tiers = 0, _LARGE if table in NUMBERED else _SMALL
     for sources in too_many(folder.load(table).files(), most, tiers if is_local(folder.location) else _REMOTE):
@@ -159,7 +159,7 @@ def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
 
 
 def by_first_rows(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Sort visible files by the text columns of their table's key, in the first row of each file."""
+    """Sort visible files by their first rows, in the text columns of the table's key."""
     declared = TABLES[loaded.table]
     names = [name for name in declared.key if declared.schema.field(name).type == pa.string()]
 
@@ -174,7 +174,7 @@ def by_first_rows(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredF
 
 
 def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
-    """Divide files into parts that may become one file: of at most ``most`` rows and 64 MiB, or of a single file."""
+    """Divide files, in order, into parts to merge: of at most ``most`` rows and 64 MiB, or of a single file."""
     part: list[StoredFile] = []
     rows = size = 0
     for file in files:

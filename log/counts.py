@@ -74,7 +74,7 @@ Holdings = Counter[tuple[Place, Held]]
 
 
 class Counts(NamedTuple):
-    """How many documents, units and scored pairs a store has, by study, model, split and stratum or action."""
+    """Counts of a store's documents and units, by place, and of its scored pairs, by study, model, split and action."""
 
     documents: Counter[Place]  # the number of documents of each place
     generated: Counter[Place]  # the number of documents of each place that have a current unit
@@ -142,7 +142,7 @@ def stored_counts(
 
 
 def _places(documents: pa.Table) -> tuple[list[Place], pa.Table]:
-    """Return the distinct places, and a row for each document: ``_DOCUMENT`` and ``place``, an index into places."""
+    """Return the distinct places, and a row for each document: its key and ``place``, the index of its place."""
     rows = documents.append_column("answered", _answered(documents["answers"].combine_chunks()))
     kinds = rows.group_by([*_OF_PLACE], use_threads=False).aggregate([("doc", "list")])
     docs = kinds["doc_list"].combine_chunks()
@@ -164,7 +164,7 @@ def _answered(answers: pa.ListArray) -> pa.Array:
 
 
 def _grouped(rows: pa.Table, names: Sequence[str], sums: Sequence[tuple[Any, str]]) -> pa.Table:
-    """Return a row for each combination of values of the columns ``names``, with ``sums`` and without dictionaries."""
+    """Return the aggregates ``sums`` of each combination of values in the columns ``names``, with texts decoded."""
     sums_of = rows.group_by([*names], use_threads=False).aggregate([*sums])
     words = {field.name: field.type.value_type for field in sums_of.schema if pa.types.is_dictionary(field.type)}
     return sums_of.cast(pa.schema([field.with_type(words.get(field.name, field.type)) for field in sums_of.schema]))
@@ -176,7 +176,10 @@ def _count(
     key: Callable[[Mapping[str, Any]], Any],
     total: tuple[str | list[str], str] = ([], "count_all"),
 ) -> Counter[Any]:
-    """Count rows, or add up ``total``, by ``key``, a function of study, model, place and the columns ``names``."""
+    """Count rows, or aggregate ``total`` (column, function) over them, for each value of ``key``.
+
+    ``key`` is a function of a mapping with ``study``, ``model``, ``place`` and the columns ``names``.
+    """
     counts, of = Counter[Any](), ["study", "model", "place", *names]
     counted = rows.group_by(of, use_threads=False).aggregate([total])
     for row in counted.rename_columns([*of, "total"]).to_pylist():

@@ -67,7 +67,8 @@ def forgotten_documents(location: str) -> ForgottenDocuments:
 def add_forgotten(location: str, documents: Iterable[Mapping[str, Any]], doc: str) -> None:
     """Record durably that the document with the id ``doc`` is removed for good.
 
-    ``documents`` are its rows, one for each study and model, with split and stratum; recorded rows are left out.
+    ``documents`` are its rows, one for each study and model, with split and stratum; rows that are already
+    recorded are not recorded again.
     """
     known = forgotten_documents(location)
     lines = [*known.lines]

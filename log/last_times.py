@@ -88,7 +88,7 @@ def last_times(location: str) -> LastTimes:
 
 
 def _record(location: str, record: dict[str, Any]) -> None:
-    """Write a record in place of the earlier one of its study and occasion; nothing if the store is read-only."""
+    """Write a record in place of the earlier one of its study and occasion, unless the store is read-only."""
     named = json.dumps([record.get(name) for name in ("what", "study", "model")])
     name = f"{record['what']}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.json"
     data = json.dumps({**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}).encode()

@@ -33,15 +33,18 @@ class KeptEntries:
 
 
 def layer_groups(layers: int, entries: int) -> int:
-    """Return the number of groups of layers for a prompt of ``entries``: one each, or fewer to bound the counts."""
+    """Return the number of groups into which ``layers`` are put for a prompt of ``entries`` entries.
+
+    It is one group for each layer, or fewer so that there are at most ``MOST_COUNTS`` counts.
+    """
     return max(1, min(layers, MOST_COUNTS // entries))
 
 
 def kept_entries(of_layer: Sequence[NDArray[np.int64]], pairs: int, step: int = 0) -> KeptEntries:
     """Count the kept entries by groups of layers.
 
-    ``of_layer`` has for each layer the number of pairs that have the entry of each position, int64 [n]; ``pairs`` is
-    the number of pairs in all layers.
+    ``of_layer`` has for each layer the number of its (layer, KV head) pairs that have the entry of each position,
+    int64 [n]; ``pairs`` is the number of such pairs in all layers.
     """
     layers = len(of_layer)
     groups = layer_groups(layers, len(of_layer[0]))

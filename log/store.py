@@ -171,9 +171,9 @@ class Store:
     def records_of(
         self, path: str, units: Collection[int], known: Collection[int], version: int | None = None
     ) -> dict[int, dict[str, Any]]:
-        """Return rows of table ``units``, by number, made for units without a row from a file of ``events``.
+        """Return by unit number the rows that table ``units`` lacks for units with events in the file ``path``.
 
-        ``units`` are the numbers of units with events in the file ``path``, and ``known`` those that have a row.
+        ``units`` are the numbers of these units, and ``known`` the numbers of units that have a row.
         """
         return records_of(self._folder, self._load("events", version), path, units, known)
 
@@ -182,7 +182,7 @@ class Store:
         return records_in(self._folder, path)
 
     def unit_counts(self, version: int | None = None) -> UnitCounts:
-        """Return the numbers of all units at a version of ``units``, and how many rows each has in every table."""
+        """Return which units a version of ``units`` has, by number, and how many rows each unit has in every table."""
         return self._units.counts(self._load("units", version))
 
     def unit_rows(self, numbers: Wide, columns: Sequence[str], version: int | None = None) -> pa.Table:
@@ -196,7 +196,7 @@ class Store:
         return [*self._folder.of_files(self._load(table, version), columns, make).values()]
 
     def rows_by_unit(self, table: str, path: str, version: int | None = None) -> Mapping[int, int]:
-        """Count the rows of each unit in a visible file; -1 counts rows without a unit."""
+        """Return how many rows of a visible file each unit has, by the unit's number, or -1 for rows without a unit."""
         return self._units.rows_by_unit(self._load(table, version), path)
 
     def units(
@@ -411,7 +411,7 @@ class Store:
         return DerivedFile(self._folder.put_rows(table, conformed), tuple(conformed["unit"].unique().to_pylist()))
 
     def commit_derived(self, table: str, files: Iterable[DerivedFile], app_id: str, version: int) -> int:
-        """Make derived rows visible by one commit, each unit once, and return how many units were not visible before.
+        """Make derived rows visible by one commit, without units that the table has; return how many units are new.
 
         The commit records under the application id ``app_id`` the ``version`` of ``events`` that the rows cover. No
         commit is made if no unit is new.
@@ -429,10 +429,11 @@ class Store:
         return withdraw_units(self._folder, self._units, table, numbers)
 
     def gather(self, most: int = GATHERED_ROWS) -> int:
-        """Merge files if a table has many, at the cost of the files since the last call; return how many were replaced.
+        """Merge files of each table that has many; return how many were replaced.
 
-        Readers of a growing store then open at most some hundred files, however many units the store has. Files with at
-        least half of ``most`` rows, and damaged files, are not merged.
+        A call costs only as much as the files that came since the last call. Readers of a growing store then open at
+        most some hundred files, however many units the store has. Files with at least half of ``most`` rows, and
+        damaged files, are not merged.
         """
         return sum(gather(self._folder, table, most) for table in TABLES)
 

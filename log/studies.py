@@ -37,7 +37,7 @@ def stored_studies(store: Store, study: str | None = None) -> list[tuple[str, st
 
 
 def chosen_study(store: Store, study: str | None = None, model: str | None = None) -> tuple[str, str]:
-    """Return the name and model id of the study of ``--study`` and ``--model``; without them, of the only study.
+    """Return the name and model id of the study that ``--study`` and ``--model`` name; without them, of the only one.
 
     Raises:
         InputError: The store has no such study or model, or has several and the option is missing.
@@ -60,7 +60,7 @@ def model_revisions(store: Store) -> dict[tuple[str, str], str | None]:
 
 
 def store_size(location: str) -> dict[str, Any]:
-    """Return files and bytes of a store and of each table's folder, as plain values.
+    """Return the number of files and of bytes in a store, and in each table's folder, as plain values.
 
     A table's folder also has its log, and files that were replaced. Besides the tables, the store has pages, the
     catalogue, and any other file in its folder.
@@ -74,7 +74,7 @@ def store_size(location: str) -> dict[str, Any]:
 
 
 def _sizes_below(location: str) -> Iterator[tuple[str, int]]:
-    """Yield the size of each file below a location, with the top folder; files that vanish meanwhile are left out."""
+    """Yield for each file below a location its top folder and its size; files that vanish meanwhile are left out."""
     if not is_local(location):
         files, root = filesystem_of(location)
         for info in files.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)):

@@ -1,4 +1,4 @@
-"""``kvdrift check``: checks of a selector, codec, policy or engine; those of the package pass them."""
+"""``kvdrift check``: check a selector, codec, policy or engine; the package's own pass all checks."""
 
 from __future__ import annotations
 

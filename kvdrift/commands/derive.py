@@ -141,8 +141,8 @@ def _counts(report: DerivationReport) -> str:
 def bound_memory() -> None:
     """Make allocators keep little memory; call this before pyarrow and deltalake load, which then read the settings.
 
-    By default the allocators of glibc, Arrow and delta-rs keep the freed memory of a large batch, in a pool for each
-    few threads, so that a process that merges files of all sizes grows for long although it does not hold more.
+    By default the allocators of glibc, Arrow and delta-rs keep the freed memory of a large batch, in several pools that
+    each serve a few threads. So a process that merges files of all sizes grows for long, though it needs no more.
     Settings in the user's environment win. Child processes inherit the settings.
     """
     for name, value in _ENVIRONMENT.items():
@@ -153,9 +153,9 @@ def bound_memory() -> None:
 
 
 def release_memory() -> None:
-    """Free objects that refer to each other, and give back the memory that glibc keeps for a further batch.
+    """Free unused objects that refer to each other, and give back the memory that glibc keeps for a further batch.
 
-    ``kvdrift.program`` makes Python search for such objects seldom, and some hold memory of Arrow and delta-rs.
+    ``kvdrift.program`` makes Python search for such objects seldom, and some of them hold memory of Arrow and delta-rs.
     """
     gc.collect()
     with suppress(OSError, AttributeError):  # as above

@@ -151,7 +151,7 @@ def _line(verdict: Verdict, *, named: bool) -> str:
 
 
 def _between(verdict: Verdict, decimals: int) -> str:
-    """Return the interval as printed, with enough digits that only an end equal to the margin is printed equal."""
+    """Return the interval as printed, with enough digits that an end looks equal to the margin only if it is."""
     from kvdrift.report.printing.numbers import scaled, sure_decimals
     from kvdrift.stats.registry import Higher
 

@@ -193,9 +193,9 @@ def rows_of(views: Views, query: str) -> pa.Table:
 
 
 def _misspelt(views: Views, query: str) -> str:
-    """Return suggestions for texts in a query, which gave no rows, that resemble a document, stratum, split or action.
+    """Return suggestions for the texts in a query that gave no rows: known names that the texts resemble.
 
-    Empty if each text is a known name, or resembles none.
+    Names are those of documents, strata, splits and actions. Empty if each text is a known name, or resembles none.
     """
     known = {name for view, column in _NAMES for name in views.rows(view, (column,))[column].to_pylist()} - {None}
     unknown = dict.fromkeys(text for text in _TEXTS.findall(query) if text not in known)

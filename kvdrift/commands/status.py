@@ -256,7 +256,11 @@ def _study_lines(study: Row) -> Iterator[str]:
 
 
 def _splits(counts: Counts, by_now: Mapping[str, int] | None) -> list[Row]:
-    """Count the documents of each split, and how many of them are generated."""
+    """Return for each split the number of its documents, and of its documents and units that are generated.
+
+    With a plan, documents of the evaluation are those that the plan needs by now: ``by_now`` has their number by
+    stratum.
+    """
     documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
     for place, count in counts.documents.items():
         documents[place.split] += count
@@ -275,7 +279,10 @@ def _splits(counts: Counts, by_now: Mapping[str, int] | None) -> list[Row]:
 def _pending(
     actions: Mapping[str, Row], counts: Counts, plan: FrozenPlan | None, by_now: Mapping[str, int]
 ) -> list[Row]:
-    """List the units that the present actions lack, by split and action."""
+    """List how many units the present actions lack, with a row for each split and action.
+
+    ``by_now`` has how many evaluation documents of each stratum the plan needs by now; it is empty without a plan.
+    """
     from kvdrift.flows.plan.frozen_plan import Cell, units_done
     from kvdrift.schema.study import EXTERNAL
 

@@ -56,7 +56,7 @@ def describe_studies(
     be generated and the model is on this machine, the last lines come from generating and timing some documents, which
     takes up to two minutes.
 
-    ``studies`` has a study for each model and sampling. ``redo`` names actions that the run is to redo. ``doing``
+    ``studies`` has a study for each model and temperature. ``redo`` names actions that the run is to redo. ``doing``
     receives a line before each step that takes long. ``served`` says that an endpoint or a cluster would generate; the
     forecast does not contact it. ``gpus`` is the number of this machine's GPUs that would generate, or 0.
     """
@@ -356,7 +356,7 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
 
 
 def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints) -> MemoryPlan:
-    """Plan memory for the longest prompt and the most replicates; all replicates at once if the device is not here."""
+    """Plan memory for the longest prompt and the most replicates; without the device, as if it had no limit."""
     study, longest = material.study, max(_lengths(material))
     here = memory_here(study.model.device, study.model.device_map)
     least, most = CONTROL_REPLICATES, max(split.replicates[1] for split in expected.splits)

@@ -81,7 +81,7 @@ class StudyTime:
     Attributes:
         splits: Seconds of each split's generation, from the least to the greatest size that a plan may choose.
         device: The device of the model.
-        once: Seconds of loading the model, and of trials.
+        once: Seconds of work that is done once: loading the model, trials and preparations.
         measuring: Seconds that measuring took.
         samples: The generated documents or parts of documents.
         prompt_rate: Prompt tokens a second, in the longest prompt read.
@@ -181,7 +181,7 @@ class _Trial:
         return max(self._until - time.perf_counter(), 0.0)
 
     def _seconds(self, document: Document, pairs: float, *, branched: bool = True) -> float:
-        """Return the seconds of a document; unless ``branched``, a hybrid study branches no action."""
+        """Return the seconds of a document; unless ``branched``, without the residual branching of a hybrid study."""
         decode = (self._horizon - 1) * self._step(document.prompt_tokens, pairs)
         if not branched and self._material.study.plan.estimator == "hybrid" and self.samples:
             whole = sum(sample.decode for sample in self.samples)
@@ -205,7 +205,7 @@ class _Trial:
         return (fixed + growing * tokens) * self._relative(pairs)
 
     def _relative(self, pairs: float) -> float:
-        """Return the cost of a step of some pairs, relative to a sample's step: only a part grows with the pairs."""
+        """Return the cost of a step of some pairs as a multiple of a sample's step; only a part grows with pairs."""
         most, smallest = self.samples[0].pairs, self._fewest_pairs
         if smallest is None or smallest.pairs == most:
             return max(pairs / most, 1.0)
@@ -222,7 +222,7 @@ class _Trial:
                 break
 
     def _measure_one(self, document: Document, pending: _Pending, seconds: float, *, needed: bool) -> None:
-        """Measure a document within some seconds: the whole; or, if ``needed``, as much as there is time for."""
+        """Measure a whole document if some seconds suffice; else, if ``needed``, as much of it as they suffice for."""
         step = max(self._step(document.prompt_tokens, _pairs(pending)), 1e-9)
         if self._prefill(document.prompt_tokens) + step * (self._horizon - 1) <= seconds:
             self.samples.append(self._sample(document, pending, self._horizon))

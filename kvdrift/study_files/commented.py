@@ -90,7 +90,7 @@ class Draft:
     def plan(self) -> Table:
         """Return the values of ``[plan]``: a small study whose size the development documents decide.
 
-        N is at least ``_FEWEST``, or all documents of a smaller stratum, even if fewer would reach the half-width.
+        N is at least ``_FEWEST``, or the size of a smaller stratum, even if fewer documents would reach the half-width.
         """
         names = [action["name"] for action in of_each_member({"actions": [*self.actions]})["actions"]]
         compared = [name for name in names if name != KERNEL_FLOOR_ACTION]

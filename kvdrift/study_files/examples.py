@@ -10,12 +10,12 @@ from kvdrift.schema.errors import InputError, nearest
 
 
 def examples() -> dict[str, str]:
-    """Return the names of the shipped studies, and the comment that begins each study's file as one line."""
+    """Return for each shipped study, by name, the comment that begins its file, as one line."""
     return {path.stem: _comment(path) for path in sorted(_folder().glob("*.toml"))}
 
 
 def example_files(name: str, study: Path) -> dict[Path, str]:
-    """Return texts by path: the shipped study ``name`` for the file ``study``, and the file beside it that it names.
+    """Return the files to write, as texts by path: ``study`` with the shipped study ``name``, and a file that it names.
 
     Raises:
         InputError: no shipped study has this name.

@@ -155,7 +155,8 @@ def new_study(
 ) -> NewStudy:
     """Return a new study file; ``write_study`` checks it against the schema.
 
-    The model's tokenizer counts the prompts of ``documents``; a prompt and the horizon fit the model's positions.
+    The model's tokenizer, if it can be loaded, counts the prompts of ``documents``. Those longer than ``length``, or
+    without room for the horizon in the model's positions, are left out with their clusters.
 
     Paths of ``model`` and ``documents`` are relative to the working folder. Without ``documents``, prompts are made for
     the model, by ``tasks`` of a source. ``length`` is the most tokens of a prompt, ``horizon`` is H in tokens; the

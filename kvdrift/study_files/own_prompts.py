@@ -165,7 +165,7 @@ def _counted(documents: Path, stratum: str, model: TextModel) -> dict[str, tuple
 def _too_long(
     documents: Path, beyond: dict[str, tuple[str, int]], total: int, model: TextModel, horizon: int | None, most: int
 ) -> str:
-    """Return a line on documents above ``most`` tokens; ``horizon`` is None if the user chose this bound."""
+    """Return a line on documents ``beyond`` a bound of ``most`` tokens; ``horizon`` is None if the user chose it."""
     bound = f"{most:,} tokens"
     if horizon is not None:
         bound = f"the {bound} that a horizon of {horizon} leaves of the model's {model.positions:,} positions"
@@ -180,7 +180,8 @@ def _counts(
 ) -> dict[str, int]:
     """Return how many documents of each split a study takes of a stratum; refuse a stratum that has too few.
 
-    ``splits`` has the splits that the file's rows name.
+    ``clusters`` has the cluster of each row of the stratum, ``left_out`` the clusters to leave out, and ``splits`` the
+    split of each cluster whose rows name one.
     """
     sizes = Counter(cluster for cluster in clusters if cluster not in left_out)
     taken, there = divided(sizes, dict.fromkeys(_MOST, _LEAST), splits), Counter[str]()

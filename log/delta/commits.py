@@ -34,8 +34,8 @@ _PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}  # of append-only tab
 class Commit:
     """The content of a commit: files that become visible, files that they replace, and guarding transactions.
 
-    If a commit since the snapshot has an id of one of its transactions, this commit is refused. The rows of replaced
-    files are in ``files`` too, so the commit changes files and no data.
+    If a commit since the snapshot has an id of one of its transactions, this commit is refused. Since tables
+    are append-only, the log states that a commit which replaces files changes no data.
     """
 
     files: Sequence[StoredFile]
@@ -65,7 +65,7 @@ def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
 
 
 def guards(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
-    """Return application transactions that refuse a simultaneous commit, and that the next checkpoint forgets."""
+    """Make transactions that refuse a simultaneous commit with the same ids; the next checkpoint leaves them out."""
     return [Transaction(app_id, version, last_updated=_LONG_AGO) for app_id, version in dict(versions).items()]
 
 

@@ -71,7 +71,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_names(root: Path, paths: Iterable[str]) -> None:
-    """Make the names of files durable, by syncing every folder from theirs up to the root, a table's folder."""
+    """Make the names of files durable, by syncing every folder from a file's own up to ``root``, a table's folder."""
     folders = {parent for path in paths for parent in Path(path).parents}
     side_by_side(sync, [root / folder for folder in folders])
 

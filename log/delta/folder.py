@@ -80,7 +80,7 @@ class DeltaFolder(TableVersions):
         return int(self.dataset(snapshot).count_rows())
 
     def data_version(self, snapshot: Snapshot) -> int:
-        """Return the last version, up to the snapshot's, that changed rows; log files are read from the newest on.
+        """Return the last version, up to the snapshot's, that changed rows; log files are read from the newest back.
 
         A commit that only replaces files by others with the same rows changes no row.
         """
@@ -186,7 +186,7 @@ class DeltaFolder(TableVersions):
         self, snapshot: Snapshot, paths: Sequence[str] | None, columns: Sequence[str], where: pc.Expression | None,
         texts: Sequence[str], compared: Sequence[str],
     ) -> pa.Table:  # fmt: skip
-        """Read rows with ``texts`` as dictionaries, and code the texts of ``compared`` after the read if possible."""
+        """Read rows with the columns ``texts`` as dictionaries, if possible made after the read for ``compared``."""
         plain = {*texts} & {*compared}
         try:
             rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
@@ -205,8 +205,9 @@ class DeltaFolder(TableVersions):
     ) -> dict[str, _Made]:
         """Return the result of ``make`` for each visible file's rows, by path; texts are dictionaries.
 
-        A file never changes, so its result is kept until a call with new files leaves the file out. Reading a growing
-        table again therefore costs only the new files. Columns must be equal in every call with the same function.
+        A file never changes, so its result is kept until a later call reads new files and does not ask for this one.
+        Reading a growing table again therefore costs only the new files. Every call with the same function must give
+        the same columns.
         """
         table, kept = snapshot.table, self._made.get((snapshot.table, make), {})
         wanted = snapshot.paths() if paths is None else paths
@@ -336,7 +337,7 @@ class DeltaFolder(TableVersions):
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {ATTEMPTS} attempts ({refused})")
 
     def turn(self, table: str) -> AbstractContextManager[None]:
-        """Return a block in which other writers of this machine, or of a file system with locks, do not commit."""
+        """Return a context manager that lets writers commit in turn, on this machine or a file system with locks."""
         if self._disk is None:
             return nullcontext()
         log = self._disk.logs[table]

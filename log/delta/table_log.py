@@ -82,7 +82,7 @@ class TableLog:
         return None if status is None else (version, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _stat(self, version: int) -> os.stat_result | None:
-        """Return the status of a version's file, None without a file; text paths are fast."""
+        """Return the status of a version's file, None without a file; a path as text is faster than a ``Path``."""
         try:
             return os.stat(f"{self._prefix}{version:020d}.json")  # noqa: PTH116
         except OSError:
@@ -178,7 +178,7 @@ class TableLog:
         return faults
 
     def _break(self, file: Path, table_id: str | None, since: int = 0) -> str | None:
-        """Return how a commit contradicts the version that it was made from, or the table's id if that is known.
+        """Return a contradiction between a commit and the version it was made from, or between it and ``table_id``.
 
         Versions before ``since`` are not read.
         """
@@ -266,7 +266,7 @@ class TableLog:
         return {"version": version, "digest": digest, "table": table_id}
 
     def table_id(self) -> str | None:
-        """Return the table's id by the oldest log file that names it; None if none does."""
+        """Return the table's id as the oldest log file that has it states it; None if no log file has it."""
         for file in self._files():
             if table := (_record_of(file).get("made_from") or {}).get("table") or _table_id(file):
                 return str(table)
@@ -320,9 +320,9 @@ def empty_commit() -> bytes:
 
 
 def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:
-    """Yield each table with fewer versions than commits of other tables rely on.
+    """Yield each table that lacks a version on which a commit of another table relies.
 
-    With the table come the version that it must have, and the table whose commit relies on it.
+    Each item has the table, the newest such version, and the other table.
     """
     by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are read
     for table in (name for name in RELIED_ON if name in logs):
@@ -355,7 +355,7 @@ def _table_id(path: Path) -> str | None:
 
 
 def _fault_of(data: bytes, *, first: bool) -> str | None:
-    """Return the fault of a log file's content, None without; ``first`` marks the table's first file."""
+    """Return the fault of a log file's content, None if it has none; ``first`` marks the table's first file."""
     if not data:
         return "is empty"
     if not data.strip(b"\0"):

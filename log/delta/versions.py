@@ -153,7 +153,7 @@ class Snapshot:
 
     @functools.cached_property
     def row_count(self) -> int | None:
-        """The number of visible rows by the log; None if another program wrote a file without its count."""
+        """The number of visible rows that the log states; None if another program wrote a file without its count."""
         counts = self._values("num_records")
         return None if None in counts else sum(counts)
 
@@ -214,7 +214,7 @@ class TableVersions(DataFiles):
         return held
 
     def _newest(self, table: str) -> int:
-        """Return the newest version of a table by the names of its log files; -1 if loading the table must tell."""
+        """Return the newest version of a table by the names of its log files; -1 if only loading the table can tell."""
         known = self._newest_known(table)
         if self._disk is not None or known < 0:
             return known
@@ -257,7 +257,7 @@ class TableVersions(DataFiles):
 
     @contextmanager
     def _opened(self, table: str, version: int | None = None) -> Iterator[DeltaTable]:
-        """Open a table for a block, which must leave it at an existing version; then put it back into the pool."""
+        """Open a table for a ``with`` block, which must leave it at an existing version; then return it to the pool."""
         loaded = self._open(table, version)
         yield loaded
         self._tables.give_back(table, loaded)

@@ -5,13 +5,13 @@ snapshot from which the commit was made. A commit of units has one id for each g
 action, revision, estimator). So only one writer at a time can extend a group; the others check again which units are
 still missing.
 
-A writer reads all rows of ``units`` once. By these ids, later log files show whether any later commit is of one of the
+A writer reads all rows of ``units`` once. The ids in later log files show whether a later commit is of one of the
 writer's groups. If none is, the writer need not read the new rows: with a thousand writers, thousands of rows come
 between two commits of one writer.
 
 A commit also has the id of each study and model for which its units state a condition that no current unit of the store
 states, such as the horizon (``kvdrift.log.units.conditions``). So two writers cannot begin one study with two horizons,
-seeds or models: the second is refused, and compares its units with those of the first.
+seeds or models: the second commit is refused, and its writer compares its units with those of the first.
 
 If a writer is killed between its two commits, or rows are lost, rows of ``units`` are made again: the footer of an
 events file holds a copy of them. If another program has replaced the file, the units are found in the events
@@ -93,9 +93,9 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
 def records_of(
     folder: DeltaFolder, events: Snapshot, path: str, numbers: Collection[int], known: Collection[int]
 ) -> dict[int, dict[str, Any]]:
-    """Return rows of ``units``, by number, for units with events in a file that are not ``known``.
+    """Return by number the rows that ``units`` lacks for the units ``numbers``, which have events in the file ``path``.
 
-    The number -1 marks events that belong to no unit, and no row is made for these.
+    ``known`` are the numbers of units that have a row. The number -1 marks events of no unit, and gets no row.
     """
     copies = _copies(folder, path, numbers, known)
     lacking = [number for number in numbers if number >= 0 and number not in copies]
@@ -105,7 +105,7 @@ def records_of(
 def _copies(
     folder: DeltaFolder, path: str, numbers: Collection[int], known: Collection[int]
 ) -> dict[int, dict[str, Any]]:
-    """Return the copies of rows of ``units`` in a file's footer, by number, of units that are not ``known``."""
+    """Return rows of ``units`` as a file's footer has them, by number, for those of ``numbers`` not in ``known``."""
     copies = {record["unit"]: record for record in records_in(folder, path) if record["unit"] not in known}
     return {number: copies[number] for number in numbers if number in copies}
 
@@ -191,7 +191,7 @@ class Touched:
             self._seen = {snapshot.table: snapshot.version for snapshot in base}
 
     def base_of(self, groups: Collection[str], now: Collection[Snapshot]) -> Base | None:
-        """Return the base if the commits up to ``now`` only appended units, without the ids ``groups``.
+        """Return the base if the commits up to ``now`` only appended units, and have no id in ``groups``.
 
         If not, forget the base and return None.
         """
@@ -239,7 +239,7 @@ class UnitCommits:
         return self.append_complete([record for record, _ in by_unit.values()], pa.concat_tables(rows))
 
     def append_complete(self, records: Sequence[dict[str, Any]], rows: pa.Table) -> set[int]:
-        """Append units, each once, by their complete records and all their events, as ``append`` does."""
+        """Append units, each given once by a complete record, as ``append`` does; ``rows`` are all their events."""
         if not self._healed:
             self.reconcile()
         new: list[dict[str, Any]] = []
@@ -320,7 +320,10 @@ class UnitCommits:
         return len(new)
 
     def _base(self, units: Snapshot, events: Snapshot, of: Sequence[Mapping[str, Any]]) -> Base:
-        """Return snapshots that have all units of the groups of some records, and the first units of their studies."""
+        """Return snapshots, maybe older than those given, with all units that the records ``of`` are compared with.
+
+        These units are those of the records' groups, and the first to state a condition of the records' studies.
+        """
         ids = {group_of(record) for record in of} | {_study_id(*pair) for pair in _studies_of(of)}
         base = self._touched.base_of(ids, (units, events))
         if base is None:
@@ -333,8 +336,8 @@ class UnitCommits:
     ) -> list[str]:
         """Raise UnlikeUnitsError if ``new`` units differ from their study in a condition, such as the horizon.
 
-        Return the id of each study and model for which they state a condition that no current unit states. ``missing``
-        are the rows that ``units`` lacks.
+        Return the id of each study and model for which ``new`` units state a condition that no current unit states.
+        ``missing`` are the rows that ``units`` lacks.
         """
         pairs = _studies_of(new)
         parts = self._folder.of_files(units, conditions.COMPARED, conditions.facts_of).values()
@@ -353,9 +356,10 @@ class UnitCommits:
     def _stored(
         self, units: Snapshot, missing: Sequence[dict[str, Any]], of: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], set[int]]:
-        """Return the stored units of the documents and actions of some records, and the numbers of those stored.
+        """Return the stored units of the documents and actions of the records ``of``, and which units are stored.
 
-        ``missing`` are the rows that ``units`` lacks, since they are not written yet.
+        ``missing`` are the rows that ``units`` lacks, since they are not written yet. The second value has the numbers
+        of all ``missing`` units, and of those in ``of`` that have a row.
         """
         taken = self._rows.known(units, [record["unit"] for record in of])
         taken |= {record["unit"] for record in missing}

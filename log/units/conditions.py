@@ -5,9 +5,9 @@ share these conditions. A commit of units is refused if a condition differs from
 row in ``studies``. Sampling has no column in ``units``: the row of ``studies`` has it, and a second row with other
 values is refused (``kvdrift.log.small_tables``).
 
-All units of a document, action, revision and estimator, a kept set, keep and read the same prompt entries. The identity
-of an action includes source and parameters. Other influences, such as the environment, a file or a hash seed, show only
-in the columns ``kept_sha256`` and ``read_checksums`` of units.
+The units of one document, action, revision and estimator are called a kept set: all of them must keep and read the same
+prompt entries. The identity of an action includes source and parameters. Other influences, such as the environment, a
+file or a hash seed, show only in the columns ``kept_sha256`` and ``read_checksums`` of units.
 
 A null is unknown and is never compared, since other generators do not state all of these values.
 """
@@ -111,7 +111,7 @@ KEPT_COLUMNS: Final = (*SAME, "first_replicate", "replicates", *KEPT_HASHES)
 
 
 def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kept set and column in which units, with the columns ``KEPT_COLUMNS``, differ."""
+    """Yield a line for each kept set and column in which its units differ; rows have the columns ``KEPT_COLUMNS``."""
     sets: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for unit in units:
         sets[_set_of(unit)].append(unit)

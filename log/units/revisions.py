@@ -3,7 +3,7 @@
 A row of ``actions`` with a higher revision supersedes the units of all lower revisions, in every model of the study. A
 row with ``dropped`` has no units. Superseded units stay in the log but not in the views. The row of ``plans`` with the
 highest revision is the plan of its study and model. The row of ``documents`` with the highest revision determines a
-document's answers, scoring and cluster. Scores by earlier answers are superseded.
+document's answers, scoring and cluster. Scores made with earlier answers are superseded.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def current_documents(documents: pa.Table) -> pa.Table:
 
 
 def current_scores(scores: pa.Table, documents: pa.Table) -> pa.Table:
-    """Return the scores by the newest answers of their documents; ``documents`` are all rows of that table."""
+    """Return the scores made with the newest answers of their documents; ``documents`` are all rows of that table."""
     return _of_revisions(scores, current_documents(documents)) if are_revised(documents) else scores
 
 
 def _of_revisions(rows: pa.Table, documents: pa.Table) -> pa.Table:
-    """Return the rows that have the document revisions in ``documents``."""
+    """Return the rows whose document and document revision occur together in ``documents``."""
     key = [*_DOCUMENT, "document_revision"]
     known = set(zip(*(documents[name].to_pylist() for name in key), strict=True))
     named = zip(*(rows[name].to_pylist() for name in key), strict=True)

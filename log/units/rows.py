@@ -34,7 +34,7 @@ _NO_UNIT = -1  # stands for the unit of rows without one, which another program 
 
 @dataclass(frozen=True)
 class UnitCounts:
-    """The numbers of units, and the counts from which their rows in each table follow; all arrays are [units].
+    """Which units there are, by number, and counts from which their rows in each table follow; all arrays are [units].
 
     ``swrb`` marks the units of residual branching.
     """
@@ -78,8 +78,8 @@ class UnitCounts:
 class Pending(NamedTuple):
     """The units left to derive: for each derived table the numbers of the units without rows in it.
 
-    ``events_version`` is a version of ``events`` that has all these units. ``whole`` tells whether it has no other
-    units; if it has, their rows of ``units`` may be about to come.
+    ``events_version`` is a version of ``events`` that has all these units. ``whole`` tells whether every unit in this
+    version has a row in ``units``; a missing row may be about to come.
     """
 
     lacking: dict[str, Wide]
@@ -99,7 +99,7 @@ class UnitRows:
         return UnitCounts.all([*self._counts(units).values()])
 
     def read(self, units: Snapshot, numbers: Wide, columns: Sequence[str]) -> pa.Table:
-        """Return the rows of ``units`` with some numbers; only files that have such rows are read."""
+        """Return the rows of ``units`` that have the given numbers; only files with such rows are read."""
         paths = [path for path, counted in self._counts(units).items() if np.isin(counted.number, numbers).any()]
         rows = self._folder.read(units, [*dict.fromkeys((*columns, "unit"))], paths=paths)
         return rows.filter(np.isin(rows["unit"].to_numpy(), numbers)).select(list(columns))
@@ -150,7 +150,7 @@ class UnitRows:
         return np.unique(np.fromiter((number for keys in numbers for number in keys), dtype=np.int64))
 
     def rows_by_unit(self, table: Snapshot, path: str) -> Mapping[int, int]:
-        """Count the rows of each unit in a file; -1 counts rows without a unit."""
+        """Return how many rows of a file each unit has, by the unit's number, or -1 for rows without a unit."""
         known = self._columns.get((table.table, path))
         if known is None:
             known = self._columns[table.table, path] = _counted(self._folder.parts(table, path, ["unit"]))
@@ -241,7 +241,7 @@ class UnitRows:
 
 
 def _counted(parts: Iterable[pa.Table]) -> dict[int, int]:
-    """Count rows by unit; -1 counts rows without a unit."""
+    """Return how many rows each unit has, by the unit's number, or -1 for rows without a unit."""
     counts_by_unit = Counter[int]()
     for rows in parts:
         numbers, counts = np.unique(rows["unit"].fill_null(_NO_UNIT).to_numpy(), return_counts=True)
@@ -328,11 +328,11 @@ class RowsOfUnits:
     def read(
         self, units: Collection[int], docs: Collection[str], columns: Sequence[str], count: int | None = None
     ) -> pa.Table:
-        """Return the rows of the numbered units, which are of ``docs``, in some columns, with texts as dictionaries.
+        """Return the rows of the units ``units``, whose documents are ``docs``, in some columns, texts as dictionaries.
 
-        Page checksums are verified. If the number of rows is known, ``count``, the newest files are read first, no more
-        at a time than can have the missing rows, and reading stops once all rows are found. Rows in unreadable files
-        are left out.
+        Page checksums are verified. If ``count``, the number of rows, is known, reading stops once all are found: the
+        newest files are read first, and no more at a time than are needed for the missing rows. Rows in unreadable
+        files are left out.
         """
         names = [*dict.fromkeys((*columns, "unit"))]
         wanted = pa.array(sorted(units), pa.int64())
@@ -401,7 +401,7 @@ def _enough(files: Sequence[StoredFile], rows: float) -> int:
 
 
 class NewRows:
-    """A table with units that is read again and again; a call costs only the new files."""
+    """Reads again and again what is new in a table whose rows belong to units; a call costs only the new files."""
 
     def __init__(self, folder: DeltaFolder, table: str, columns: Sequence[str]) -> None:
         self._folder, self._table, self._columns = folder, table, columns

@@ -295,7 +295,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 
 def pairs_sha256(values: Columns) -> str:
-    """Return ``events_sha256`` of coupled pairs, whole replicates in key order, given by columns."""
+    """Return ``events_sha256`` of coupled pairs that are given as columns: whole replicates in key order."""
     digest = hashlib.sha256()
     for name in _VALUES:
         column = values[name]
