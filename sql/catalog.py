@@ -153,8 +153,9 @@ def open_views(
         versions: Delta version by table name; a table that is not named is read at its latest version.
         threads: The number of DuckDB's threads. One thread gives the same rows for the same versions bit for bit, which
             stored estimates need; with more threads, the order of floating-point sums varies, and so their last bit.
-        kept: Views to compute now and to keep as tables in memory (``MOMENT_VIEWS``). Without it, each view that
-            depends on such a view computes it again. Small tables behind a URL are then kept in memory too.
+        kept: Views to compute now and to keep as tables in memory, such as ``MOMENT_VIEWS``. A view that is not kept is
+            computed again for each view that reads it. If any view is kept, larger tables behind a URL are held in
+            memory too.
         checked_within: If given, files of a local store are checked for damage first. Small tables are read whole;
             files of large tables are read unless they were found whole within this many seconds. 0 reads all files.
         without: Stored tables that the caller reads no rows of; they are left empty, which saves time if they have many
@@ -225,9 +226,10 @@ def describe_views() -> tuple[Contract, ...]:
 def _source(connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, most: int) -> str | None:
     """Return a table as the source that ``create_stored_view`` takes.
 
-    A table behind a URL of at most ``most`` bytes is read into memory: one view reads a small table ten times. Arrow
-    scans a larger table when a query asks for rows, and also events and steps, which few views read: DuckDB hands the
-    columns and the conditions of the query to the scan, which leaves the rest of the files unread.
+    A table behind a URL is read into memory if it has at most ``most`` bytes, since one view reads a small table ten
+    times. Larger tables, and always events and steps, which few views read, are scanned by Arrow when a query asks for
+    rows: DuckDB hands the columns and the conditions of the query to the scan, which leaves the rest of the files
+    unread.
     """
     if is_local(store.location):
         return parquet_source(store, table, version)
@@ -278,7 +280,7 @@ def one_line(error: duckdb.Error) -> KvdriftError:
 
 
 def _place_of(column: str) -> str:
-    """Return a hint that names the view with a column and the join that adds it; empty for a column of other views."""
+    """Return a hint that names the view of ``_JOINED`` with a column, and how to join it; empty if none has it."""
     places = ((view, keys) for view, keys in _JOINED.items() if column in contract(view).columns)
     return next((f"{view} has it: add join {view} using ({keys})" for view, keys in places), "")
 
@@ -294,25 +296,28 @@ def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, source
 
 
 def guard_stored_view(connection: duckdb.DuckDBPyConnection, table: str, source: str | None, condition: str) -> None:
-    """Add a condition to the view ``stored.TABLE`` that is the same for all rows: it is true, or it raises."""
+    """Restrict the view ``stored.TABLE`` of a source by a condition that is true for all rows, or raises an error.
+
+    The source is as in ``create_stored_view``; without a source nothing changes.
+    """
     if source:
         rows = f"{_rows(table, source)} where {condition}"
         connection.execute(f"create or replace view stored.{quoted(table)} as {rows}")
 
 
 def fill_stored_table(connection: duckdb.DuckDBPyConnection, table: str, source: str | None) -> None:
-    """Insert a table's rows into the empty table ``stored.TABLE``."""
+    """Insert the rows of a source into the empty table ``stored.TABLE``; without a source it stays empty."""
     if source:
         connection.execute(f"insert into stored.{quoted(table)} {_rows(table, source)}")
 
 
 def _rows(table: str, source: str) -> str:
-    """Return the query for a table's declared columns."""
+    """Return the query that reads a table's declared columns from a source."""
     return f"select {', '.join(map(quoted, TABLES[table].columns))} from {source}"  # noqa: S608 - names of ours
 
 
 def parquet_source(store: Store, table: str, version: int) -> str | None:
-    """Return a local table's files as a source; None without files."""
+    """Return the files of a local table as SQL text that can follow ``from``; None if the table has no files."""
     files = store.files(table, version)
     return parquet_files(files) if files else None
 
@@ -328,7 +333,10 @@ class Breach:
 
 
 def computed_views() -> tuple[str, ...]:
-    """Return the names of the views to check, sorted: without costly views, and stored tables without identities."""
+    """Return the names of the views whose contracts are checked, sorted.
+
+    Costly views are left out, and so are stored tables whose contracts have no identities.
+    """
     computed = {name: promised for name, promised in contracts().items() if name not in TABLES or promised.identities}
     return tuple(name for name, promised in computed.items() if not promised.costly)
 
@@ -340,9 +348,9 @@ def contract_checks(view: str) -> int:
 
 
 def breaches(views: Views, view: str) -> list[Breach]:
-    """Return the promises of its contract that a view breaks.
+    """Return the promises of a view's contract that rows of the view break.
 
-    An identity may read other views, even once for every row; so open ``views`` with those views ``kept``.
+    An identity may read other views, even once for every row; so open ``views`` with those other views ``kept``.
     """
     promised = contract(view)
     grain, rows = ", ".join(map(quoted, promised.grain)), f"from {promised.relation} as view"

@@ -61,12 +61,13 @@ CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers", "moment
 
 
 def write_catalog(store: Store) -> Path:
-    """Write ``catalog.duckdb`` into a local store's folder, all views at the latest versions; return its path.
+    """Write ``catalog.duckdb``, with all views at the latest versions, into a local store's folder; return its path.
 
     The file is written in a temporary folder and then renamed, so that clients of the old file are not disturbed.
-    DuckDB clients from 1.0 on open the file. It holds small tables and means of documents, unless these are very many.
-    A copy of the file elsewhere can therefore answer queries over pooled views. Other views read Parquet files by
-    absolute path; in a copy these views raise an error, since they would read the original store.
+    DuckDB clients from 1.0 on open the file. It holds small tables, and the means of documents unless the store has
+    more than ``MOST_DOCUMENTS`` documents, so that a copy of the file elsewhere can answer queries over pooled views.
+    Other views read Parquet files by absolute path; in a copy these views raise an error, since they would read the
+    original store.
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
@@ -97,7 +98,8 @@ def _fill(
 ) -> None:
     """Fill a catalogue of empty tables: copy the rows of small tables, and make views of the files of large tables.
 
-    A view of files checks ``condition`` when a client reads it; ``files`` are as ``create_stored_view`` takes them.
+    A view of files checks ``condition`` when a client reads it. ``files`` has the source of each stored table, as
+    ``create_stored_view`` takes it.
     """
     few_documents = store.row_count("documents") <= MOST_DOCUMENTS
     carried = {name for name in CARRIED if _size(store, name, versions[name]) <= LARGEST}

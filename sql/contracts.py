@@ -1,11 +1,11 @@
-"""Read the contract of each view: its grain, the meaning of its columns, which may be null, and its identities.
+"""Read the contract of each view: its grain, what its columns mean, which columns may be null, and its identities.
 
 A view that computes rows has a contract in a TOML file beside its SQL, with these keys:
 
 - ``keys``: columns that mean the same in every view (KEYS below).
 - ``[columns]``: the view's own columns in order, with their meaning.
-- ``moments``: a family of ``kvdrift.schema.moments`` whose columns follow, with their meaning, their unit and whether
-  they may be null.
+- ``moments``: a family of ``kvdrift.schema.moments`` whose columns follow the view's own; it declares their meaning,
+  their unit and whether they may be null.
 - ``[units]``: the columns of each unit; every column of numbers is listed.
 - ``grain``: the unique key.
 - ``nullable``: the columns that may be null.

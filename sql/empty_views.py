@@ -52,8 +52,8 @@ def _qualified(view: str) -> str:
 def stored_text(table: str) -> str:
     """Return the SQL text of a stored table's view: its declared columns, without the rows of superseded revisions.
 
-    Table ``plans`` keeps all revisions. Rows made under a plan are shown only if the plan is the newest. Documents, and
-    rows scored or estimated from documents, are shown only in the newest revision.
+    Table ``plans`` keeps all revisions. Rows made under a plan are shown only if the plan is the newest. A document is
+    shown only in its newest revision, and rows scored or estimated from documents only if they used newest revisions.
     """
     declared = TABLES[table].columns
     columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)
@@ -144,8 +144,8 @@ def cache_folder() -> Path:
 def _made_database(texts: Mapping[str, str]) -> bytes:
     """Create all views in a new database, and return the content of its file.
 
-    DuckDB would resolve a view again for each view that reads it. So each view is an empty table at first, and a view
-    is created before the views that it reads.
+    To create a view, DuckDB resolves all views that it reads. To save this, an empty table stands for each view at
+    first, and the views that read others are created first: every view then reads only tables when it is created.
     """
     with tempfile.TemporaryDirectory(prefix="kvdrift-") as folder:
         path = Path(folder, "views.duckdb")
@@ -187,7 +187,7 @@ def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create ``stored.published`` with a copy of the paper's numbers, so that a catalogue needs no file of ours."""
+    """Create table ``stored.published`` of the paper's numbers, so that a catalogue needs no file of this package."""
     kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
     columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
     with resources.as_file(resources.files("kvdrift.sql") / "published.csv") as file:

@@ -1,7 +1,8 @@
 """Make views that pool replicates raise an error if the store has units that must not be pooled.
 
-Units of one kept set must keep and read the same prompt entries, and units of one study and model must have one
-horizon, seed and model (``kvdrift.log.units.conditions``). Stored tables and views of single replicates stay readable.
+Units of one document, action, revision and estimator (a kept set) must keep and read the same prompt entries. Units of
+one study and model must have one horizon, seed and model (``kvdrift.log.units.conditions``). Stored tables and views of
+single replicates stay readable.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ def refuse_unlike_units(
     versions: Mapping[str, int],
     kept: Collection[str] = (),
 ) -> Collection[str]:
-    """If current units of one kept set or study differ, make every view that pools replicates raise an error.
+    """Make every view that pools replicates raise an error, if the store has current units that must not be pooled.
 
-    The columns of these views stay the same. Returns the names of these views; none if all units agree.
+    These are units of one document, action, revision and estimator that keep or read different prompt entries, and
+    units of one study and model under different conditions, such as the seed. The columns of the views stay the same.
+    Returns the names of the views that raise an error; none if all units may be pooled.
 
     Raises:
-        UnlikeUnitsError: Units differ, and a view in ``kept``, which the caller is about to compute, pools replicates.
+        UnlikeUnitsError: There are such units, and a view in ``kept``, which the caller is about to compute, pools
+            replicates.
     """
     if (line := _unlike_units(store, versions)) is None:
         return ()
@@ -73,7 +77,7 @@ def _pooled_views() -> frozenset[str]:
 
 
 def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
-    """Return a message that names two current units of one kept set or study that differ; None if all agree."""
+    """Return a message about current units that must not be pooled (``refuse_unlike_units``); None without any."""
     facts = _unit_facts(store, versions["units"])
     studies = store.read("studies", versions["studies"], conditions.DECLARED).to_pylist()
     if any(conditions.unlike_conditions(facts.conditions, studies)):
@@ -91,9 +95,9 @@ def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
 class _KeptFacts:
     """Hashes of the prompt entries that units keep and read.
 
-    ``number`` and ``kept_set`` are arrays [units]: a unit's number, and a hash of its values in ``SAME``. ``kept`` and
-    ``is_known`` are [2, units], with a row for each column of ``KEPT_HASHES``: a hash of the unit's value, and whether
-    the value is not null.
+    ``number`` and ``kept_set`` are arrays [units]: a unit's number, and a hash of its values in the columns ``SAME``,
+    which is equal for units that must keep and read the same entries. ``kept`` and ``is_known`` are [2, units], with a
+    row for each column of ``KEPT_HASHES``: a hash of the unit's value, and whether the value is not null.
     """
 
     number: Wide
@@ -118,7 +122,7 @@ class _KeptFacts:
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
 
     def unlike(self) -> Wide:
-        """Return the numbers of all units of kept sets in which units differ, superseded units included."""
+        """Return the numbers of all units, superseded or not, that share a ``kept_set`` in which some units differ."""
         marked = np.zeros(len(self.number), dtype=np.bool_)
         order = np.argsort(self.kept_set)
         for kept, known in zip(self.kept, self.is_known, strict=True):

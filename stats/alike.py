@@ -38,8 +38,9 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
 def _either(direct: Likeness, first: Likeness, second: Likeness) -> Likeness:
     """Return the likeness of a difference of ratios.
 
-    It is ``direct``, the likeness of the documents' differences. If these are unlike in more than ``MOST_UNLIKE``
-    clusters, but the two ratios together are not, it is made from ``first`` and ``second``, their likenesses.
+    It is ``direct``, the likeness of the documents' differences, unless that has more than ``MOST_UNLIKE`` unlike
+    clusters, while ``first`` and ``second``, the likenesses of the two ratios, have at most as many together. Then it
+    is made from ``first`` and ``second``.
     """
     use = (direct.unlike > MOST_UNLIKE) & (first.unlike + second.unlike <= MOST_UNLIKE)
 
@@ -107,7 +108,12 @@ class _Values:
     def _row(
         self, documents: NDArray[np.intp], middle: Float, distance: Float, within: float, *, exact: bool
     ) -> tuple[Float | NDArray[np.bool_], ...]:
-        """Return the fields of ``Likeness`` for one row, [subjects, X] each."""
+        """Return the fields of ``Likeness`` for one row, [subjects, X] each.
+
+        ``documents`` are the row's documents. ``middle`` and ``distance`` have, for every document of the pooling,
+        the median of its stratum and how far its value is from that. ``exact`` says that alike documents count as
+        equal.
+        """
         _, cluster_of = np.unique(self._pooling.moments.clusters[documents], return_inverse=True)
         weights, away = self.weights[documents], distance[documents]
         unlike = away > within

@@ -1,4 +1,4 @@
-"""The numbers of replicates K and documents N that an evaluation needs, from development data ("Study design").
+"""The numbers of replicates K and documents N that an evaluation needs, from development data.
 
 Each endpoint is linearized in the pooled moments (delta method). Its influence values per document and replicate split
 into variance between documents, sigma_b^2, and between replicates of a document, sigma_w^2, in each stratum. With N
@@ -60,8 +60,8 @@ class Linearized:
     def half_width(self, replicates: int, documents: int, z: float) -> float:
         """Return the expected half-width with K ``replicates`` and N ``documents`` per stratum, for the quantile ``z``.
 
-        It is z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), or how far the range reaches that alike documents
-        leave open, whichever is larger. NaN if the endpoint is undefined.
+        It is z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), but at least the reach of the range that alike
+        documents leave open (``kvdrift.stats.ends``). NaN if the endpoint is undefined.
         """
         between, within = self.components
         half = z * math.sqrt((between + within / replicates) / documents)
@@ -84,7 +84,7 @@ class Linearized:
 
 @dataclass(frozen=True)
 class Candidate:
-    """K replicates, the least N that meets every target (else the upper bound), half-widths and cost."""
+    """A choice of K, with the least N that meets every target (else the largest N), its half-widths and its cost."""
 
     replicates: int
     documents_per_stratum: int
@@ -130,8 +130,8 @@ def allocate(
     Args:
         development: Moments of the development documents.
         endpoints: The endpoints whose half-widths count.
-        target: The largest half-width.
-        document_seconds: Cost of a document without replicates, for all actions, averaged over strata.
+        target: The largest half-width that an endpoint may have.
+        document_seconds: Cost of a document apart from its replicates, for all actions, averaged over strata.
         replicate_seconds: Cost of a replicate of a document, for all actions.
         replicates: The least and the largest K.
         documents: The least and the largest N.
@@ -198,9 +198,10 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
 
 
 def _likeness(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Likeness | None, float, Between]:
-    """Return the likeness of an endpoint's documents, their mean number in a stratum, and the endpoint's range.
+    """Return the likeness of an endpoint's documents, the mean number of documents in a stratum, and the range.
 
-    The likeness is None if it bounds no interval, since too many documents differ or the range has no end.
+    The range is that of the endpoint's quantity. The likeness is None if it bounds no interval: if too many documents
+    differ, or if the range has no end.
     """
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]

@@ -52,10 +52,10 @@ class Request:
     """The intervals that an analysis requests.
 
     The m members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get
-    the pointwise ``level`` and are ``exploratory``.
-    ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
-    a family. ``seen`` are the actions whose outcomes were known when they were planned: members of a family with such
-    an action have the status ``seen`` instead.
+    the pointwise ``level`` and the status ``exploratory``.
+    ``prespecified`` are the actions fixed before the first evaluation event; None stands for all actions. Only these
+    actions can be in a family. ``seen`` are the actions whose outcomes were known when they were planned: members of a
+    family with such an action have the status ``seen`` instead.
     ``interval`` is the method: studentized, or percentiles. ``alike_within`` is the largest distance of documents that
     count as alike, in the quantity's unit; if given, percentile intervals are widened for alike documents too.
     """
@@ -228,7 +228,10 @@ def _intervals(
     between: Between,
     likeness: Likeness | None,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Return the ends of many numbers, and the method of each; the arguments are those of ``document_intervals``."""
+    """Return the intervals of many numbers: lower ends, upper ends, and methods.
+
+    The arguments are those of ``document_intervals``; without ``likeness`` the intervals are plain percentiles.
+    """
     if sample.errors.size and likeness is not None:
         return document_intervals(sample, levels, clusters, strata, between, likeness)
     low, high = percentile_intervals(sample.draws, levels)
@@ -360,7 +363,10 @@ def groups(
 def observed(
     moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
 ) -> dict[str, Float]:
-    """Compute point estimates, each document counted once: by name, in ``BootstrapDraws``' shapes without draws."""
+    """Compute point estimates by name, each document counted once: float64 [rows, subjects, X].
+
+    The axes are those of ``BootstrapDraws``.
+    """
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]
     values = Pooling.of(moments, pairs).evaluate(chosen, np.ones((1, len(moments.documents))))

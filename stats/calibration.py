@@ -7,10 +7,11 @@ documents judge all of them: the paper's section "Aggregate prediction and tempo
 Choices that are made here:
 
 - Documents are those that both actions have, in development as in evaluation.
-- Every mean over documents is M: equal weight in a stratum, then of strata. That holds for
-  the contrast, the error, both squared errors and the absolute error. The ridge itself weighs its rows equally.
-- "Features centred and scaled" means the features, over the training documents and both actions, by their population
-  standard deviation. Indicators stay 0 and 1, one for each stratum of the training documents and one for each action.
+- Every mean over documents gives equal weight to the documents of a stratum, and then equal weight to the strata: that
+  of the contrast, the error, the squared errors and the absolute error. The ridge itself weighs its rows equally.
+- "Features centred and scaled" means that each feature has mean 0 and population standard deviation 1 over the training
+  documents and both actions. Indicators, one for each stratum of the training documents and one for each action, stay 0
+  and 1.
 - A document of a stratum that training lacks has no stratum indicator, and its cell mean is the action's mean over the
   training strata.
 - Folds are made of clusters. Clusters of the same strata are dealt to the folds in the order of the SHA-256 of their
@@ -51,7 +52,7 @@ CANDIDATES = ("stratum_action_mean", "flat", "ridge")
 
 @dataclass(frozen=True)
 class Observation:
-    """An observation of a document under an action: the ridge's features, and the value that ``flat`` takes for R."""
+    """An observation of a document under an action: the moments that the candidates ``ridge`` and ``flat`` read."""
 
     features: tuple[str, ...]
     flat: str
@@ -171,7 +172,7 @@ def calibrate(
 def decide(low: float, high: float, margin: float) -> str | None:
     """Return "equivalent" if an interval is inside +-margin, "different" if it is outside, else "unresolved".
 
-    None without ends.
+    Return None if an end is NaN.
     """
     if math.isnan(low) or math.isnan(high):
         return None
@@ -302,10 +303,11 @@ def _error_intervals(
     evaluation: DocumentMoments, shared: NDArray[np.bool_], errors: Sequence[Float], level: float, interval: str, *,
     draws: int, seed: int,
 ) -> Iterable[tuple[float, float, str]]:  # fmt: skip
-    """Compute the ends, NaN if the error is undefined, and the methods of the intervals of pooled errors.
+    """Compute an interval of the pooled error for each array in ``errors``: lower end, upper end, and method.
 
-    Each error is resampled like the mismatch of an action, over all the evaluation documents, so that draw i takes the
-    same documents as draw i of every other estimate.
+    The ends are NaN if the error is undefined. The errors are those of the documents marked by ``shared``. Each error
+    is resampled like the mismatch of an action, over all the evaluation documents, so that draw i takes the same
+    documents as draw i of every other estimate.
     """
     columns = np.full((len(shared), len(errors)), np.nan)
     columns[shared] = np.stack(errors, axis=1)

@@ -1,4 +1,4 @@
-"""Clusters of documents: bootstrap draws, clusters behind each row of a pooling, effective numbers ("Bootstrap").
+"""Clusters of documents: bootstrap draws, the clusters behind each row of a pooling, and their effective number.
 
 Strata that share a cluster (one question at two prompt lengths) are resampled as one set of clusters, so that the
 versions of a document move together and the pooled interval keeps their dependence; their sizes then vary from draw to
@@ -46,7 +46,7 @@ class ClusterDraws:
         self._start = np.repeat(starts, sizes)
 
     def counts(self, seed: int, first: int, last: int) -> Float:
-        """Count how often each document is in the draws first..last - 1: float64 [draws, D]."""
+        """Count how often each of the draws ``first``..``last`` - 1 takes each document: float64 [draws, D]."""
         total, draws = len(self._size), last - first
         stride = -(-total // _PHILOX_WORDS)
         # Counter-based: draw i reads the counter values from i * stride on, independent of earlier draws.
@@ -116,7 +116,7 @@ class ClusterBlocks:
 
     Attributes:
         pooling: the pooling.
-        blocks: a block for each set of strata that share clusters, and one for each single stratum of such a set.
+        blocks: a block for each set of strata that share clusters; and one for each stratum of a set of several.
     """
 
     def __init__(self, pooling: Pooling) -> None:
@@ -143,7 +143,10 @@ class ClusterBlocks:
         return Block(rows, strata, documents[first], tuple(np.split(cluster_numbers, ends)))
 
     def sizes(self, block: Block, supports: Sequence[int]) -> Float:
-        """Count the documents of each of a pooling's ``supports`` in each cluster of a block, float64 [C, subjects]."""
+        """Count the documents of some supports in each cluster of a block, float64 [C, len(supports)].
+
+        ``supports`` are indices into the supports of the pooling.
+        """
         sizes = np.zeros((block.clusters, len(supports)))
         for number, cluster_of in zip(block.strata, block.cluster_of, strict=True):
             np.add.at(sizes, cluster_of, self.pooling.masks[self.pooling.members[number]][:, supports])

@@ -72,7 +72,7 @@ class BranchingMoments(MeasuredDocuments):
                     )
 
     def of_actions(self, names: Collection[str]) -> BranchingMoments:
-        """Return the moments of the named actions over all documents, so that they have the same bootstrap draws."""
+        """Return the moments of the named actions; all documents are kept, so that bootstrap draws stay the same."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]
         plain, swrb = (
             {name: value[:, chosen] for name, value in measured.items()} for measured in (self.plain, self.swrb)
@@ -82,7 +82,7 @@ class BranchingMoments(MeasuredDocuments):
 
     @cached_property
     def supports(self) -> dict[Support, NDArray[np.bool_]]:
-        """The documents behind quantities by support, bool [D, A].
+        """The documents behind a quantity, bool [D, A], by the quantity's ``support``.
 
         ``branched``: with SWRB replicates; ``both``: with at least two replicates of each estimator.
         """
@@ -109,7 +109,7 @@ def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> d
 
 
 def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, level: float = 0.95) -> Estimates:
-    """Estimate all quantities of every action, pooled and by stratum, with percentile intervals, as in ``results``.
+    """Estimate all quantities of every action, pooled and in each stratum, with percentile intervals.
 
     All estimates are exploratory, since no plan names them. Rows without documents are left out.
     """

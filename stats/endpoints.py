@@ -15,7 +15,10 @@ from kvdrift.stats.registry import Higher, Quantity
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The name of one number in a plan or family: a quantity of an action (or contrast) in a stratum, at an x."""
+    """The name of one number in a plan or family: a quantity of an action, or of its contrast with a ``baseline``.
+
+    ``x`` is the position, lag, block or EOS set, if the quantity has a number at each; else None.
+    """
 
     quantity: str
     action: str
@@ -86,9 +89,11 @@ class Decision(StrEnum):
 
 
 def decide(low: float | None, high: float | None, margin: float, higher: Higher) -> Decision:
-    """Decide by the two-sided 1 - 2 alpha interval [low, high] of theta_b - theta_a; each answer has level 1 - alpha.
+    """Decide whether an action is worse than a baseline by more than a margin, from an interval of their difference.
 
-    If higher is better, the difference is negated: [-high, -low]. Without an interval nothing is decided.
+    [low, high] is the two-sided 1 - 2 alpha interval of the action's value less the baseline's, so that each answer has
+    level 1 - alpha. If higher values are better, the interval is negated: [-high, -low]. Without an interval the answer
+    is ``UNRESOLVED``.
     """
     if low is None or high is None:
         return Decision.UNRESOLVED
@@ -102,8 +107,8 @@ def decide(low: float | None, high: float | None, margin: float, higher: Higher)
 def decidable_quantities() -> dict[str, Quantity]:
     """Return the contrasts that a gate can decide on, by name.
 
-    Such a contrast is a single number, higher values of which are worse or better. The difference of a quantity between
-    two actions can be found by the quantity's name, too.
+    Such a contrast is a single number, and higher values of it are either worse or better. A registered contrast has
+    its own name; the difference of a quantity between two actions has the quantity's name.
     """
     contrasts = {name: quantity for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "contrast"}
     return {

@@ -66,9 +66,9 @@ def document_intervals(
     ``skewed``: a few documents decide the number, and the interval may hold the truth less often than its level.
     Fractions have their ends on the logit scale.
 
-    Expanded percentiles are used if the standard error of the estimate, or of more than 1% of the draws, vanishes, if
-    so many t* are undefined that they could move an end, and over fewer than five clusters. They are also used for
-    unbounded numbers, which are ratios whose denominator can be 0: such ratios have no variance, so a linearized
+    Expanded percentiles are used if there are fewer than five clusters, if the standard error of the estimate or of
+    more than 1% of the draws vanishes, or if so many t* are undefined that they could move an end. They are also used
+    for unbounded numbers, which are ratios whose denominator can be 0: such ratios have no variance, so a linearized
     standard error is meaningless. Quantities that are not smooth have no standard error. An interval is at least as
     wide as alike documents leave open. Ends are cut to the range.
 
@@ -171,9 +171,9 @@ def at_distances(sample: Studentized, below: Float, above: Float, between: Betwe
 
 
 def _unseen(estimates: Float, levels: Float, clusters: Float, between: Between) -> tuple[Float, Float]:
-    """Return the interval if all draws agree: n clusters may miss a share of documents at the range's ends.
+    """Return the intervals of numbers whose draws all agree, lower and upper ends; NaN if the range has no end.
 
-    An unbounded number has no interval then.
+    The n clusters may have missed a share of the documents, and these could have values at an end of the range.
     """
     if not between.bounded:
         return np.full(len(levels), np.nan), np.full(len(levels), np.nan)
@@ -204,7 +204,8 @@ def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:
 
     Ends are the (1 - level) / 2 and (1 + level) / 2 quantiles of the defined draws, linearly interpolated between order
     statistics (numpy's default, and scipy.stats.bootstrap's method='percentile'). Undefined draws could lie anywhere:
-    if they are more than the (1 - level) / 2 of one tail, they could move an end without bound, and both ends are NaN.
+    if their share exceeds (1 - level) / 2, that of one tail, they could move an end without bound, and both ends are
+    NaN.
     """
     low, high = np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
     for first in range(0, len(levels), _COLUMNS_AT_ONCE):
@@ -226,8 +227,8 @@ def error_of_ends(width: float, level: float, draws: int) -> float:
     """Estimate the Monte Carlo standard error of an interval's end: how far another seed moves the end.
 
     The p quantile of draws from a density f has the standard error sqrt(p (1 - p) / draws) / f; here f is normal. On
-    the quickstart, the true error of studentized ends is .8 to 1.1 times that in the median, and 1.4 times in one case
-    of twenty.
+    the quickstart, the true error of studentized ends is .8 to 1.1 times this estimate in the median, and 1.4 times in
+    one case of twenty.
     """
     tail = (1 - level) / 2
     reach = -float(ndtri(tail))
@@ -290,7 +291,10 @@ class Likeness:
 
 
 def _ends(likeness: Likeness, levels: Float, between: Between) -> tuple[Float, Float]:
-    """Return the range that alike documents leave open, for any number of unlike clusters; ignore ``unbounded``."""
+    """Return the range that alike documents leave open, low and high, however many clusters are unlike.
+
+    The field ``unbounded`` is not read.
+    """
     share = most_unlike(likeness.unlike, likeness.clusters, levels)
     seen = likeness.unlike > 0
     lowest = np.where(seen, np.maximum(likeness.value - likeness.farthest, between.low), between.low)
@@ -317,7 +321,11 @@ def _grown(likeness: Likeness, factor: float) -> Likeness:
 
 
 def reach_of(likeness: Likeness, level: float, between: Between, factor: float) -> float:
-    """Return how far alike documents leave an interval open with ``factor`` times as many documents, equally alike."""
+    """Return the distance from the alike documents' value to the farther end of the range that they leave open.
+
+    The range is that of ``factor`` times as many documents, with the same share of unlike documents. The arrays of
+    ``likeness`` have one element.
+    """
     low, high = _ends(_grown(likeness, factor), np.array([level]), between)
     return float(max(high[0] - likeness.value[0], likeness.value[0] - low[0]))
 

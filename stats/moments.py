@@ -102,11 +102,11 @@ class DocumentMoments(MeasuredDocuments):
         return self if np.array_equal(order, np.arange(len(order))) else self._taken(order)
 
     def of_documents(self, names: Collection[str]) -> DocumentMoments:
-        """Return the moments of some of the documents."""
+        """Return the moments of the named documents."""
         return self._taken(np.isin(self.documents, list(names)))
 
     def of_actions(self, names: Collection[str]) -> DocumentMoments:
-        """Return the moments of the named actions over all documents, so that they have the same bootstrap draws."""
+        """Return the moments of the named actions; all documents are kept, so that bootstrap draws stay the same."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]
         return self if len(chosen) == len(self.actions) else self._taken(slice(None), chosen)
 
@@ -166,16 +166,19 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 
 
 def declared_scalars(moments: Mapping[str, Any]) -> Collection[str]:
-    """Return the scalar moments that must be given; if any moment of answers is given, all of those too."""
+    """Return the names of the scalar moments that must be given.
+
+    The moments of answers are among them only if ``moments`` has any of these.
+    """
     return (*SCALAR_MOMENTS, *(ANSWER_MOMENTS if ANSWER_MOMENTS.keys() & moments.keys() else ()))
 
 
 def standardize(
     field: str, arrays: Mapping[str, Any], declared: Collection[str], shape: tuple[int, ...], *, optional: bool = False
 ) -> dict[str, Float]:
-    """Return the array of every declared name as float64 of one shape; if ``optional``, all may be missing.
+    """Return the array of every declared name as float64 of one shape; {} if ``optional`` and all are missing.
 
-    Messages name the ``field`` that the arrays belong to.
+    Error messages name the ``field`` that the arrays belong to.
     """
     for name in arrays:
         if name not in declared:

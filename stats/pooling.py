@@ -29,8 +29,9 @@ class Pooling:
 
     A *support* is an action with the documents it is pooled over: the action's own documents for its quantities, the
     documents of both actions for a contrast. ``supports`` is int [U], the action of each; ``masks`` bool [D, U], its
-    documents; ``action_support`` and ``pair_supports`` index them. ``rows`` are the strata with documents, after
-    ``pooled``; ``members`` has the indices of each stratum's documents.
+    documents. ``action_support`` has the place in U of each action's support, ``pair_supports`` the two places of each
+    pair. ``rows`` are the strata with documents, after ``pooled``; ``members`` has the indices of each stratum's
+    documents.
     """
 
     moments: DocumentMoments
@@ -118,10 +119,10 @@ class Pooling:
         return {quantity.name: evaluate(quantity, pooled[quantity.name]) for quantity in quantities}
 
     def pool(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, tuple[Pooled, ...]]:
-        """Return the pooled moments that quantities read, by a quantity's name.
+        """Return the pooled moments that each quantity reads, by the quantity's name.
 
-        They are those of the actions or, for contrasts, of the baselines and of the actions. Arrays are [B, rows,
-        subjects] or [B, rows, subjects, X].
+        A quantity of an action reads one ``Pooled``, a contrast two: the baselines' and the actions'. Arrays are [B,
+        rows, subjects] or [B, rows, subjects, X].
         """
         read = [name for name in self.moments.scalars if name not in COMPENSATORS]
         stacked = self.means(np.stack([self.moments.scalars[name] for name in read], axis=-1), counts)
@@ -147,7 +148,10 @@ class Pooling:
         }
 
     def sides(self, quantity: Quantity) -> tuple[tuple[int, ...], ...]:
-        """Return the supports of all subjects: those of actions; for contrasts, of the baselines and of the actions."""
+        """Return the support of each subject of a quantity; for a contrast, first the baselines', then the actions'.
+
+        So the result is one tuple of indices into ``supports`` for a quantity of an action, and two for a contrast.
+        """
         pairs = self._subjects(quantity)
         kept = (0,) if quantity.kind == "action" else (0, 1)
         return tuple(tuple(pair[side] for pair in pairs) for side in kept)
@@ -160,7 +164,10 @@ class Pooling:
 
 
 def evaluate(quantity: Quantity, pooled: Sequence[Pooled]) -> Array:
-    """Evaluate a quantity from the moments of its sides: [..., X], X = 1 for a scalar."""
+    """Evaluate a quantity from pooled moments: [..., X], with X = 1 for a scalar.
+
+    The moments are those of an action or, for a contrast, of a baseline and of an action.
+    """
     value = quantity.function(*pooled)
     return value if quantity.axis else value[..., None]
 

@@ -19,7 +19,7 @@ _FRACTION = Between(0.0, 1.0)
 def preliminary_mean(
     values: Sequence[float], strata: Sequence[str], clusters: Sequence[str]
 ) -> tuple[float, float | None, float | None]:
-    """Pool a document mean of fractions as the estimates do, with Student's t for the clusters in place of a bootstrap.
+    """Pool documents' fractions as the estimates do, with an interval from Student's t in place of a bootstrap.
 
     M = sum of w_d x_d with w_d = 1 / (S n), for S strata and n documents in that of document d. The variance is the sum
     over strata of k / (k - 1) times the squared deviations of u_c, the sum of w_d (x_d - M_s) over the documents of a

@@ -51,11 +51,11 @@ def _survival(m: Pooled) -> Array:
 
 
 def median_entry(m: Pooled) -> Array:
-    """The 50% point of the entry CDF F(t) = P(tau <= t), pooled over documents as all moments are, in tokens.
+    """Return the 50% point of the entry CDF F(t) = P(tau <= t), pooled over documents as all moments are, in tokens.
 
-    Linear convention, that of medians of grouped data: the share of pairs with tau = t counts as spread evenly over
-    t - 1/2..t + 1/2, so that pairs that all diverge at t have the median t. With t the first position at which F
-    reaches 1/2, the median is t + 1/2 - (F(t) - 1/2) / P(tau = t), and at most H. Undefined, "not reached", if fewer
+    The convention is linear, that of medians of grouped data: the share of pairs with tau = t counts as spread evenly
+    over t - 1/2..t + 1/2, so that pairs that all diverge at t have the median t. With t the first position at which F
+    reaches 1/2, the median is t + 1/2 - (F(t) - 1/2) / P(tau = t), and at most H. It is NaN, "not reached", if fewer
     than half of the pairs diverge.
     """
     cdf, share = m.until("first_mismatch"), m.profile("first_mismatch")
@@ -428,7 +428,7 @@ _BY_NAME = {**{quantity.name: quantity for quantity in DIFFERENCES.values()}, **
 
 
 def quantity_named(name: str) -> Quantity:
-    """Return a quantity of coupled pairs by name: registered, or a registered quantity's difference between actions."""
+    """Return the quantity of coupled pairs that has a name: a registered one, or the difference of a registered one."""
     if name not in _BY_NAME:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, PAIR_QUANTITIES)}")
     return _BY_NAME[name]

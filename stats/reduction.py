@@ -110,7 +110,7 @@ Such a log does not come from the coupling: the probability by chance is 1 in 10
 def fit_coefficients(development: ReplicateMoments) -> dict[str, Float]:
     """Fit the coefficients of every action that has enough development documents.
 
-    By action it returns beta: float64 [5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
+    Returns beta for each such action: float64 [5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
     """
     coefficients = {}
     for action, products in _products(development).items():

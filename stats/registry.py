@@ -48,7 +48,7 @@ class Scale(Enum):
 
     @property
     def sign(self) -> str:
-        """The unit as a column's head shows it; pp are percentage points, pairs those of next-token distributions."""
+        """The unit in a column's head: "pp" are percentage points, "pairs" are pairs of next-token distributions."""
         return self.value[1]
 
     @property
@@ -239,7 +239,7 @@ def action_quantity(
 ) -> Quantity:  # fmt: skip
     """Make a quantity of an action; the arguments are the attributes of ``Quantity``.
 
-    The column by default has the quantity's name, and the range ``values`` is implied by the scale. ``per`` may be the
+    By default ``column`` is the quantity's name, and ``values``, the range, is implied by the scale. ``per`` may be the
     name of a scalar moment.
     """
     denominator = moment(per) if isinstance(per, str) and per else per or None

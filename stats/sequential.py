@@ -65,7 +65,7 @@ _PARTS = 200  # most parts; interim looks closer than 1/2,000 of the documents h
 
 
 def spent(shares: Float, alpha: float) -> Float:
-    """Return alpha*(t) = 4 - 4 Phi(z_{1 - alpha/4} / sqrt t), the probability that may be spent by shares t."""
+    """Return alpha*(t) = 4 - 4 Phi(z_{1 - alpha/4} / sqrt t), the part of alpha that may be spent up to the share t."""
     result: Float = 4 * ndtr(ndtri(alpha / 4) / np.sqrt(shares))
     return result
 
@@ -99,7 +99,7 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
 
 
 def _leaving(points: Float, mass: Float, step: float, root: float) -> Callable[[float], float]:
-    """Return the function from c_k to the probability that |Z_k| exceeds c_k, but no earlier |Z_j| its c_j.
+    """Return the function from c_k to the probability that |Z_k| exceeds c_k and no earlier |Z_j| exceeded its c_j.
 
     ``mass`` are probabilities of the values ``points`` of S at the interim look before; from there S moves by a normal
     step of standard deviation ``step``. ``root`` is sqrt(t_k).
@@ -124,7 +124,10 @@ def _constant(spending: float, probability: Callable[[float], float]) -> float:
 
 
 def integration_points(low: float, high: float, step: float) -> tuple[Float, Float]:
-    """Return points and weights to integrate a function that varies over steps of S: Gauss's rule in equal parts."""
+    """Return points and weights to integrate from ``low`` to ``high``: Gauss's rule in equal parts.
+
+    The function to integrate may vary over distances of ``step``.
+    """
     parts = min(max(4, math.ceil((high - low) / (2 * step))), _PARTS)
     points, weights = np.polynomial.legendre.leggauss(_POINTS)
     half = (high - low) / (2 * parts)
@@ -159,7 +162,8 @@ def median_unbiased(interim_looks: Sequence[InterimLook], resolution: Resolution
     """Return the median-unbiased estimate of an endpoint at the last interim look, where the study stopped.
 
     If another endpoint was unresolved at an interim look, the study went on whatever this endpoint's estimate was. The
-    plain estimate is returned if that holds for every earlier interim look, or if the width of intervals stops a study.
+    plain estimate is returned if another endpoint was unresolved at every earlier interim look, or if the rule that
+    resolves endpoints is about the widths of intervals.
     """
     *before, last = interim_looks
     passed = [interim_look for interim_look in before if interim_look.alone]

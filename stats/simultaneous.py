@@ -33,8 +33,8 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
     """Estimate the difference in R of every pair of actions, pooled over strata, with simultaneous intervals.
 
     A pair whose documents are alike, or whose distances t* are undefined, has an interval of level 1 - (1 - level) / m
-    by itself, with m pairs in all. Actions without a common document form no pair. The rows of ``results`` are for each
-    pair in both directions, all exploratory.
+    by itself, with m pairs in all. Actions without a common document form no pair. Each pair has two rows, one for each
+    action as the baseline. All rows are exploratory.
     """
     moments = moments.in_canonical_order()
     has = dict(zip(moments.actions, moments.present.T, strict=True))
@@ -58,8 +58,8 @@ def simultaneous_members(
     """Estimate a quantity of some actions, pooled over strata, with simultaneous intervals.
 
     An action whose documents are alike, or whose distances t* are undefined, has an interval of level
-    1 - (1 - level) / m by itself, with m actions in all. The quantity's ``name`` is a key of ``SIMULTANEOUS_OF``. The
-    rows of ``results`` are all exploratory.
+    1 - (1 - level) / m by itself, with m actions in all. The quantity's ``name`` is a key of ``SIMULTANEOUS_OF``. All
+    rows are exploratory.
     """
     chosen = moments.of_actions(members).in_canonical_order()
     together = _together(chosen, name, [], len(chosen.actions), draws, seed, level)

@@ -209,8 +209,8 @@ class _Part:
     def covariances(self, counts: Float) -> _Covariances:
         """Return n / (n - 1) times the sums of products of deviations of the clusters' sums of w_d (x_d - M_s).
 
-        The result has an array [subjects, B, 1 or X] for the numbers of every two features. The weight w_d is 1 over
-        the number of documents in the stratum.
+        The result has an array [subjects, B, 1 or X] for every two features, under their numbers. The weight w_d is 1
+        over the number of documents in the stratum.
 
         By rounding, the difference of two equal sums is a small number, which would make a vanishing standard error
         positive. With |2 g_i g_j s_ij| <= g_i^2 s_ii + g_j^2 s_jj the sums of i = j bound all terms of a variance: the
@@ -232,7 +232,9 @@ class _Part:
     def _of_residuals(self, firsts: list[Float], seconds: _Covariances, scale: Float) -> _Covariances:
         """Return covariances of residuals, T - (M_s - M_s of the sample) m for a cluster's total T and size m.
 
-        The mean of residuals over the clusters of a draw is 0, so that their squares are squared deviations.
+        ``firsts`` are sums over clusters of every T and m, ``seconds`` those of their products; ``scale`` is
+        n / (n - 1). The mean of residuals over the clusters of a draw is 0, so that their squares are squared
+        deviations.
         """
         result: _Covariances = {}
         for i, j in self._pairs:
@@ -251,7 +253,7 @@ class _Part:
         return result
 
     def _split(self, slot: int) -> tuple[int, int]:
-        """Return the stratum and the feature of a slot; after a stratum's features comes its clusters' sizes."""
+        """Return the stratum and the feature of a slot; the last slot of each stratum may be for cluster sizes."""
         return divmod(slot, self._features + (not self._fixed))
 
 
@@ -266,7 +268,7 @@ def _centred(values: Float, mask: Float) -> Float:
 
 
 def _values(moments: DocumentMoments, feature: Feature) -> Float:
-    """Return a feature of every document and action, [D, A, 1 or X]; a sum over x is taken by document."""
+    """Return a feature of every document and action, [D, A, 1 or X]; a sum over x is taken within each document."""
     if feature.kind == "scalar":
         return moments.scalars[feature.name][..., None]
     documents = Pooled({}, {**moments.positions, **moments.lags}, moments.windows)
@@ -274,7 +276,7 @@ def _values(moments: DocumentMoments, feature: Feature) -> Float:
 
 
 def _add(total: _Covariances, covariances: _Covariances, present: NDArray[np.bool_]) -> None:
-    """Add a stratum's covariances to those over all strata, for the subjects that have documents in it."""
+    """Add the covariances of one block to ``total``; ``present`` marks the subjects with documents in the block."""
     for pair, value in covariances.items():
         kept = value if present.all() else np.where(present[:, None, None], value, 0.0)
         if pair in total:
@@ -284,7 +286,7 @@ def _add(total: _Covariances, covariances: _Covariances, present: NDArray[np.boo
 
 
 def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Float:
-    """Return the variance, [subjects, B, X]; for a linear quantity, which has no gradient here, its one covariance."""
+    """Return the variance, [subjects, B, X]; with an empty gradient, as of a linear quantity, the one covariance."""
     if not gradient:
         return covariances[0, 0]
     variance: Float = np.zeros(1)
@@ -300,7 +302,7 @@ def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Flo
 
 
 def _plus(total: Float, more: Float) -> Float:
-    """Add in place if the sum has the first array's shape, since arrays of all draws are large."""
+    """Return the sum, made in ``total`` itself if that has the sum's shape, since arrays of all draws are large."""
     if np.broadcast_shapes(total.shape, more.shape) == total.shape:
         total += more
         return total

@@ -169,8 +169,8 @@ def _first_position(flags: Flags, events: SortedEvents) -> Ints:
 def _longest_run(agreement: Flags, follows: Flags, events: SortedEvents) -> Ints:
     """Find the longest run of agreements at consecutive positions of each trajectory: [N] -> [M].
 
-    A run never crosses into the next trajectory: the first row of a trajectory is at or before its tau, so it is
-    outside the window that ``agreement`` is limited to.
+    ``follows`` marks the rows whose position is one more than that of the row before. A run never crosses into the next
+    trajectory: the first row of a trajectory is at or before its tau, and ``agreement`` is true only after tau.
     """
     continues = np.zeros(len(agreement), dtype=np.bool_)
     continues[1:] = agreement[1:] & agreement[:-1] & follows[1:]

@@ -82,8 +82,8 @@ class SortedEvents:
             events: N rows that have the columns of ``GROUP_KEY``.
             values: Arrays [N] of the other columns, among them ``replicate``.
             within: [N] numbers by which the rows of one group are sorted, by replicate first.
-            rest: Names of values, least significant first, that order rows of equal keys, so that no result depends
-                on the order in which such rows arrive.
+            rest: Names of the values by which rows of equal keys are sorted, the least significant first, so that no
+                result depends on the order in which such rows arrive.
         """
         names = {name: _dictionary(events.column(name)) for name in GROUP_KEY}
         ordered = dict(values) | {name: _filled(events, name, null) for name, null in _LATER.items()}
@@ -156,7 +156,10 @@ def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _key_order(group: Wide, within: Wide, rest: Sequence[npt.NDArray[Any]]) -> Wide | None:
-    """Find the permutation of N rows into the order of (group, within); None if they have it and no key repeats."""
+    """Find the permutation that sorts N rows by the key (group, within), and rows of equal keys by ``rest``.
+
+    None if the rows are in the order of their keys and no key repeats.
+    """
     same_group = np.diff(group) == 0
     if np.all(np.diff(group) >= 0) and not np.any(same_group & (np.diff(within) <= 0)):
         return None

@@ -52,7 +52,10 @@ def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindow
 def _by_windows(
     keys: pa.Table, trajectories: pa.Table, of_row: Wide, studies: StudyWindows
 ) -> Iterator[tuple[Windows, Wide]]:
-    """Yield every ``Windows`` that units have, and the numbers of the rows in ``keys`` of the units that have them."""
+    """Yield each ``Windows`` of any unit, with the places in ``keys`` of the units that have these windows.
+
+    ``keys`` has a row for each unit, and ``of_row`` [M] the place in ``keys`` of each trajectory's unit.
+    """
     horizon, complete = trajectories["horizon"].to_numpy(), trajectories["complete"].to_numpy()
     longest = np.zeros((2, keys.num_rows), dtype=np.int32)  # of complete trajectories, of all
     np.maximum.at(longest[0], of_row[complete], horizon[complete])
@@ -81,7 +84,10 @@ class _Derived:
 
 
 def _of_windows(derived: _Derived, windows: Windows, units: Wide, of_row: Wide, keys: pa.Table) -> pa.Table:
-    """Return the rows of UNIT_MOMENTS of the units at ``units`` in ``keys``, which have the same windows."""
+    """Return the rows of UNIT_MOMENTS of some units that have the same windows.
+
+    ``units`` are the places of these units in ``keys``, and ``of_row`` [M] is the place of each trajectory's unit.
+    """
     trajectories = derived.trajectories
     rows = np.flatnonzero(_entering(trajectories, windows) & np.isin(of_row, units))
     of_unit = np.searchsorted(units, of_row[rows])  # [K] place in ``units``
@@ -168,7 +174,7 @@ def _depths(pairs: Replicates, of_unit: Wide, units: int) -> _Sums:
 
 
 def _by_unit(values: npt.NDArray[Any], of_unit: Wide, units: int) -> Reals:
-    """Sum ``values`` of replicates, [K, ...], over each unit's, in their order: [units, ...]; 0 without replicates."""
+    """Sum ``values`` [K, ...] over the replicates of each unit, in their order: [units, ...]; 0 without replicates."""
     total = np.zeros((units, *values.shape[1:]))
     if len(of_unit):
         begins = np.flatnonzero(run_begins(of_unit, of_unit))

@@ -131,7 +131,7 @@ def _check_schema(table: str, file: StoredFile, data: bytes) -> None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the plain form of a type: programs write texts and lists in several Arrow types, equal in Parquet."""
+    """Return the plain form of a type, one for the several Arrow types in which programs write texts or lists."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):

@@ -67,7 +67,7 @@ def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions
 def check_plans(
     store: Store, plans: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table, events_version: int
 ) -> Verified:
-    """Check that plans have their hash, all revisions exist, and plans made after evaluation units are marked seen.
+    """Check that plans match their hashes, none is missing, and those made after evaluation units are marked seen.
 
     The documents that a plan froze must exist with the same prompts.
 
@@ -230,7 +230,7 @@ def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
 
 
 def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: pa.Table) -> Verified:
-    """Check that all files are whole, no key occurs twice, and tokens have the SHA-256 of their document."""
+    """Check that all files of ``prompts`` are whole, no key occurs twice, and tokens have their document's SHA-256."""
     files = read_files(store, "prompts", version, memory)
     columns = (documents[name].to_pylist() for name in (*_DOCUMENT[:3], "prompt_sha256"))
     expected = {tuple(of): sha256 for *of, sha256 in zip(*columns, strict=True) if sha256 is not None}
@@ -265,7 +265,7 @@ Key = tuple[Any, ...]
 
 
 def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
-    """Check that units have their revision's identity, and a model's actions come from one model.
+    """Check that units have their revision's identity, and that those under one model name come from one model.
 
     A revision without a row in ``identities`` must have units of another generator, which record no identity.
     """

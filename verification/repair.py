@@ -71,8 +71,8 @@ class _Aside:
 def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     """Repair a local store, whose tables may be unreadable; yield a line of text for each step done.
 
-    Commits of other processes wait for the end. ``faults`` are those that a verification found; wrong derived rows are
-    derived again.
+    Commits of other processes wait until the repair has ended. ``faults`` are those that a verification found; derived
+    rows that they name as wrong are derived again.
     """
     if not is_local(store.location):
         raise InputError(
@@ -116,7 +116,8 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
 def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> tuple[list[str], bool]:
     """Set damaged log files aside, and write empty commits in place of missing ones on which other commits rely.
 
-    Return a line for each, and whether there were missing ones.
+    ``relied`` is the newest version of the table on which another table relies, -1 for none. Return a line for each
+    step done, and whether commits were missing.
     """
     faults, lines = log.faults(), list[str]()
     for path, what in faults.items():
@@ -246,7 +247,7 @@ def _mend_units(store: Store) -> Iterator[str]:
 
 
 def _identify_again(store: Store) -> Iterator[str]:
-    """Append lost identities again, taken from the units that they made."""
+    """Append lost rows of ``identities`` again, made from the columns of ``units`` that repeat them."""
     key = list(IDENTITIES.key)
     with suppress(*UNREADABLE):  # a damaged file is named by the check after the repair
         known = {tuple(row.values()) for row in store.read("identities", columns=key).to_pylist()}
@@ -303,7 +304,7 @@ def known_units(store: Store) -> Known:
 
 
 def broken_units(store: Store, known: Known) -> set[int]:
-    """Return the units with a row in ``units``, or with derived rows, whose number of events is wrong."""
+    """Return the units with too few or too many events, of all units with a row in ``units`` or with derived rows."""
     there, _ = rows_by_unit(store, "events")
     wanted = set(known.rows)
     for table in DERIVED_TABLES:

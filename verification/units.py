@@ -57,9 +57,9 @@ def units_at(store: Store, version: int) -> set[int]:
 def rows_by_unit(
     store: Store, table: str, version: int | None = None, without: Collection[str] = ()
 ) -> tuple[Counter[int], bool]:
-    """Count the rows of each unit in all files of a table except some; also return whether every file was read.
+    """Count the rows of each unit in all files of a table; also return whether every file was read.
 
-    -1 counts rows without a unit.
+    The files at the paths ``without`` are not read. The number -1 stands for rows without a unit.
     """
     counts, readable = Counter[int](), not without
     version = store.version(table) if version is None else version  # the same for all files
@@ -100,8 +100,8 @@ def by_unit(rows: pa.Table, numbers: Sequence[int]) -> Iterator[pa.Table]:
 def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | None:
     """Return how stored rows differ from derived rows, in the first column that differs; None if they are equal.
 
-    Both are of the table's declared schema, sorted by key. Doubles, in lists too, may differ by ``ROUNDING`` of
-    their value, and moments by ``ROUNDING``.
+    Both are of the table's declared schema, sorted by key. Doubles, in lists too, may differ by up to ``ROUNDING``
+    times their value; those of ``unit_moments`` also by up to ``ROUNDING`` itself.
     """
     if stored.num_rows != derived.num_rows:
         return f"there are {stored.num_rows} rows, must be {derived.num_rows} as its events give"
@@ -220,7 +220,7 @@ class UnitWalk:
         return Units(checks, self._records, self._units.readable and all(self._readable.values()))
 
     def _missing_records(self) -> dict[int, UnitRecord]:
-        """Return the rows that ``units`` lacks for existing events; rows that belong to no unit become a fault."""
+        """Return the rows that ``units`` lacks for existing events; events that belong to no unit become a fault."""
         version, missing = self._pinned.versions["events"], dict[int, UnitRecord]()
         for path in set(self._store.paths("events", version)) - self._pinned.files["events"].damaged:
             known = self._stored | missing
@@ -335,7 +335,7 @@ class UnitWalk:
         return Verified(table, looked_at, holds, tuple(self._faults[table]), notes)
 
     def _units_check(self) -> Verified:
-        """Check that rows of ``units`` have the numbers of their keys; a row to be written becomes a note."""
+        """Check that each row of ``units`` has the number that follows from its key; note rows not written yet."""
         faults = list(self._units.check.faults)
         for number, record in self._stored.items():
             if (wanted := unit_number(record)) != number:

@@ -1,7 +1,7 @@
 """Verify everything in a store; only the file ``.checked`` is written.
 
-The store may be written meanwhile. One version of each table is checked; that of a table that refers to others is
-chosen before theirs, so that a commit in between leaves no row without the rows that it refers to.
+The store may be written meanwhile. One version of each table is checked. The version of a table that refers to other
+tables is chosen before their versions, so that a commit in between leaves no row without the rows that it refers to.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ def scrub(store: Store, seconds: float) -> Iterator[Verified]:
 
 
 def check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Verified:
-    """Check that the contracts of all computed views hold, such as R = O + E C."""
+    """Check that the contracts of all computed views hold, such as R = O + E C.
+
+    If ``refused`` is given, it says why views are not computed, and nothing is checked.
+    """
     names = computed_views()
     counts = f"{number_of(len(names), 'view')}, {number_of(sum(map(contract_checks, names)), 'promise')}"
     if refused is not None:

@@ -178,7 +178,7 @@ def rows_of(rows: Rows, group: Ints | None = None) -> EventRows:
 
 
 def table_of(replicates: Sequence[tuple[str, Rows]]) -> pa.Table:
-    """Return replicates, (key, packed rows) each, as a table of the columns of a pair, its revision and its unit."""
+    """Return replicates, each a key and packed rows, as one table: the columns of pairs, the revision and the unit."""
     counts = np.array([len(rows) for _, rows in replicates], np.int64)
     rows = np.concatenate([np.empty(0, ROW), *(rows for _, rows in replicates)])
     parts = list(zip(*(json.loads(key) for key, _ in replicates), strict=True)) or [()] * 8
@@ -331,7 +331,7 @@ def assemble(rows: EventRows, origin: Ints, horizon: Ints) -> Assembled:
     Args:
         rows: N rows at positions 1..H.
         origin: [N] ``STORED``, ``WAITING`` or ``NEW``.
-        horizon: H of each group.
+        horizon: H by group number, for each number in ``rows.group``.
     """
     order = np.lexsort((origin, rows.t, rows.replicate, rows.group))
     rows, origin = rows.take(order), origin[order]
@@ -361,7 +361,7 @@ def assemble(rows: EventRows, origin: Ints, horizon: Ints) -> Assembled:
 
 
 def _any(rows: Flags, pair: Wide) -> Flags:
-    """Tell for each row, [N], whether any row of its replicate is flagged in ``rows``."""
+    """Tell for each row, [N], whether ``rows`` flags any row of its replicate; ``pair`` numbers the replicates, [N]."""
     return np.bincount(pair, weights=rows)[pair] > 0
 
 

@@ -88,7 +88,7 @@ class WaitingRows:
         return digest in self._held
 
     def of_groups(self, groups: Collection[Group]) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the name of each file that holds rows of some groups, and all its rows of the groups' documents."""
+        """For each file with rows of these groups, yield its name and its rows of their documents, of any group."""
         docs = pa.array(sorted({group[2] for group in groups}), pa.string())
         for name, held in sorted(self._held.items()):
             if any(group in groups for group, _ in held):
@@ -112,7 +112,10 @@ class WaitingRows:
             return taking.set_aside(rows)
 
     def forget(self, replicates: Collection[Replicate]) -> None:
-        """Forget the rows of some replicates; empty files without waiting rows, or remove those that had findings."""
+        """Forget some replicates, and the rows of each file of waiting rows that has no other replicates left.
+
+        Such a file is replaced by an empty one, or removed if the file that brought its rows had findings.
+        """
         for name in [name for name, held in self._held.items() if not held.isdisjoint(replicates)]:
             self._held[name] -= set(replicates)
             if self._held[name]:
@@ -131,8 +134,8 @@ class WaitingRows:
 class Taking:
     """Writes the rows that a file brings: those that wait, and those that are set aside.
 
-    The waiting rows of the replicates ``held`` are kept under ``name``. A file without a finding is ``settled``, and is
-    remembered.
+    ``held`` are the replicates whose rows wait, in a file called ``name``. ``settled`` says that the file that brings
+    the rows has no finding, so that it is remembered.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
@@ -153,7 +156,10 @@ class Taking:
         return self._aside / f"{self.name}.parquet"
 
     def finish(self) -> bool:
-        """Move the written files into place; return whether one has waiting rows or records that the file was taken."""
+        """Move the written files into place; return whether the folder ``pieces`` has received one.
+
+        A file in ``pieces`` has waiting rows, or is empty and records that a file was taken.
+        """
         if self.settled and self._folder not in self._writers:
             self._write(self._folder, _SCHEMA.empty_table())
         for writer in self._writers.values():
@@ -206,14 +212,14 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def rows_of(table: pa.Table, names: Sequence[Group]) -> EventRows:
-    """Return the rows of some groups, numbered by their place in ``names``, from a table of waiting rows."""
+    """Return the rows of the groups ``names`` from a table of waiting rows; a group's number is its place there."""
     places: dict[tuple[Any, ...], int] = {name: place for place, name in enumerate(names)}
     group = np.fromiter((places.get(name, -1) for name in _rows(table.select(GROUP_KEY))), np.int32, table.num_rows)
     return converted(table, group).take(group >= 0)
 
 
 def table_of(rows: EventRows, names: Sequence[Group]) -> pa.Table:
-    """Return rows as a table of waiting rows; ``names`` gives the names of each group number."""
+    """Return rows as a table of waiting rows; a row's group number is the place of its group in ``names``."""
     columns = [
         pa.DictionaryArray.from_arrays(pa.array(rows.group), pa.array([group[place] for group in names], pa.string()))
         for place in range(len(GROUP_KEY))
@@ -330,7 +336,7 @@ class LiveIntake:
         return np.array([self._intake.horizon(study, model) or 0 for study, model, _, _ in names], np.int32)
 
     def _stored(self, rows: EventRows, names: list[Group]) -> Iterator[Part]:
-        """Yield the stored rows of the replicates of ``rows``, which are in key order."""
+        """Yield the rows that the store has of the replicates of ``rows``; ``rows`` must be in key order."""
         for first, end in run_bounds(rows.group):
             place = int(rows.group[first])
             for table in self._intake.stored(names[place], rows.replicate[first:end]):
@@ -412,7 +418,11 @@ def ingest_pieces(
 
 
 def _taken(intake: LiveIntake, source: EventSource, stamp: Stamp, *, patient: bool) -> IngestReport | None:
-    """Ingest a source of events and return the report; None if a generator may still be writing the source."""
+    """Ingest a source of events and return the report; None if it is left for later.
+
+    With ``patient`` a source is left for later while a generator may still be writing it. ``stamp`` tells whether the
+    source changes meanwhile.
+    """
     report = IngestReport(1)
     file = open_file(source, report)
     if patient and (file is None or not file.ends) and time.time() - stamp[2] / 1e9 < SETTLED_SECONDS:

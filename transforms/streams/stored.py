@@ -115,7 +115,7 @@ class ReadVersions(beam.DoFn):
 
 @beam.DoFn.unbounded_per_element()
 class _FollowVersions(ReadVersions):
-    """Map (location, first version) to tables of the units added from that version on, without an end."""
+    """Map (location, first version, end) to tables of units as versions add them; the end is never reached."""
 
 
 def _units_of_versions(store: Store, first: int, last: int) -> Iterator[pa.Table]:
