@@ -1,1 +1,1 @@
-"""Benchmarks: each module prints times and their ratios to a peer, all measured in one run, or with ``--json`` JSON."""
+"""Benchmarks: each module prints times, and ratios to a peer measured in the same run; with ``--json`` as JSON."""

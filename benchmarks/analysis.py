@@ -72,7 +72,7 @@ def moments_of(location: str) -> DocumentMoments:
 
 
 def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
-    """Estimate all quantities from document moments; return how many estimates, not counting the variance-reduced."""
+    """Estimate all quantities from document moments; return their number, not counting variance-reduced ones."""
     analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), Request(), None)
     coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
     parts = parts_of(analysis, moments, subjects_of(moments), coefficients)
@@ -121,7 +121,7 @@ def _cases(moments: DocumentMoments) -> list[tuple[Any, tuple[Any, Any]]]:
 
 
 def measure_analysis(location: str, draws: int) -> Measurement:
-    """Measure a store's views, moments and intervals, and scipy's intervals; return rows, and facts beside targets."""
+    """Measure a store's views, moments and intervals, and scipy's intervals; return rows, and facts with targets."""
     least = measure(each_view, location, TIMES).value
     views = measure(all_views, location)
     moments = measure(moments_of, location)

@@ -44,7 +44,7 @@ class Case:
     horizon: int = 32
 
     def actions(self) -> list[Action]:
-        """Return the measured actions: SnapKV and recent keeping half of the prompt, and SnapKV keeping 512 entries."""
+        """Return three actions: SnapKV and Recent each keep half of the prompt, and SnapKV keeps 512 entries."""
         half = Retention.parse("1/2")
         return [
             Action("snapkv-half", "snapkv", SnapKV(), half),

@@ -1,4 +1,4 @@
-"""Measure what many workers cost the log of one store: commits, races lost for a version, and waits.
+"""Measure what many workers cost the log of one store: how long commits take, and how often they are tried again.
 
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 50 --at-once
@@ -47,8 +47,8 @@ DOCUMENTS = 2  # of a commit
 class Workers(NamedTuple):
     """Some of the simulated workers; ``together`` is the number of all workers.
 
-    ``numbers`` are the numbers of each worker's commits. Workers sleep between commits as ``pace`` says; if it is None,
-    they never sleep.
+    ``numbers`` has for each worker the numbers of its commits. Workers sleep between commits as ``pace`` says; if it is
+    None, they never sleep.
     """
 
     numbers: Sequence[range]
@@ -56,7 +56,7 @@ class Workers(NamedTuple):
     pace: Pace | None
 
     def sleep(self, commit: float) -> None:
-        """Sleep before a worker's next commit, if the last one took ``commit`` seconds."""
+        """Sleep before a worker's next commit; ``commit`` is how many seconds its last one took."""
         if self.pace is not None:
             time.sleep(spread(self.pace.seconds(self.together, commit)))
 
@@ -113,7 +113,7 @@ class Simulated:
 
     @property
     def retries(self) -> float:
-        """Lost races for each version of a table."""
+        """Lost races per version of a table: how often a commit of a table was tried again, on average."""
         return self.lost_races / (len(TABLES) * self.commits)
 
 

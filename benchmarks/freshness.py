@@ -87,7 +87,8 @@ def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Loa
 def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
     """Commit the units of every ``load.writers``-th document, beginning with number ``writer``, at the load's rate.
 
-    Returns the time of each document's commit, in seconds since 1970, and the CPU seconds.
+    ``begin`` is when commits begin. Returns the time of each document's commit, and the CPU seconds. Times are in
+    seconds since 1970.
     """
     store, committed, cpu = Store.open(location), dict[str, float](), time.process_time()
     for number in range(writer, load.commits, load.writers):
@@ -105,7 +106,8 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
     """Query the views of a store again and again, until they have all units, or no new ones for ``PATIENCE`` seconds.
 
-    Returns the time at which a query first had each document's units, and the CPU seconds of all queries but the first.
+    ``begin`` is when commits begin. Returns the time at which a query first had each document's units, and the CPU
+    seconds of all queries but the first. Times are in seconds since 1970.
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608

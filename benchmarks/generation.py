@@ -9,12 +9,14 @@
 A model of random weights decodes one random document under three actions: SnapKV and recent keeping half of the prompt,
 and SnapKV keeping 512 entries. Parts take turns, each run in a separate process:
 
-- ``shared``: this generator;
-- ``copies``: K copies of the prompt in transformers' ``DynamicCache``, three streams per action and replicate, sdpa;
+- ``shared``: kvdrift's own generator;
+- ``copies``: K copies of the prompt in transformers' ``DynamicCache``, three streams per action and replicate,
+  attention by sdpa;
 - ``in place``: the same with copies in buffers that have room for the horizon from the start.
 
-"all" is the prompt (prefill and eviction) with decoding. Seconds are the least of the repetitions; the rate is in steps
-of one pair. If K copies do not fit into memory, as many as fit are decoded, and ratios compare seconds per replicate.
+Rows "all" time the prompt (prefill and eviction) and decoding together. Seconds are the least of the repetitions; the
+rate is in steps of one pair. If K copies do not fit into memory, as many as fit are decoded, and ratios compare seconds
+per replicate.
 Steps before and after divergence have other rows (``benchmarks.steps``). The peak is resident memory on a CPU,
 device memory on CUDA.
 """
@@ -257,7 +259,7 @@ def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | N
 
 
 def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow]:
-    """Return a row on a phase's steps for each peer: the other commit, and parts with copies, scaled to all pairs."""
+    """Return a row on a phase's steps for each peer: the other commit, and the parts with copies, if measured."""
     pairs = phase.replicates * (len(case.actions()) + 1)
     peers: list[tuple[str | None, float | None]] = []
     if phase.before is not None:

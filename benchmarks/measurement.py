@@ -39,7 +39,7 @@ class Measured(Generic[_Value]):
 
 
 def measure(function: Callable[..., _Value], *arguments: Any) -> Measured[_Value]:
-    """Call a module's function once in a new process, so that no part inherits another part's peak or caches."""
+    """Call a module-level function once in a new process, which inherits no other part's peak memory or caches."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(_call, function, arguments).result()
 
@@ -52,7 +52,7 @@ def _call(function: Callable[..., _Value], arguments: tuple[Any, ...]) -> Measur
 
 
 def fastest(measurements: Iterator[Measured[_Value]]) -> Measured[_Value]:
-    """Return the measurement with the fewest CPU seconds; only one is made if it takes a second or more.
+    """Return the measurement with the fewest CPU seconds; if the first takes a second or more, no other is made.
 
     A call of a tenth of a second varies by a fifth, and the least of several calls by a few per cent.
     """
@@ -114,7 +114,7 @@ def run(
     """Read the command line, measure, and print rows and facts as a table or as one JSON object.
 
     ``unit`` is the unit of rates. ``measure_all`` yields measurements, given the options and a folder that is removed
-    afterwards; the folder lies in the option ``folder``, if there is one.
+    afterwards. That folder is made in the one that the option ``folder`` names, if there is such an option.
     """
     options, title = parser.parse_args(), parser.prog.rpartition(".")[2]
     rows, facts = list[BenchmarkRow](), dict[str, Any]()
@@ -139,7 +139,7 @@ def run(
 
 
 def _fact_lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
-    """Yield the lines of facts; each fact of a long group is one line."""
+    """Yield the lines of facts: a group of facts is one line, or if that is too long, a line for each of its facts."""
     for name, value in facts.items():
         head = f"{indent}{name if indent else name.replace('_', ' ')}:"
         if isinstance(value, dict) and len(f"{head} {value}") > _LINE:

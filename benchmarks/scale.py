@@ -155,7 +155,7 @@ PARTS: dict[str, Callable[[str], Any]] = {
 
 
 def measure_size(folder: Path, events: int) -> Measurement:
-    """Measure one size on its store in a folder, which is written if it is missing; return rows and facts."""
+    """Measure one size on its store in a folder; a missing store is written first. Return rows and facts."""
     sizes, location = sizes_for(events), str(folder / f"events-{events}")
     parts = dict[str, Measured[Any]]()
     if is_written(location, sizes):

@@ -59,13 +59,13 @@ class Peaks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The least work of a step for weights, prompts and suffixes of mean length; and the bytes of logits."""
+    """The least work of a decoding step for each part: weights, prompts, suffixes and, in bytes alone, logits."""
 
     bytes: dict[str, float]  # moved
     products: dict[str, float]  # floating-point operations
 
     def seconds(self, peaks: Peaks) -> float:
-        """Return the least time that a device can take."""
+        """Return the least seconds that a device with these peak rates can take for the work."""
         moved, computed = (sum(parts.values()) for parts in (self.bytes, self.products))
         return max(moved / peaks.bytes_per_second, computed / peaks.flops_per_second)
 
@@ -76,7 +76,8 @@ def step_work(
     """Return the least work of a step of a model whose head and embedding are two tensors.
 
     ``entries`` and ``streams`` are the prompt entries and the open streams of each cache, the reference's first, and
-    ``suffix`` the mean length of suffixes. Each of ``pairs`` compares two distributions for delta and two for f.
+    ``suffix`` the mean number of generated entries of a stream. Each of ``pairs`` compares two distributions for delta
+    and two for f.
     """
     item, count = shape.item_bytes, sum(streams)
     # The embedding is left out: a step reads its tokens' rows.
@@ -163,7 +164,7 @@ def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repe
 
 
 def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
-    """Decode with a working tree's code; return seconds and streams of a step. ``apart``: no streams are shared."""
+    """Decode with a working tree's code, sharing no streams if ``apart``; return all seconds, and streams per step."""
     command = [sys.executable, "-c", _DECODE, json.dumps([asdict(case), apart])]
     ended = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:

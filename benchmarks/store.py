@@ -115,7 +115,7 @@ def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, in
 
 
 def _repeated(part: Callable[..., float], store: str, new: Iterator[Record]) -> Iterator[Measured[float]]:
-    """Yield measurements of a part, each made on demand; ``new`` are documents without units."""
+    """Yield measurements of a part, each made on demand; each ``append`` takes the next of the ``new`` documents."""
     for _ in range(REPETITIONS):
         yield measure(part, store, *([next(new)] if part is append else []))
 

@@ -5,8 +5,9 @@
     python -m benchmarks.streams --replicates 100 --horizon 200 --json
 
 All rows are shuffled over all replicates; 1% of them come last, and 5% come twice. The peer derives the same rows, in
-order, in memory. Each part runs in a separate process. The cost follows the number of pieces: a piece is one
-replicate's rows among 131,072 rows. Shorter replicates therefore cost more for as many rows.
+order, in memory. Each part runs in a separate process. The stream is cut into blocks of 131,072 rows, and each block
+into pieces, one for each of its replicates. The cost grows with the number of pieces, so that the same number of rows
+costs more if replicates are shorter.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def document_row(stratum: int, number: int) -> dict[str, Any]:
-    """Return a row of ``documents``: document ``number`` of a stratum, with a prompt of 1,024 ``stratum`` tokens."""
+    """Return a row of ``documents``: document ``number`` of a stratum, with a prompt of 1,024 * ``stratum`` tokens."""
     name = f"synthetic-{stratum}-{number:04}"
     return {
         "study": STUDY, "model": MODEL, "doc": name, "split": "evaluation", "stratum": f"SYNTHETIC-{stratum}K",
@@ -204,7 +204,7 @@ def draw_paths(rates: Rates, uniform: _Float) -> Paths:
 
 
 def drawn_units(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Iterator[Unit]:
-    """Yield the units of documents under all actions, with events drawn by the seed."""
+    """Yield the units of documents under all actions; the seed decides their events."""
     paths = draw_paths(draw_rates(documents, sizes, seed), draw_uniforms(documents, sizes, seed))
     for i, row in enumerate(documents):
         for j, action in enumerate(sizes.action_names):

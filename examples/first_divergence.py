@@ -1,6 +1,6 @@
 """Answer your own question from a store by SQL: python examples/first_divergence.py STORE
 
-How many tokens after the prompt do half of the pairs still agree, and where is the earliest divergence?
+For how many tokens after the prompt do half of the pairs agree, and where is the earliest divergence?
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Answers of ``kvdrift gate`` on a study's page: kept beside the page in ``gates.json``, shown between two marks."""
+"""Answers of ``kvdrift gate`` on a study's page, between two HTML comments; ``gates.json`` beside it keeps them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _QUESTION = ("quantity", "action", "baseline", "stratum", "margin", "level")
 
 
 def gates_block(folder: Path) -> str:
-    """Return the gates' answers of a report's folder as HTML between two marks; without answers the marks alone."""
+    """Return the answers kept in a folder as HTML between two comments; without answers the comments alone."""
     return f"{_BEGIN}\n{rendered('gates', lines=[gate['line'] for gate in _kept(folder)])}{_END}\n"
 
 
 def record_gate(folder: Path, answer: Mapping[str, Any], line: str) -> Path | None:
-    """Write an answer to the page in a folder; it replaces an earlier answer to the same question.
+    """Write a gate's answer into the page of a folder; it replaces an earlier answer to the same question.
 
     ``answer`` has the question and its answer as ``kvdrift gate --json`` has them, ``line`` the answer in words. Return
     the page; None if the folder has no page that shows gates.

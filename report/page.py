@@ -115,9 +115,9 @@ def build_report(
     preliminary: str = "",
     beside: Path | None = None,
 ) -> Path:
-    """Write ``index.html``, ``trajectories.html``, ``verdict.json``, ``figures/``, ``tables/`` and their list.
+    """Write ``index.html``, ``trajectories.html``, ``verdict.json``, ``figures/`` and ``tables/``.
 
-    The same input gives the same bytes.
+    ``files.json`` lists all these files. The same input gives the same bytes.
 
     The evaluation split is reported; a study without evaluation documents is reported on its development documents.
 

@@ -72,7 +72,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two actions by quantity: a later entry's action less an earlier entry's."""
+    """The difference of two actions by quantity: a later entry's action less an earlier entry's.
+
+    ``same`` says whether both actions' units were made with the same weights, tokenizer, selector and arithmetic.
+    """
 
     first_action: str
     other_action: str
@@ -101,7 +104,7 @@ class Comparison:
     pairings: tuple[Pairing, ...]
 
     def record(self, pairing: Pairing, difference: Difference, estimate: Estimate) -> dict[str, Any]:
-        """Return one line of the CSV file of differences."""
+        """Return the line of an estimate in the CSV file of differences, by column."""
         return {
             "first": pairing.first.name, "first_action": difference.first_action, "other": pairing.other.name,
             "other_action": difference.other_action, "quantity": estimate.quantity, "estimate": estimate.estimate,
@@ -130,7 +133,7 @@ class Place:
         return self.estimate("mismatch").estimate or 0.0
 
     def record(self) -> dict[str, Any]:
-        """Return one line of the CSV file."""
+        """Return the action's line in the leaderboard's CSV file, by column."""
         risk, content = self.estimate("mismatch"), self.entry.content
         numbers = {name: self.estimate(name) for name in _RANKED}
         return {
@@ -288,7 +291,7 @@ class Temperatures:
         return list(dict.fromkeys(action for entry in self.entries for action in entry.content.actions))
 
     def of(self, action: str, quantity: str) -> list[tuple[float, Estimate]]:
-        """Return a quantity of an action by temperature, at the temperatures that have an estimate."""
+        """Return (temperature, estimate) for each temperature at which the action's quantity has an estimate."""
         estimates = [(temperature_of(entry), entry.content.estimates.get(quantity, action)) for entry in self.entries]
         return [(temperature, estimate) for temperature, estimate in estimates if estimate.estimate is not None]
 
@@ -394,7 +397,7 @@ def _bars(axes: Axes, points: Sequence[tuple[float, Estimate]], factor: float, c
 
 
 def differences_table(comparison: Comparison) -> PrintedTable | None:
-    """Make a row for each two subtracted actions, with a column for each quantity; None without differences."""
+    """Make the table of differences: a row for each pair of actions, a column for each quantity; None without any."""
     pairs = [(pairing, difference) for pairing in comparison.pairings for difference in pairing.differences]
     if not pairs:
         return None

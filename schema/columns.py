@@ -38,7 +38,7 @@ class Table:
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
-        """The columns that rows to append may leave out, each with its value then."""
+        """The columns that appended rows may leave out, by name, each with the value that it then gets."""
         return {
             field.name: pa.scalar(field.metadata[b"default"].decode()).cast(field.type).as_py()
             if b"default" in field.metadata

@@ -71,9 +71,9 @@ def hash_position(cluster: str) -> float:
 
 
 def split_of(cluster: str) -> str:
-    """Return the split that a cluster belongs to by its hash: a fixed function of its name.
+    """Return the split that a cluster belongs to by the hash of its name.
 
-    The positions of development clusters are below ``DEVELOPMENT_FRACTION``.
+    Clusters whose ``hash_position`` is below ``DEVELOPMENT_FRACTION`` are development clusters.
     """
     return "development" if hash_position(cluster) < DEVELOPMENT_FRACTION else "evaluation"
 

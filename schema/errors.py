@@ -98,12 +98,12 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
-    """Turn any exception while the block reads a user's file into an InputError of one line.
+    """Turn an exception in the block, which reads a user's file, into an InputError of one line.
 
-    A file may be nested without end, hold numbers of a million digits, or claim to be larger than the memory. Each
-    library reports this by exceptions of its own: ``others``, besides those that Python itself raises. ``unread`` is
-    the beginning of the line: the file, the line number if known, and the failed format, as in ``study.toml: cannot be
-    read as TOML``.
+    A file may be nested without end, hold numbers of a million digits, or claim to be larger than the memory. Python
+    reports this by exceptions that are known here; ``others`` are those of the library that reads the file. ``unread``
+    is the beginning of the line: the file, the line number if known, and the failed format, as in ``study.toml: cannot
+    be read as TOML``.
     """
     expected = _UNREADABLE + others
     try:
@@ -142,9 +142,9 @@ def failure_of(error: BaseException, part: object) -> str:
 
 @contextmanager
 def failing_as(kind: str, part: object, step: str = "") -> Iterator[None]:
-    """Turn any exception of a part inside the block, which may be a user's, into an OperationError about the part.
+    """Turn any exception in the block into an OperationError about ``part``, an object that may be a user's own.
 
-    The line names the part's ``kind``, such as "selector", its class and, if given, the failed step.
+    The line names the ``kind`` of the object, such as "selector", its class and, if given, the failed step.
     """
     try:
         yield

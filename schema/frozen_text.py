@@ -32,7 +32,7 @@ def frozen_sha256(text: str) -> str:
 
 
 def wanted_documents(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many evaluation documents a plan needs by stratum: N, less removed ones that no others replace."""
+    """Return how many evaluation documents a plan needs in each stratum: N, less those removed and not replaced."""
     count = int(content["documents_per_stratum"])
     frozen, forgotten = (content.get(name, {}).get("evaluation", {}) for name in ("documents", "forgotten"))
     return {

@@ -70,7 +70,7 @@ def check_regular(path: Path) -> None:
 
 
 def folder_name(name: str) -> str:
-    """Return a name as the name of one folder: the name if usable as one, else a cleaned name plus a digest.
+    """Return the name of a folder for ``name``: ``name`` itself if it can be one, else a cleaned name plus a digest.
 
     Names come from study files and from other people's logs, and must not lead out of their folder.
     """

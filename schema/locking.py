@@ -131,7 +131,7 @@ def hold(file: int) -> bool:
 
 
 def sweep(folder: Path, pattern: str = f"{TEMPORARY}*") -> None:
-    """Delete the temporary files and folders that no living process has locked.
+    """Delete the temporary files and folders in ``folder`` that no living process has locked.
 
     On a file system without locks, none is deleted.
     """
@@ -150,7 +150,7 @@ def sweep(folder: Path, pattern: str = f"{TEMPORARY}*") -> None:
 
 @contextmanager
 def _opened(location: str) -> Iterator[int | None]:
-    """Open a store's folder for locking; yield None if it cannot be opened: code that reads it reports why."""
+    """Open a folder or file for locking; yield None if it cannot be opened: code that reads it reports why."""
     try:
         folder = os.open(location, os.O_RDONLY)
     except OSError:

@@ -94,20 +94,20 @@ class Replicates:
         return self.t > self.tau[:, None]
 
     def eos_set(self, number: int) -> Flags:
-        """Tell which positions are in S_0: t < e, S_1: t = e, S_2: e < t <= e', or S_3: t > e' (r is ``number``)."""
+        """Tell which positions are in the EOS set ``number``, [K, H]; 0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'."""
         first, last = self.first_eos[:, None], self.last_eos[:, None]
         t = self.t
         return (t < first, t == first, (t > first) & (t <= last), t > last)[number]
 
     @cached_property
     def _at_lags(self) -> tuple[Flags, Values]:
-        """Whether a replicate is in the cohort, and the place of tau + j, which never passes 2T <= H; [K, T] each."""
+        """Whether a replicate is in the cohort, and the index of position tau + j, at most 2T <= H; [K, T] each."""
         bound = self.windows.cohort_bound
         inside = np.broadcast_to(self.cohort[:, None], (len(self.tau), bound))
         return inside, np.where(inside, self.tau[:, None] + np.arange(bound), 0)
 
     def at_lags(self, values: Values) -> Values:
-        """Return [K, H] values at tau + j for lags j = 1..T, [K, T]; 0 outside the cohort."""
+        """Return the ``values``, [K, H], at positions tau + j for lags j = 1..T, as [K, T]; 0 outside the cohort."""
         inside, at = self._at_lags
         return np.where(inside, np.take_along_axis(values, at, axis=1), values.dtype.type(0))
 
@@ -200,7 +200,7 @@ def _late(windows: Windows) -> slice:
 
 
 def _over_blocks(name: str, symbol: str, unit: str) -> dict[str, Moment]:
-    """The means of a profile over the blocks 1, 2, 3."""
+    """Return the moments that are a profile's means over blocks 1, 2 and 3, by name."""
 
     def mean(block: int) -> Callable[[Replicates], Reals]:
         def over_block(p: Replicates) -> Reals:

@@ -25,9 +25,9 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -> Wide:
-    """Number the combinations of several coded columns, ascending in their lexicographic order.
+    """Return a number for each row's combination of codes, [rows]; in lexicographic order of the codes, numbers rise.
 
-    Each column is its codes, integers [rows] of at least 0, and a bound larger than every code.
+    Each of ``columns`` is a pair: codes, which are integers [rows] of at least 0, and a bound larger than every code.
     """
     combined, size = np.zeros(rows, dtype=np.int64), 1
     for codes, bound in columns:
@@ -60,15 +60,15 @@ def run_begins(*columns: npt.NDArray[Any]) -> Flags:
 
 
 def run_bounds(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the end of each run of equal rows of some columns [N]."""
+    """Yield for each run of equal rows its first row and the row after its last; the columns are [N] each."""
     if len(columns[0]):
         yield from itertools.pairwise([*np.flatnonzero(run_begins(*columns)).tolist(), len(columns[0])])
 
 
 def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]) -> tuple[Flags, Flags]:
-    """Find the rows that repeat the key of an earlier row, and the rows that differ from the first row of their key.
+    """Tell which rows repeat the key of an earlier row, and which differ in a value from the first row of their key.
 
-    Rows are sorted by the columns ``keys`` [N]; rows with equal keys stay in their original order.
+    Rows must be sorted by the columns ``keys`` [N]; those with equal keys stay in their original order.
     """
     begins = run_begins(*keys)
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]

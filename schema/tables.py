@@ -394,7 +394,7 @@ _WINDOWS = (
 
 
 def _sum(name: str, text: str, kind: pa.DataType = _SUM, *, null: bool = False) -> pa.Field:
-    """Declare the sum of a moment, or of its profile, over the replicates of a unit."""
+    """Declare the column of a moment, or of a profile of moments, summed over the replicates of a unit."""
     return column(name, f"sum over replicates of {text}", "unit of the moment, times replicates", kind=kind, null=null)
 
 

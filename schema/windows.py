@@ -13,7 +13,7 @@ from kvdrift.schema.errors import InputError
 class Windows:
     """The horizon and all windows of a study, named as in the ``studies`` table.
 
-    The fixed branch cohort is tau <= T = ``cohort_bound``. Early lags are 1..``early_last``, late lags
+    The fixed branch cohort is the pairs with tau <= T = ``cohort_bound``. Early lags are 1..``early_last``, late lags
     ``late_first``..T. A window may be empty; a mean over an empty window is null.
     """
 
@@ -65,7 +65,7 @@ class Windows:
 
     @property
     def without_horizon(self) -> dict[str, int | float]:
-        """All windows by name but the horizon, as a frozen plan records them."""
+        """All values but the horizon, by name, as a frozen plan records them."""
         return {name: value for name, value in asdict(self).items() if name != "horizon"}
 
     @property

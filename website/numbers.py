@@ -1,8 +1,8 @@
 """Write numbers of stores into the pages that show them: README, the quantities, and the engines.
 
 ``python -m website.numbers stores/quickstart stores/frontier stores/llama-cpp`` writes ``docs/numbers.json``, the
-numbers by study, action and column, and puts them into the sentences and rows of ``numbers.toml``. The numbers of
-studies without a store in the command stay as they are.
+numbers by study, action and column, and puts them into the pages, in the sentences and table rows that
+``numbers.toml`` lists. The numbers of studies without a store in the command stay as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read(views: Views) -> dict[str, dict[str, float]]:
 
 
 def quoted(study: str) -> set[tuple[str, str]]:
-    """Return action and column of every slot of a study; an interval has two more columns, its ends."""
+    """Return the action and column of every number of a study that pages show, and of the ends of its interval."""
     slots = {slot for page in PAGES.values() for text in page.get(study, ()) for slot in _SLOT.findall(text)}
     ends = {
         (action, f"{column}_{end}") for action, column, form in slots if form == "interval" for end in ("low", "high")
@@ -53,7 +53,7 @@ def quoted(study: str) -> set[tuple[str, str]]:
 
 
 def shown(row: dict[str, float], column: str, form: str) -> str:
-    """Return a number of a row as a page shows it, "" without one."""
+    """Return the number in a column of a row, as a page shows it in the format ``form``; "" without a number."""
     value = row.get(column)
     if value is None:
         return ""
@@ -72,7 +72,9 @@ def _ends(row: dict[str, float], column: str) -> str:
 
 
 def filled(page: str, texts: list[str], rows: dict[str, dict[str, float]]) -> str:
-    """Return a page with the numbers of ``rows`` in the slots of ``texts``.
+    """Return a page with the numbers of ``rows`` in its sentences and table rows.
+
+    ``texts`` are these sentences and rows, with ``{action column form}`` in the place of each number.
 
     Raises:
         ValueError: The page does not have a text exactly once.

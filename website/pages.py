@@ -102,7 +102,7 @@ def gallery_files(studies: list[Shown], config: MkDocsConfig) -> list[File]:
 
 @event_priority(100)  # before the plugin reads its paths
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Copy the packages into the folders of a wheel, where mkdocstrings, which imports nothing, finds their files."""
+    """Copy the packages to a folder with a wheel's layout, where mkdocstrings finds their files without importing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     first, *packages = project["tool"]["hatch"]["build"]["only-include"]
     whole = Path(_TOGETHER.name) / first

@@ -83,7 +83,7 @@ def pair(views: Views) -> Figure:
 
 
 def tokens(views: Views) -> Figure:
-    """Draw the same pair as text: X above Y, mismatches shaded, in lines of 16 positions up to the later end."""
+    """Draw the example pair as text: X above Y, mismatches shaded, in lines of 16 positions up to the later end."""
     (example,) = views.table(EXAMPLE).to_pylist()
     text = {row["token"]: row["text"].strip("<>") for row in views.rows("tokens").to_pylist()}
     last, line = max(example["eos_x"], example["eos_y"]), 16
@@ -175,7 +175,7 @@ def clocks(views: Views) -> Figure:
 
 
 def ends(views: Views) -> Figure:
-    """Draw the positions relative to both ends of sequence, and the history gap in each place."""
+    """Draw the four sets of positions around the ends of two texts, and what histories add to δ in each set."""
     figure = new_figure(WIDTH, 2.6)
     strip, bars = figure.subplots(2, height_ratios=(1, 2.2))
     for row, end in ((0, 34), (1, 24)):
@@ -262,7 +262,7 @@ def svg(figure: Figure) -> str:
 
 
 def write(store: str, folder: Path = FOLDER) -> None:
-    """Draw all pictures."""
+    """Draw the pictures of ``docs/quantities.md`` from the quickstart's store."""
     folder.mkdir(exist_ok=True)
     with open_views(Store.open(store)) as views, drawing():
         for name, draw in PICTURES.items():
@@ -306,7 +306,7 @@ def _box(left: float, bottom: float, width: float, height: float, colour: str, *
 
 
 def _bare(axes: Axes) -> None:
-    """Remove frame, grid and ticks, since squares are no scale."""
+    """Remove frame, grid and ticks, which mean nothing beside squares or text."""
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0, labelbottom=False)

@@ -1,7 +1,7 @@
 """The trajectory explorer: one HTML file that opens from ``file://`` and contains all its data.
 
-The file has a manifest in JSON and arrays of numbers, each as gzip in base64. The arrays follow one another, with n
-trajectories of H positions and s different streams of X:
+The file has two texts, each gzip in base64: a manifest in JSON, and arrays of numbers, one after the other. With n
+trajectories of H positions and s different streams of X, the arrays are:
 
     x      token index [s, H]     indices into the manifest's ``tokens``
     y      token index [n, H]
@@ -11,21 +11,21 @@ trajectories of H positions and s different streams of X:
 A token index has 2 bytes, or 4 if there are more than 65,536 different tokens. The bytes of an array are grouped by
 their place in the number, the lowest first, since such arrays compress better. ``packed.js`` reads both texts.
 
-The prompts are packed one by one, so that the page unpacks only the prompt that it shows. The text of a prompt is gzip
-in base64 of these arrays, one after the other:
+The prompts are packed one by one, so that the page unpacks only the prompt that it shows. The text of a prompt of m
+tokens is gzip in base64 of these arrays, one after the other:
 
-    tokens     token index [n]           indices into the manifest's ``tokens``, 2 or 4 bytes as for X and Y
-    shares     byte [groups, n]          for each action and step, in the manifest's order
+    tokens     token index [m]           indices into the manifest's ``tokens``, 2 or 4 bytes as for X and Y
+    shares     byte [groups, m]          for each action and step, in the manifest's order
 
 A share is 255 times the fraction of the (layer, KV head) pairs of a group of layers that keep the entry: only 0 means
 none, and only 255 means all.
 
 The prompts are chosen in this order, up to ``MOST_BYTES``:
 
-1. the documents that jumps lead to, in the order of the jumps;
+1. the documents that jumps (buttons of the page) lead to, in the order of the jumps;
 2. all other documents of the sample, the first of each stratum, then the second, and so on.
 
-Layers are put in fewer groups if a prompt has more than ``MOST_SHARES`` of layers times positions.
+Groups of layers are joined if a prompt has more than ``MOST_SHARES`` shares for an action and step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Kept:
-    """The entries of a prompt that an action keeps after a counted step."""
+    """The entries of a prompt that an action keeps after one of the steps at which entries are counted."""
 
     action: int  # the index of the action in the outcomes
     step: int  # 0 after prefill
@@ -92,7 +92,7 @@ class Kept:
 
 
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
-    """Read the stored prompts of a sample's documents, in the order of the module's rule; empty if none are stored."""
+    """Read the stored prompts of a sample's documents, in the order that the module's docstring gives."""
     order = _order(outcomes, sample)
     prompts = dict[int, Prompt]()
     for places in (order[at : at + _AT_ONCE] for at in range(0, len(order), _AT_ONCE)):
@@ -111,9 +111,9 @@ def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[
 
 
 def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Pack prompts in the given order, while there is room; return the manifest's entry and the text of each.
+    """Pack prompts in turn until ``MOST_BYTES`` are full; return the manifest's entry and the text of each.
 
-    ``tokens`` are the sorted tokens of the manifest, which include those of the prompts.
+    ``tokens`` are the manifest's tokens, sorted, which include those of the prompts.
     """
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
     manifest_entries, texts, room = [], list[str](), MOST_BYTES
@@ -135,7 +135,7 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
 
 
 def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
-    """Return the indices of the sample's documents, in the order of the module's rule."""
+    """Return the indices of the sample's documents, in the order that the module's docstring gives."""
     led = [int(outcomes.doc[row]) for jump in sample.jumps for row in jump.rows]
     places = np.unique(outcomes.doc[sample.rows])
     turn = np.zeros(len(places), np.int64)
@@ -166,7 +166,7 @@ def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | Non
 
 
 def _shares(row: ViewRow, entries: int) -> tuple[list[int], NDArray[np.uint8]]:
-    """Return the first layer of each group and the groups' shares; groups are joined if they are too many."""
+    """Return each layer group's first layer, and the shares, [groups, ``entries``]; too many groups are joined."""
     counts = np.array(row["kept"], np.int64).reshape(-1, entries)
     layers, groups = int(row["layers"]), len(counts)
     fewer = max(1, min(groups, MOST_SHARES // entries))
@@ -197,8 +197,8 @@ def pack(
 ) -> Packed:
     """Pack a sample of trajectories as texts; the same input gives the same texts.
 
-    Without ``token_text`` the page shows token ids. ``names`` are further entries of the manifest about the study, and
-    the prompts are packed in their order while there is room.
+    Without ``token_text`` the page shows token ids. ``names`` are further entries of the manifest about the study. As
+    many prompts are packed, in their order, as fit into ``MOST_BYTES``.
     """
     drawn = np.stack([streams.x, streams.y])
     tokens = np.unique(np.concatenate([drawn.ravel(), *(prompt.tokens for prompt in prompts)]))
@@ -262,7 +262,7 @@ def _documents(outcomes: Outcomes, rows: Ints) -> list[dict[str, Any]]:
 
 
 def _trajectories(outcomes: Outcomes, rows: Ints, streams: Streams, reference: list[int]) -> dict[str, list[Any]]:
-    """Return the sample's trajectories by column; null is a position that does not exist."""
+    """Return the columns of the sample's trajectories by name; a position that does not exist is None."""
     places = np.unique(outcomes.doc[rows])
     columns: dict[str, list[Any]] = {
         "document": np.searchsorted(places, outcomes.doc[rows]).tolist(),
@@ -281,7 +281,7 @@ def _trajectories(outcomes: Outcomes, rows: Ints, streams: Streams, reference: l
 
 
 def _jumps(sample: Sample) -> list[dict[str, Any]]:
-    """Return the jumps, with indices into the sample."""
+    """Return the manifest's jumps, which name trajectories by their indices in the sample."""
     place = {row: at for at, row in enumerate(sample.rows.tolist())}
     return [
         {

@@ -2,9 +2,9 @@
 
 The rule of the choice, in this order, until there are ``POSITIONS`` positions:
 
-1. the trajectories of all jumps over all strata, then of all jumps within strata; of lost answers the first of each of
-   the first three documents;
-2. the other actions on the same document and replicate as these;
+1. the trajectories that jumps (buttons of the explorer) lead to, first the jumps over all strata, then those within a
+   stratum; of a jump to lost answers the first three trajectories, of different documents if there are such;
+2. the trajectories of all other actions on the documents and replicates of step 1;
 3. replicates 0 to 3 of every action, of the first document of each stratum, then of the second, and so on to the last;
    then replicates 4 to 7 in the same order, and so on.
 
@@ -68,9 +68,9 @@ class Outcomes:
         return len(self.doc)
 
     def codes(self, table: pa.Table) -> Ints:
-        """Number the rows of a table by doc, action and replicate; -1 if the document or action is not in the outcomes.
+        """Return for each row of a table the number of its trajectory, made from document, action and replicate.
 
-        The numbers rise in the order of trajectories.
+        The numbers rise in the order of trajectories. A trajectory that cannot be in the outcomes has the number -1.
         """
         docs = [row["doc"] for row in self.documents]
         doc, action = (_indices(table, name, known) for name, known in (("doc", docs), ("action", self.actions)))
@@ -80,7 +80,7 @@ class Outcomes:
         return np.where((doc < 0) | (action < 0) | (replicate >= last), -1, code)
 
     def own_codes(self) -> Ints:
-        """Return the number of each trajectory, in rising order."""
+        """Return the number of each of these trajectories, as ``codes`` gives it, in rising order."""
         last = int(self.replicate.max(initial=0)) + 1
         return (self.doc * last + self.replicate) * len(self.actions) + self.action
 
@@ -115,7 +115,7 @@ def _lost(source: StudyRows, outcomes: Outcomes) -> Ints:
 
 
 def _indices(table: pa.Table, name: str, known: list[str]) -> Ints:
-    """Return the index of each value of a column in a list, -1 if the list lacks the value."""
+    """Return the index in ``known`` of each value of the column ``name``, -1 if ``known`` lacks the value."""
     column = table[name].cast(pa.string()).combine_chunks()
     indices = pc.fill_null(pc.index_in(column, value_set=pa.array(known, pa.string())), -1)
     return np.asarray(indices, np.int64)
@@ -171,7 +171,7 @@ def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
 
 
 def _chosen(table: pa.Table, outcomes: Outcomes, wanted: Ints) -> tuple[pa.Table, Ints]:
-    """Return the rows of wanted trajectories, and the index of each row's trajectory."""
+    """Return the rows of the trajectories numbered ``wanted``, and the index in ``wanted`` of each row's trajectory."""
     codes = outcomes.codes(table)
     at = np.minimum(np.searchsorted(wanted, codes), len(wanted) - 1)
     is_wanted = wanted[at] == codes
@@ -180,7 +180,7 @@ def _chosen(table: pa.Table, outcomes: Outcomes, wanted: Ints) -> tuple[pa.Table
 
 @dataclass(frozen=True)
 class Jump:
-    """The trajectories that a jump leads to."""
+    """A jump, which is a button of the explorer, and the trajectories that it leads to."""
 
     kind: str  # earliest, median, latest, exposure, agreement or lost
     stratum: int | None  # an index into the list of strata; None for all strata
@@ -199,7 +199,7 @@ class Sample:
 
 
 def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
-    """Choose trajectories by the module's rule, with at most ``positions`` positions in all."""
+    """Choose trajectories by the rule in the module's docstring, with at most ``positions`` positions in all."""
     scopes: list[int | None] = [None, *range(len(outcomes.strata))]
     jumps = [jump for scope in scopes for jump in _jumps_of(outcomes, scope)]
     first = np.array([row for jump in jumps for row in jump.rows[:_LOST]], np.int64)
@@ -217,7 +217,7 @@ def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
 
 
 def _in_turn(outcomes: Outcomes) -> Ints:
-    """Return the indices of all trajectories, in the order of the third step of the module's rule."""
+    """Return the indices of all trajectories, in the order of step 3 of the rule in the module's docstring."""
     place = np.zeros(len(outcomes.documents), np.int64)  # within the stratum
     for stratum in range(len(outcomes.strata)):
         in_stratum = np.flatnonzero(outcomes.stratum == stratum)

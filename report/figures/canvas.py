@@ -98,7 +98,7 @@ class ActionStyle:
 
 
 def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
-    """Return a style for each action by its index; from the seventh action on, colours repeat with other dashes."""
+    """Return each action's style, chosen by its place; from the seventh on, colours repeat with other dashes."""
     turn = len(ACTION_COLOURS)
     return {
         action: ActionStyle(ACTION_COLOURS[i % turn], _DASHES[(i + i // turn) % turn], _MARKERS[(i + i // turn) % turn])
@@ -107,13 +107,13 @@ def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
 
 
 def shown(label: str) -> str:
-    """Put a space before a label's leading underscore, since matplotlib omits such labels from legends."""
+    """Return a label, after a space if it begins with an underscore: matplotlib omits such labels from legends."""
     return f" {label}" if label.startswith("_") else label
 
 
 @functools.cache
 def library() -> Any:
-    """Import matplotlib with the modules used here, on the first call."""
+    """Return matplotlib, which the first call imports with all of its modules that are used here."""
     # Imported here because the import takes half a second, and only figures need matplotlib.
     import matplotlib.figure  # noqa: PLC0415
     import matplotlib.lines  # noqa: PLC0415
@@ -139,7 +139,7 @@ def legend_patch(label: str, **style: Any) -> Patch:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw in this style, and without warnings of glyphs that the measuring font lacks: browsers have others."""
+    """Use this style in the block, and hide warnings about glyphs that the font lacks: browsers have other fonts."""
     with library().rc_context(_STYLE), warnings.catch_warnings(), _plain_fonts():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield

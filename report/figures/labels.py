@@ -79,8 +79,8 @@ def name_marks(
     """Write every name once, beside one of its marks, and join the marks of one name by a thin line.
 
     Call this last: the free room depends on the limits of the axes and on everything around the axes. Names keep off
-    ``lines``, whose points are in data units. The intervals of ``bands`` extend over the whole width: their names stand
-    at its end, at an edge of the band.
+    ``lines``, whose points are in data units. The interval of each of ``bands`` is drawn over the whole width; the
+    band's name stands at its right or left end, at its upper or lower edge.
     """
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # lays the figure out
     frame = np.array(axes.bbox.extents) * 72 / axes.figure.dpi + (_MARGIN, _MARGIN, -_MARGIN, -_MARGIN)
@@ -113,7 +113,7 @@ def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """Move rising heights as little as possible, so that neighbours are at ``least`` so far apart."""
+    """Move rising heights as little as possible, so that neighbours are ``least`` or more apart."""
     pools: list[list[float]] = []
     for place, height in enumerate(heights):
         pools.append([height - least * place])
@@ -127,7 +127,7 @@ def _stacked(*boxes: Boxes) -> Boxes:
 
 
 def _place(axes: Axes, x: float, y: float, aside: float = 0.0) -> NDArray[np.float64]:
-    """Return the place of a point in data units, and ``aside`` points further to the right, in points."""
+    """Convert the point (``x``, ``y``) from data units to points, and move it ``aside`` points to the right."""
     place: NDArray[np.float64] = axes.transData.transform((x, y)) * 72 / axes.figure.dpi + (aside, 0)
     return place
 
@@ -185,7 +185,10 @@ def _at_the_end(axes: Axes, band: Mark, frame: Boxes, taken: Boxes) -> Iterator[
 
 
 def _chosen(spots: Mapping[str, Sequence[_Spot]]) -> list[_Spot]:
-    """Choose a place for each name: each name chooses in turn, several times; whose turn is first is tried in turn."""
+    """Choose a place for each name: in several rounds, each name in turn takes the place of least cost.
+
+    This is tried with each name as the first, until no names overlap; the try of least total cost is returned.
+    """
     boxes = {name: np.concatenate([spot.boxes for spot in own]) for name, own in spots.items()}
     starts = {name: np.cumsum([0, *(len(spot.boxes) for spot in own)])[:-1] for name, own in spots.items()}
     names, tries = list(spots), []

@@ -23,7 +23,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Estimate], scale: Scale) -> list[Bar]:
-    """Return estimates of a quantity as bars up to the largest end of an interval, with one decimal."""
+    """Return a bar for each estimate of a quantity, on one scale that ends at the largest estimate or upper end."""
     largest = max((abs(end) for row in rows for end in (row.estimate, row.high) if end is not None), default=0.0)
 
     def part(end: float | None) -> float | None:

@@ -31,7 +31,7 @@ _ACROSS = 4  # actions side by side as columns
 
 @dataclass(frozen=True)
 class EstimateColumn:
-    """A column of estimates of a quantity, at ``x`` of a profile; ``head`` and ``meaning`` replace the quantity's."""
+    """The estimates of a quantity, of a profile those at ``x``; ``head`` and ``meaning`` replace the quantity's."""
 
     quantity: str
     x: int | None = None
@@ -60,7 +60,7 @@ class CellColumn:
 
 @dataclass(frozen=True)
 class QuantityColumns:
-    """Columns of quantities over rows of any kind."""
+    """The columns of a table that has a column for each quantity; its rows may be of any kind."""
 
     estimates: Mapping[str, Sequence[Estimate]]  # the estimates of each quantity, one for each row
 
@@ -87,7 +87,7 @@ class QuantityColumns:
 
 
 def columns_of(*quantities: str) -> list[EstimateColumn]:
-    """Return columns of scalar quantities."""
+    """Return a column for each of some scalar quantities."""
     return [EstimateColumn(quantity) for quantity in quantities]
 
 
@@ -144,7 +144,7 @@ def action_tables(
     contrasts: bool = False,
     note: str = "",
 ) -> tuple[PrintedTable, ...]:
-    """Make the table of ``actions`` (default: all), or of contrasts with the baseline, and ``NAME_by_stratum``."""
+    """Make two tables, pooled and by stratum: of ``actions`` (default: all), or of the contrasts with the baseline."""
     rows, baseline = (content.others, content.baseline) if contrasts else (actions or content.actions, None)
     under = dict.fromkeys(content.facts.noise_floors, NOISE_FLOOR)
     of: Any = {"baseline": baseline, "note": note, "under": under}

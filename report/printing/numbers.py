@@ -79,7 +79,7 @@ def sure_decimals(
 
     The draws, if there are any, limit the decimals of the estimate: two Monte Carlo standard errors of an end are at
     most one unit of its last decimal. Decimals are added if an end would otherwise look equal to ``boundary`` or to the
-    other end without being so.
+    other end, and is not.
     """
     while decimals < _MOST_DECIMALS and fixed(low, decimals) == fixed(high, decimals) and low != high:
         decimals += 1

@@ -97,7 +97,7 @@ class PrintedTable:
         ]
 
     def write_csv(self, folder: Path) -> None:
-        """Write the table's numbers unrounded: one estimate on a line, or the cells of a table without estimates."""
+        """Write ``NAME.csv``: one estimate on a line, unrounded; without estimates, the cells as they are printed."""
         if self.records:
             write_records(folder / f"{self.name}.csv", self.records)
             return
@@ -152,12 +152,12 @@ def escape(text: str) -> str:
 
 
 def write_tex(table: PrintedTable, folder: Path) -> None:
-    """Write ``NAME.tex``."""
+    """Write a table in LaTeX to the file ``NAME.tex`` of a folder, NAME being the table's name."""
     (folder / f"{table.name}.tex").write_text(latex(table), encoding="utf-8", newline="\n")
 
 
 def latex(table: PrintedTable) -> str:
-    """Return the table as a float with its title and note as caption."""
+    """Return the table as a LaTeX float, with its title and note as the caption."""
     kinds = "".join("l" if column.left else "r" for column in table.columns)
     size = r"\scriptsize" if len(kinds) > _MANY_COLUMNS else r"\small"
     lines = [
@@ -184,7 +184,7 @@ def latex(table: PrintedTable) -> str:
 
 
 def _row(cells: Sequence[Cell], left: Sequence[bool]) -> list[str]:
-    """Return a row with its intervals and published numbers under it; words under a label go in the label's line."""
+    """Return a row's lines in LaTeX: numbers, intervals, published numbers; words under a label follow the label."""
     beside = [f" ({cell.under})" if label and cell.under else "" for cell, label in zip(cells, left, strict=True)]
     first = [_guarded(escape(cell.text + cell.mark + words)) for cell, words in zip(cells, beside, strict=True)]
     intervals = ["" if label else cell.under for cell, label in zip(cells, left, strict=True)]

@@ -1,10 +1,10 @@
 """The content of one page: facts, estimates, and the source paper's numbers beside them, as fractions.
 
-The view ``published_comparison`` has the number beside each estimate. The verdicts of calibrations and the counts of
-branch cohorts are no estimates: they are read here from the view ``published``, by the same rules. A study matches if
-its model's id ends in the paper's name of a model (``meta-llama/Llama-3.1-8B-Instruct``), if its horizon and windows
-are the paper's, and if its tokens are drawn from the full softmax at temperature 1; actions and strata match by equal
-names. If only the horizon, a window or the sampling differs, no published number is shown, and the page says why.
+The view ``published_comparison`` has the paper's number for each estimate. The verdicts of calibrations and the
+counts of branch cohorts are no estimates: they are read here from the view ``published``, by the same rules. A study
+matches if its model's id ends in the paper's name of a model (``meta-llama/Llama-3.1-8B-Instruct``), if its horizon and
+windows are the paper's, and if its tokens are drawn from the full softmax at temperature 1; actions and strata match by
+equal names. If only the horizon, a window or the sampling differs, no published number is shown, and the page says why.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class PageContent:
 
     @cached_property
     def residual_risks(self) -> list[ViewRow]:
-        """Rows of ``swrb_risk`` that pool the strata of the page's split; not computed if nothing was branched."""
+        """Rows of ``swrb_risk`` that pool the strata of the page's split; empty if no unit is of residual branching."""
         return self.pooled("swrb_risk") if self.facts.branched else []
 
     @cached_property

@@ -47,7 +47,7 @@ def installed_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Facts about the store on the page: its name, table versions, library versions, and waiting replicates."""
+    """The page's facts about the store: its name, table versions, library versions, and incomplete replicates."""
 
     store: str = ""
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class StudyRows:
         return self.views.rows(view, columns, study=self.study, model=self.model, **equal)
 
     def of_study(self, view: str) -> list[ViewRow]:
-        """Return the rows of a view that has no model column."""
+        """Return this study's rows of a view that has no model column."""
         rows: list[ViewRow] = self.views.rows(view, study=self.study).to_pylist()
         return rows
 
@@ -126,9 +126,9 @@ class Estimate:
 
     @property
     def standing(self) -> str:
-        """``prespecified`` if the plan named the estimate and its level is family-adjusted, else ``exploratory``.
+        """``prespecified`` or ``seen`` if the plan named the estimate and its level is family-adjusted.
 
-        ``seen`` if the plan named the estimate when its outcomes were known.
+        It is ``seen`` if its outcomes were known when the plan named it. Every other estimate is ``exploratory``.
         """
         planned = self.family is not None and self.status in {PRESPECIFIED, SEEN}
         return str(self.status) if planned else EXPLORATORY
@@ -185,12 +185,12 @@ class ReportedEstimates:
     def profile(
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED
     ) -> list[Estimate]:
-        """Return the estimates of a profile that have a number, by position, lag or block."""
+        """Return the known estimates of a profile, in the order of their positions, lags or blocks."""
         series = self._series.get((quantity, stratum, action, baseline), {})
         return [series[x] for x in sorted(x for x in series if x is not None) if series[x].estimate is not None]
 
     def has(self, quantity: str, action: str, baseline: str | None = None) -> bool:
-        """Tell whether there is an estimate of a quantity over all strata, with or without a number."""
+        """Tell whether there is a pooled estimate of a quantity, with or without a number."""
         return (quantity, POOLED, action, baseline) in self._series
 
     @property
@@ -212,11 +212,11 @@ class ReportedEstimates:
 
     @property
     def reduced(self) -> ReportedEstimates:
-        """Return the variance-reduced estimates, of the estimates that have them."""
+        """Return the variance-reduced estimates; estimates that have none are left out."""
         return ReportedEstimates(row.reduced for row in self.all() if row.estimate_reduced is not None)
 
     def compared(self, published: Mapping[Place, Published]) -> ReportedEstimates:
-        """Return these estimates with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
+        """Return these estimates, each with the paper's number for its quantity, stratum, action, baseline and x."""
         rows = {(row.quantity, row.stratum, row.action, row.baseline, row.x): row for row in self.all()}
         for place in rows.keys() & published.keys():
             number = published[place]

@@ -94,7 +94,7 @@ def _added_by_one(unit: ViewRow) -> float | None:
 
 
 def _resident(unit: ViewRow) -> tuple[int | None, ...]:
-    """Return a unit's bytes by part; the last part is the resident total, with its streams."""
+    """Return a unit's bytes: payload, scales, index, metadata, and all that stay in memory for decoding."""
     scales = unit["scale_bytes"] or 0  # null in units from before scales were stored
     return (unit["payload_bytes"], scales, *(unit[f"{part}_bytes"] for part in ("index", "metadata", "resident")))
 
@@ -189,7 +189,7 @@ class Facts:
 
     @property
     def noise_floors(self) -> list[str]:
-        """Actions that keep the whole cache: an engine's repeat, and those that compute the cache in another way."""
+        """Actions that keep the whole cache: an engine's repeated reference, and caches computed in another way."""
         return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
 
     @property
@@ -219,7 +219,7 @@ class Facts:
 
     @property
     def whole_cache(self) -> str | None:
-        """The action whose bytes are those of the whole cache: the control, or with an engine its floor."""
+        """The action whose bytes are those of the whole cache: the control, or with an engine its floor; else None."""
         floors = self.noise_floors if self.engine else []
         return next((name for name in (*(control.action for control in self.controls), *floors)), None)
 
@@ -291,7 +291,7 @@ class Facts:
         return "bytes" if len({self.weights(action) for action in actions}) < 2 else "bytes of cache"
 
     def same_bytes(self, action: str, other: str) -> int | None:
-        """Count the documents of both actions if every part has equal bytes; None if any differs or is unknown."""
+        """Count the documents of both actions, if each part's bytes are known and equal on all of these; else None."""
         first, second = (self.storage[name].resident if name in self.storage else {} for name in (action, other))
         shared = first.keys() & second.keys()
         equal = all(None not in first[doc] and first[doc] == second[doc] for doc in shared)

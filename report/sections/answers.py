@@ -91,7 +91,7 @@ def correlation_sentence(content: PageContent) -> str:
 
 
 def records_table(content: PageContent) -> PrintedTable | None:
-    """Make the table of lost answers by their records; None if the store has no prompts or nothing was lost."""
+    """Make the table of lost answers and their records; None if the store has no prompts or nothing was lost."""
     known = {row["action"]: row for row in content.pooled("lost_records") if row["lost"]}
     rows = [
         table_row(action, count(row["lost"]), *(fixed(100 * row[name], 1) for name in _RECORD_SHARES))

@@ -63,7 +63,7 @@ _PANELS = (
 
 @dataclass(frozen=True)
 class Depths:
-    """The pooled rows of both views by action, in the order of depths."""
+    """Pooled rows of ``identified_interval`` and ``action_ordering``: the rows of each action, sorted by depth."""
 
     intervals: dict[str, list[ViewRow]]
     orderings: dict[str, list[ViewRow]]
@@ -105,13 +105,13 @@ def _order_by_depth(depths: Depths, content: PageContent) -> str:
 
 
 def read_depths(content: PageContent) -> Depths:
-    """Read the rows of the page's actions, and of their contrasts to the baseline."""
+    """Read the intervals of R of the page's actions, and of their contrasts to the baseline, at all depths."""
     intervals = by_depth(content.pooled("identified_interval"), content.actions)
     return Depths(intervals, by_depth(content.pooled("action_ordering", baseline=content.baseline), content.actions))
 
 
 def by_depth(rows: Sequence[ViewRow], actions: Sequence[str]) -> dict[str, list[ViewRow]]:
-    """Return the rows of each action by depth, in the order of ``actions``; actions without rows are left out."""
+    """Return each action's rows sorted by depth, in the order of ``actions``; actions without rows are left out."""
     ordered = sorted(rows, key=lambda row: int(row["depth"]))
     by_action = {action: [row for row in ordered if row["action"] == action] for action in actions}
     return {action: action_rows for action, action_rows in by_action.items() if action_rows}
@@ -230,7 +230,7 @@ def interval_band(axes: Axes, rows: Sequence[ViewRow], low: str, high: str, styl
 
 
 def branching_section(content: PageContent) -> Section | None:
-    """Make the section; None if no action was branched."""
+    """Make the section on residual branching; None if no unit is of residual branching."""
     risks = {row["action"]: row for row in content.residual_risks}
     actions = [action for action in content.actions if action in risks]
     if not actions:

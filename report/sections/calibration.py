@@ -49,7 +49,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def read_calibration(content: PageContent) -> list[ViewRow]:
-    """Return every candidate's row for the contrasts to the baseline, by action, then by the size of its error."""
+    """Return every candidate's row for the contrasts to the baseline, sorted by action, then by the error's size."""
     order = {action: place for place, action in enumerate(content.actions)}
     rows = [row for row in content.source.of("calibration", baseline=content.baseline) if row["action"] in order]
 

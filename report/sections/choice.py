@@ -51,7 +51,7 @@ class Choice:
 
     @property
     def deciding(self) -> dict[str, list[tuple[str, str]]]:
-        """The pairs of actions whose differences in R decide, by what their intervals say."""
+        """The pairs of actions whose differences in R decide, grouped by what the interval of a difference says."""
         left = combinations([*self.recommended, *self.unfit], 2)
         return {"not settled": self.unsettled, "ruled out": list(self.ruled_out.items()), "smaller R": list(left)}
 
@@ -140,8 +140,8 @@ def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimat
 def documents_needed(gap: Estimate) -> int | None:
     """Estimate how many documents would distinguish two actions if the true difference equals the estimate.
 
-    With that many documents the interval is about as wide as the difference to each side, and excludes 0 if the
-    estimate is larger. None if more than 25 times the documents are needed, or if the difference has no interval.
+    With that many documents the interval extends about as far as the difference to each side, and excludes 0 if the
+    new estimate is larger than this one. None if more than 25 times the documents are needed, or without an interval.
     """
     if not gap.estimate or gap.low is None or gap.high is None or gap.documents is None:
         return None

@@ -162,7 +162,7 @@ def _panels(content: PageContent) -> Figure:
 
 
 def _thinned(rows: list[Estimate]) -> list[Estimate]:
-    """Return some rows of a profile in reverse, always the first and the last."""
+    """Return some of a profile's rows, the last row first; the first and the last row are always among them."""
     return rows[:: -max(1, len(rows) // _PALE_POINTS)] + rows[:1]
 
 
@@ -207,7 +207,7 @@ def clocks_section(content: PageContent) -> Section | None:
 
 
 def _branch_columns(content: PageContent) -> list[EstimateColumn | CellColumn]:
-    """Return the columns of the branch clock's windows, with the cohort's support, ours and the paper's, second."""
+    """Return the columns of the branch clock's windows; the second is the cohort's support, ours and the paper's."""
     printed = content.published.support
     cells = {}
     for row in content.source.of("branch_windows", split=content.split):
@@ -252,7 +252,7 @@ def clocks_figure(content: PageContent) -> Figure:
 
 
 def strata_figure(content: PageContent) -> Figure:
-    """Draw both clocks by stratum and pooled: Δg of each contrast, late − early of each action, all and pre-EOS."""
+    """Draw Δg of each contrast, and late − early of each action (over all lags, and pre-EOS), by stratum and pooled."""
     estimates, styles = content.estimates, action_styles(content.actions)
     others = {action: styles[action] for action in content.others}
     rows = [POOLED, *content.facts.strata]

@@ -181,7 +181,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
 
 
 def _bytes_axis(axes: Axes, content: PageContent, held: list[float]) -> float:
-    """Scale the axis of bytes, logarithmic if they differ much; return the bytes of one of its units."""
+    """Scale the axis of bytes, logarithmic if they differ much; return how many bytes one unit of the axis is."""
     whole, facts = _whole(content), content.facts
     least, largest = min(held), max(*held, whole or 0.0)
     scale, name = next((scale, name) for scale, name in _UNITS if largest >= scale or scale == 1)

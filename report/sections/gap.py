@@ -42,7 +42,7 @@ EOS_CONTRAST = ("rollout_tv_gap", "fixed_history_gap", "history_gap", "pre_eos",
 
 @dataclass(frozen=True)
 class Terms:
-    """The parts of a bar: quantity, label, colour and hatch of each term; the terms' total; the share in print."""
+    """Quantity, label, colour and hatch of each term of a bar; the quantities of the total and of the printed share."""
 
     total: str
     share: str

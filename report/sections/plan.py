@@ -245,7 +245,7 @@ def progress(content: PageContent) -> Progress | None:
 
 
 def looks_section(content: PageContent) -> Section | None:
-    """Make the section; None if the study is not sequential."""
+    """Make the section on interim looks; None if the study is not sequential."""
     planned = _planned(content)
     if planned is None:
         return None
@@ -267,8 +267,8 @@ def looks_section(content: PageContent) -> Section | None:
 def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tuple[str, str, str, str], float]:
     """Return the median-unbiased estimates of a study that has stopped, by endpoint.
 
-    There is no such estimate before the study stops, if the width of intervals stopped it (which favours no estimate),
-    or for an interval over documents that are all alike.
+    There are none before the study stops. There are none if it stops when its intervals are narrow enough, since that
+    rule favours no value of an estimate. An endpoint whose last interval is over documents all alike is left out.
     """
     reached = max(row["look"] for row in rows)
     resolution = Resolution(planned["resolve"], planned["bound"])

@@ -110,7 +110,7 @@ def _weights(content: PageContent, order: list[str]) -> CellColumn:
 
 
 def _badges(verdicts: dict[str, ActionVerdict], content: PageContent) -> CellColumn:
-    """Make the column of badges: the other action, and the level and status of the interval that decides."""
+    """Make the column of badges, each above the other action and the level and status of the deciding interval."""
     cells = {}
     for action, verdict in verdicts.items():
         near = [str(reason.other) for reason in verdict.reasons if reason.says is Says.NEAR]
@@ -179,7 +179,7 @@ def _record(content: PageContent, choice: Choice, verdict: ActionVerdict) -> dic
 
 
 def reasons_table(verdicts: list[ActionVerdict]) -> PrintedTable | None:
-    """Make the table of the intervals behind the badges, by what they say; None without any."""
+    """Make the table of the intervals behind the badges, grouped by what an interval says; None without any."""
     reasons = [(verdict.action, reason) for verdict in verdicts for reason in verdict.reasons]
     if not reasons:
         return None

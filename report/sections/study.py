@@ -145,7 +145,7 @@ def _finite_table(facts: Facts, order: list[str]) -> PrintedTable:
 
 
 def _replicates(stored: Storage) -> Cell:
-    """Return coupled pairs by document, and below them the replicates of residual branching."""
+    """Return the cell of coupled pairs per document, with the replicates of residual branching below them."""
     return Cell(count_range(stored.replicates), f"{count_range(stored.branchings)} SWRB" if stored.branchings else "")
 
 
@@ -335,7 +335,7 @@ def _versions(versions: Mapping[str, object]) -> str:
 
 
 def _batches(multiple: str) -> str:
-    """Say to how many rows decoding pads its batches at most; several numbers if different machines made units."""
+    """Say to a multiple of how many rows decoding pads its batches; units of several machines may have several."""
     numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
     if not numbers:
         return ""

@@ -102,7 +102,7 @@ class ActionVerdict:
 
     @property
     def by(self) -> str:
-        """The action that rules this action out; empty without."""
+        """The action that rules this action out; empty if none does."""
         return next((str(reason.other) for reason in self.reasons if reason.says is Says.RULED_OUT), "")
 
     def as_record(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _settings(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _weights(named: str) -> str:
-    """Return the last part of the path or id of an action's weights."""
+    """Return an action's weights in words, with the last part of their path or id."""
     return f"weights {named.rstrip('/').rpartition('/')[2]}"
 
 

@@ -167,7 +167,7 @@ class DocumentsSection(Section):
 
 
 def stratum_of(stratum: str | None, source: str, length: int) -> str:
-    """Return a section's stratum: the name that the section gives, else source and length, or the source alone."""
+    """Return a section's stratum: the name that it gives, else source and length, or the source if length is 0."""
     return stratum or (f"{source.upper()}-{length}" if length else source)
 
 

@@ -26,9 +26,10 @@ EXACT_TYPES: Final = ("f32", "f16", "bf16")
 
 
 def _flash_attention_the_other_way(settings: Mapping[str, Value]) -> dict[str, Value] | None:
-    """Return the kernel floor of llama.cpp; None if values are quantized, which needs flash attention.
+    """Return the settings of llama.cpp's kernel floor: flash attention on instead of off, or off instead of on.
 
-    With quantized values, calls of other sizes are no substitute for a kernel: with some weights they change no bit.
+    None if values are quantized, which needs flash attention. Calls of other sizes would be no substitute for
+    another kernel: with some weights they change no bit.
     """
     flash = settings.get("flash_attention", True) is not False
     if flash and settings.get("type_v", "f16") not in EXACT_TYPES:

@@ -51,7 +51,7 @@ def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
 def families(actions: list[str]) -> dict[str, list[str]]:
     """Return the members of each sweep, in the order of ``actions``; a sweep of one member is no sweep.
 
-    Combinations with different codecs are different sweeps: one for each codec.
+    If both ``keep`` and ``codec`` are lists, the members of each codec are a sweep of their own.
     """
     sweeps: dict[str, list[str]] = {}
     for action in actions:
@@ -142,13 +142,13 @@ def _section_of(section: dict[str, Any], temperature: Any) -> dict[str, Any]:
 
 
 def name_at_temperature(study: str, temperature: float) -> str:
-    """Return the name of the study at one of several temperatures, written as the shortest decimal number."""
+    """Return a study's name at one of several temperatures: NAME-t and the temperature in its shortest form."""
     number = repr(float(temperature)).removesuffix(".0").replace("+", "")
     return f"{study}-t{number}"
 
 
 def name_of_all(study: str) -> str | None:
-    """Return the name in the file for a study named after one of several temperatures; None for other names."""
+    """Return a name without the temperature that it ends in, as the study file has it; None if it ends in none."""
     match = _ONE_OF_SEVERAL.fullmatch(study)
     return match and match[1]
 

@@ -54,7 +54,7 @@ class Section(BaseModel):
 def meaning(
     text: str, unit: str | None = None, example: Any = None, *, needed: bool = False, default: Any = ...
 ) -> Any:
-    """Return the field of a key, for the reference, the comments of new files, and errors about a missing key.
+    """Return the pydantic field of a key, with the meaning that the reference, new files and errors show.
 
     A key without a default has an ``example``. ``needed`` says that transformers need the key, although it has a
     default for other models.
@@ -71,7 +71,7 @@ def meaning(
 
 
 def explained(problems: list[Any], whole: type[BaseModel]) -> str:
-    """Return one line about pydantic's problems with a study file, whose model is ``whole``."""
+    """Return one line about the problems that pydantic found in a study file, whose class is ``whole``."""
     # pydantic reports a misspelled key as missing, too; the user must correct the unknown key.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = problem["loc"]
@@ -98,10 +98,10 @@ def _wanted(problem: Any) -> str:
 def missing(
     section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = (), example: str | None = None
 ) -> str:
-    """Return the line about a missing key of a section at ``where``, which is empty for the whole file.
+    """Return the error line about the missing key ``name`` of the section at ``where``, "" for the whole file.
 
-    The line has the value ``example``, by default the field's own. If a given key in ``unknown`` is similar, the line
-    says that it is misspelled.
+    The line shows ``example`` as a value, by default the example of the key's field. If one of the section's
+    ``unknown`` keys is similar to ``name``, the line says instead that this key is misspelled.
     """
     place = f"{where}." if where else ""
     for key in unknown:
@@ -126,7 +126,7 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _section_at(location: tuple[int | str, ...], whole: type[BaseModel]) -> type[BaseModel]:
-    """Return the section at a place; for a list of sections, the type of its members."""
+    """Return the class of the section at a place of the file; of a list of sections, the class of its members."""
     if not location:
         return whole
     annotation: Any = whole.model_fields[str(location[0])].annotation

@@ -163,7 +163,7 @@ class Study(Section):
 
     @property
     def several_models(self) -> bool:
-        """Whether the file names several models, each a ``Study``."""
+        """Whether the study file names several models, for each of which there is a ``Study``."""
         return self._several_models
 
     @property
@@ -211,8 +211,8 @@ class Study(Section):
     def agrees_with(self, settings: str | None) -> bool:
         """Tell whether stored settings are equal to the study's settings.
 
-        A file that was moved is recognized by its content. The order of document sections does not matter, unless they
-        take their systems in turn from one file.
+        The paths of files do not count, so that files can be moved. The order of document sections does not matter,
+        unless they take their systems in turn from one file.
         """
         return settings is not None and _deciding(settings) == _deciding(self.settings)
 
