@@ -70,7 +70,7 @@ class Scored(NamedTuple):
 
 
 Holdings = Counter[tuple[Place, Held]]
-"""The number of documents of each place that have the same counts of units."""
+"""The number of documents by place, and by the counts of units that a document has there."""
 
 
 class Counts(NamedTuple):

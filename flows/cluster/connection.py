@@ -265,7 +265,9 @@ class Cluster:
             if isinstance(answer, Exception):
                 if "ModuleNotFoundError" in repr(answer):  # Dask changes its class
                     raise lacking(f"worker {address}", answer)
-                raise OperationError(f"worker {address}: {answer!r}")
+                raise OperationError(
+                    f"worker {address}: {function.__name__} failed there with {answer!r}; see the worker's log"
+                )
             answers.append(answer)
         return answers
 
