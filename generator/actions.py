@@ -1,4 +1,4 @@
-"""Build the actions of a study, each a selector with or without a codec, or a policy; and the control."""
+"""Build the actions of a study, and the control; an action is a selector, with or without a codec, or a policy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Action:
 
     @property
     def parts(self) -> tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]:
-        """The parts of the action that its identity covers, the selector (or a policy's first cut) first."""
+        """The parts that its identity covers, a selector first: the action's own, or its policy's ``first_cut``."""
         if self.policy is not None:
             return (self.chooser, self.policy)
         return (self.selector, *(part for part in (self.codec, self.generated) if part is not None))
@@ -90,10 +90,10 @@ class Action:
         return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
 
     def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Any, ...]:
-        """Return values that determine the bytes of m = ``kept`` of n = ``entries`` entries in ``layers`` layers.
+        """Return values that determine how many bytes ``kept`` of ``entries`` entries take, in ``layers`` layers.
 
-        Actions with equal values take equal bytes. A codec may leave a window of each layer exact, so different budgets
-        of the layers with an equal sum can take different bytes.
+        Actions with equal values take equal bytes. A codec may leave a window of each layer exact, so bytes depend on
+        how many entries each layer keeps, and not on the sum alone.
         """
         if self.settings is not None:
             return _as_json(dict(self.settings)), ()
@@ -119,13 +119,16 @@ class Action:
 
     @property
     def least_budget(self) -> int:
-        """The smallest m of a policy, as needed by the policy and its first cut; 0 without a policy."""
+        """The smallest m that suffices for the policy and for its ``first_cut``; 0 without a policy."""
         if self.policy is None:
             return 0
         return max(self.policy.least, self.chooser.window + self.chooser.sinks)
 
     def budget(self, entries: int, horizon: int) -> int | None:
-        """Return the policy's m if n prompt entries and H - 1 fed tokens exceed it; else, or without a policy, None."""
+        """Return the policy's m; None without a policy, or if a step can never read more than m entries.
+
+        A step can read at most ``entries`` prompt entries and those of ``horizon`` - 1 fed tokens.
+        """
         budget = None if self.policy is None else self.retention.count(entries)
         return None if budget is None or budget >= entries + horizon - 1 else budget
 
@@ -141,7 +144,7 @@ class Action:
         return self.retention.kept(entries) < entries or self.budget(entries, horizon) is not None
 
     def scored_entries(self, entries: int, horizon: int) -> int:
-        """Return the number of prompt entries for which every stream keeps scores."""
+        """Return for how many prompt entries each stream keeps scores; 0 if no scores are kept."""
         scores = self.policy is not None and self.policy.keeps_scores and self.budget(entries, horizon) is not None
         return self.retention.kept(entries) if scores else 0
 

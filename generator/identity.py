@@ -42,8 +42,8 @@ class ActionIdentity:
         weights_sha256: SHA-256 of the model's configuration and weights, of a finite-state reference's distributions,
             or of the reference server's report of itself.
         tokenizer_sha256: SHA-256 of the tokenizer's files; None without a tokenizer.
-        selector_sha256: SHA-256 of the source and parameters of the selector, of the codec if there is one, and of the
-            action's own weights; or of a finite-state action's distributions.
+        selector_sha256: SHA-256 of the source and parameters of the selector and of the codec or policy (if any), and
+            of the action's own weights; or of a finite-state action's distributions.
         numerics: The version of the generator's own arithmetic.
         eos_tokens: The ids of the tokens that end a text, separated by commas; an ended side continues to emit the
             first. "" if no token ends a text; None for finite-state systems, whose tables determine it.
@@ -62,7 +62,10 @@ class ActionIdentity:
 
 
 def changes(stored: ActionIdentity, present: ActionIdentity) -> list[str]:
-    """Return the columns in which two identities differ; unknown present weights are ignored."""
+    """Return the columns in which two identities differ.
+
+    ``weights_sha256``, ``selector_sha256`` and ``eos_tokens`` do not count if they are unknown in ``present``.
+    """
     of_weights = ("weights_sha256", "selector_sha256", "eos_tokens")
     return [
         name
@@ -132,13 +135,16 @@ class GpuKinds:
         return f"{who}: computes on {gpu}, {self.phrase}; events of unlike GPUs can differ"
 
     def check(self, who: str, gpu: str | None, model: ModelSection) -> None:
-        """Check that a machine that is to make more units has the same GPU model, unless the study allows several."""
+        """Check that ``who``, which is to make more units, has no other GPU model, unless ``model`` allows several."""
         if not model.mixed_gpus and (line := self.difference(who, gpu)) is not None:
             raise InputError(f"{line}: use one GPU model, or write mixed_gpus = true under [model] of the study file")
 
 
 def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
-    """Return the SHA-256, in hexadecimal, of an action's parts; for a selector alone, the selector's."""
+    """Return the SHA-256, in hexadecimal, of the source and parameters of an action's parts.
+
+    If the selector is the only part, it is the result of ``selector_sha256``.
+    """
     selector, *others = parts
     of_selector = selector_sha256(selector)
     if not others:
@@ -188,7 +194,7 @@ def custom_texts(kind: type[Any]) -> dict[Path, bytes]:
 
 
 def _source_files(kind: type[Any]) -> tuple[set[tuple[str, str]], dict[Path, bytes]]:
-    """Return the installed distributions that define a class, with versions, and the texts of other modules' files."""
+    """Return the source of a class: names and versions of installed distributions, and the texts of all other files."""
     from kvdrift.generator.selectors.custom.loading import loaders_of  # noqa: PLC0415 - it imports torch, as every part does
 
     installed, texts = set[tuple[str, str]](), dict[Path, bytes]()

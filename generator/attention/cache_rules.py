@@ -63,9 +63,9 @@ class CacheRule:
     cuts_back: bool = True  # whether a stream's state at L gives its earlier states by dropping the last entries
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Return a rule of the same kind over ``entries`` other prompt entries, which attends from the first step on.
+        """Return a rule of this kind over ``entries`` other prompt entries.
 
-        Whole steps are tried with this rule before documents are decoded.
+        It attends from the second step on at the latest. Before documents are decoded, whole steps are tried with it.
         """
         raise NotImplementedError
 
@@ -94,15 +94,16 @@ class CacheRule:
         return False
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
-        """Return which prompt entries streams still have after a step, from ``attend``'s entries and returned scores.
+        """Return which prompt entries streams still have after a step.
 
-        The result is bool [R, KV heads, entries of the prompt]; None if the rule does not report it. By default an
-        entry with a negative score has been dropped.
+        ``entries`` are those that ``attend`` was given, ``scores`` those that it returned. The result is bool [R, KV
+        heads, entries of the prompt]; None if the rule does not report it. By default an entry with a negative score
+        has been dropped.
         """
         return scores[..., : self.scores] >= 0 if self.scores else None
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Attend from one new token per row, and return attention, if ``replaces``, and the scores after the step.
+        """Attend from one new token per row; return attention, None unless ``replaces``, and the scores after the step.
 
         Scores are of prompt entries, then of the L entries of a suffix, float32 [R, KV heads, ``scores`` + L]; the new
         entry's score is 0. They are empty if the rule has no scores. Attention is [R, KV heads, query heads of a KV
@@ -246,7 +247,10 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
 
 
 def _products(rows: Tensor, others: Tensor) -> Tensor:
-    """Return rows [heads, R, in] times transposed others [heads, out, in]: [heads, R, out]; by oneDNN if it can."""
+    """Multiply each head's rows [heads, R, in] by its transposed ``others`` [heads, out, in]: [heads, R, out].
+
+    oneDNN computes the products if it can.
+    """
     if fits_onednn(rows):
         return torch.stack([product(row, column) for row, column in zip(rows, others, strict=True)])
     return rows @ others.transpose(-1, -2)

@@ -63,7 +63,10 @@ def plain_prompt_attention(
 
 
 def _elements(first: int, last: int, group: int) -> tuple[Tensor, Tensor]:
-    """Return each element's stream number, and its query's number in the group; elements are ``first .. last - 1``."""
+    """Return for each of the elements ``first .. last - 1`` the number of its stream, and its own in that stream.
+
+    Elements are queries; each stream has ``group`` of them, one after the other.
+    """
     element = torch.arange(first, last)
     return element // group, element % group
 

@@ -1,12 +1,12 @@
-"""How the compressed side stores the prompt entries that an action keeps, and checksums.
+"""How the compressed side stores the prompt entries that an action keeps; and checksums of these entries.
 
 A holding takes keys and values in the model's dtype. It returns the numbers that attention reads in their place, in the
 same dtype, and the bytes of the stored form. Generated entries are stored as computed.
 
 Checksums are of the entries that the compressed side reads in place of the prompt's entries, one for each layer. They
 show influences that an action's identity cannot see. Units of one document, action and revision must have equal
-checksums, or they are refused (``kvdrift.log.units.conditions``). Sums of 64-bit integers have no order, so the threads
-of a device change nothing.
+checksums, or they are refused (``kvdrift.log.units.conditions``). A sum of 64-bit integers is the same in any order, so
+the number of threads changes no checksum.
 """
 
 from __future__ import annotations
@@ -115,11 +115,12 @@ def in_words(sums: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequence[PrefixLayer]) -> list[Tensor]:
-    """Return a checksum, int64 [], for each layer of a policy's first step, which is equal for all replicates.
+    """Return for each layer a checksum, int64 [], of what a policy's rule does in its first step.
 
-    In that step the prompt's last token is fed once more, in place of a drawn token. If a policy scores entries, the
-    checksums are of the entries left before and after the step; else they are of the attention. ``prompt`` has the
-    layers of the whole prompt, ``held`` the entries that eviction after prefill kept of each layer.
+    The prompt's last token is fed once more, in place of a drawn token, so that the step is equal for all replicates.
+    If a policy scores entries, checksums are of which entries are left before and after the step; else they are of the
+    attention. ``prompt`` has the layers of the whole prompt, ``held`` the entries that eviction after prefill kept of
+    each layer.
     """
     sums = []
     for layer, held_layer in zip(prompt, held, strict=True):

@@ -35,7 +35,10 @@ class LayerAttention(Protocol):
 
 @dataclass(frozen=True)
 class _Counted:
-    """``LayerAttention`` that replaces a hybrid's layer numbers by ``numbers``: those among layers with attention."""
+    """``LayerAttention`` for a network in which some layers have no attention: it counts only the others.
+
+    ``numbers`` maps the number of a layer among all layers to its number among those with attention.
+    """
 
     attention: LayerAttention
     numbers: Mapping[int, int]

@@ -24,7 +24,7 @@ from kvdrift.generator.attention.cpu_products import fits_onednn, packed, produc
 
 @dataclass(frozen=True)
 class LayerTraits:
-    """Properties of a model's layers with full attention; None is unknown, or no soft cap.
+    """Properties of a model's layers with full attention; None means unknown, and for ``softcap`` also no soft cap.
 
     ``kind`` is the model's type, as transformers names it. ``turned_by_halves``: whether every such layer rotates
     whole heads, channel i together with channel i + size / 2, by angles that the model's rotary embedding gives.
@@ -62,7 +62,7 @@ class LayerTerms:
         return self.window is None and self.softcap is None and self.sinks is None
 
     def first_seen(self, entries: int) -> int:
-        """Return the place of the first entry that a query sees, among ``entries`` of which the last is its own."""
+        """Return the place of the first of ``entries`` entries that a query sees; the last entry is the query's own."""
         return 0 if self.window is None else max(entries - self.window, 0)
 
     def held(self, entries: int) -> int:
@@ -97,9 +97,10 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
-    """Add sinks [heads] to the sums of exponentials of an attention output, [..., KV heads, query heads, size].
+    """Return an attention output [..., KV heads, query heads, size] as it is with sinks [heads] in the softmax.
 
-    ``mass`` is the logarithm of the sum of exponentials over all parts, float32 [..., KV heads, query heads].
+    ``mass`` is the logarithm of the sum of exponentials of all keys, float32 [..., KV heads, query heads]. If ``sinks``
+    is None, the output is returned unchanged.
     """
     if sinks is None:
         return output
@@ -138,7 +139,7 @@ def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float
 
 
 def _beside(mass: Tensor, sinks: Tensor) -> Tensor:
-    """Return the keys' share of a sum of exponentials that includes a sink, from the logarithm of the keys' own sum."""
+    """Return the keys' share of a sum of exponentials of keys and a sink; ``mass`` is the log of the keys' sum."""
     return 1.0 / (1.0 + (sinks.float() - mass).exp())
 
 
@@ -182,11 +183,12 @@ class Chunks(NamedTuple):
 def attend_part(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False, softcap: float | None = None
 ) -> PartialAttention:
-    """Attend by torch's fused kernels, called by name since the public function does not return the sums.
+    """Attend by torch's fused kernels, and return the logarithm of the sum of exponentials, too.
 
-    Queries are [B, heads, T, size], keys and values [B, heads, S, size]; if ``causal``, T = S and query t sees no key
-    after t. With a soft cap ``causal`` is ignored. Returns the output [B, heads, T, size], and the logarithm of the sum
-    of exponentials, float32 [B, heads, T].
+    The kernels are called by their internal names, since torch's public function does not return the sum. Queries are
+    [B, heads, T, size], keys and values [B, heads, S, size]; if ``causal``, T = S and query t sees no key after t. With
+    a soft cap ``causal`` is ignored. Returns the output [B, heads, T, size], and the logarithm of the sum of
+    exponentials, float32 [B, heads, T].
     """
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
@@ -229,8 +231,8 @@ def join_parts(
 ) -> PartialAttention:
     """Join attention to two disjoint sets of keys, in float32.
 
-    ``log_of_sum`` computes log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since the
-    numbers of their rows differ from step to step. A prompt is computed only once, and does not need it.
+    ``log_of_sum`` computes log(exp(a) + exp(b)). Streams need the default, ``seamless_logaddexp``, since their number
+    of rows changes from step to step. A prompt is computed only once, and does not need it.
     """
     (output, mass), (other_output, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
@@ -241,8 +243,8 @@ def join_parts(
 def seamless_logaddexp(first: Tensor, second: Tensor) -> Tensor:
     """Return log(exp(a) + exp(b)), elementwise; an element's value does not depend on its place.
 
-    A CPU computes the last elements of contiguous tensors one by one, and rounds them differently. If the results are
-    not contiguous, all elements are computed one by one.
+    A CPU computes the last elements of contiguous tensors one by one, and rounds them differently. Here the results
+    are not contiguous, so that all elements are computed one by one.
     """
     return torch.logaddexp(first, second, out=first.new_empty((*first.shape, 2))[..., 0])
 
@@ -289,10 +291,10 @@ def packed_chunks(key: Tensor, value: Tensor) -> Chunks:
 
 
 def attend_by_onednn(query: Tensor, chunks: Chunks) -> PartialAttention:
-    """Attend from scaled queries [heads, T, size], a few rows at a time, whose scores fit the processor's cache.
+    """Attend from scaled queries [heads, T, size], so few rows at a time that scores fit the processor's cache.
 
-    If a head has few rows, the rows of several heads are taken together. The parts of a head are about equally long,
-    because a single row takes other code paths than several rows.
+    If a head has few rows, the rows of several heads are taken together. The rows of a head are divided into parts of
+    about equal length, so that no single row is left over: it would take other code paths than several rows.
     """
     heads, length, _ = query.shape
     if heads * length <= _QUERIES:
@@ -339,9 +341,9 @@ def _attend_rows(
 
 
 def _weigh(scores: Tensor, values: Iterable[Tensor]) -> PartialAttention:
-    """Average values, [size, S] of each head, by the softmax of scores [heads, rows, S]; return also the log-sums.
+    """Average each head's values [size, S] with the softmax of scores [heads, rows, S] as weights.
 
-    The scores are overwritten.
+    Returns the averages and the logarithms of the sums of exponentials. The scores are overwritten.
     """
     top = scores.amax(-1)
     torch.softmax(scores, -1, out=scores)

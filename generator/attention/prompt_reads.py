@@ -31,7 +31,7 @@ TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, 
 
 @dataclass(frozen=True)
 class Tile:
-    """Streams of one cache: packed rows ``first .. last - 1``; rows after the first ``streams`` of them are copies."""
+    """Packed rows ``first .. last - 1``: one for each of ``streams`` streams of a cache, then copies of a stream."""
 
     cache: int
     first: int
@@ -111,8 +111,8 @@ def same_entries(first: Sequence[PrefixLayer], second: Sequence[PrefixLayer]) ->
 class PromptReads:
     """The groups of streams that read the same prompt entries, and the attention of these groups.
 
-    At most ``at_once[i]`` streams of cache i read together. Their number is padded to ``multiple``; in products of
-    oneDNN, which need less padding, to a multiple of ``prompt_read_rows``.
+    At most ``at_once[i]`` streams of cache i read together. Their number is padded to a multiple of ``multiple``; in
+    products of oneDNN, which need less padding, to a multiple of ``prompt_read_rows``.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class PromptReads:
         return indices
 
     def _size(self, tile: Tile) -> tuple[Any, ...]:
-        """Return a key: tiles with equal keys are computed together; a tile of many streams has its own key."""
+        """Return a value that is equal for tiles to compute together; a tile of many streams is computed alone."""
         is_small = tile.streams <= self._multiple
         return self._entries[tile.cache], rounded(tile.streams, self._prompt_read_rows), 0 if is_small else tile.first
 

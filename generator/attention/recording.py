@@ -1,9 +1,9 @@
 """Causal attention over one prompt that records the data that selectors and caches need of every layer.
 
-A prompt's keys and values are kept; of a layer with a window, only those that later positions see. Of queries only
-the last W are kept, and no hidden states, since they would double the memory. A selector that needs more queries names
-statistics. Each statistic is gathered once per layer without a window, from consecutive chunks of queries, for all
-selectors that name it. Nothing else is computed or kept.
+A prompt's keys and values are kept; of a layer with a window, only those that later positions see. Of queries only the
+last W are kept, and of hidden states none: to keep all of them would double the memory. A selector that needs more
+queries names statistics. Each statistic is gathered once per layer without a window, from consecutive chunks of
+queries, for all selectors that name it. Nothing else is computed or kept.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class QueryChunk:
         key: [KV heads, b, size], rotated, of all positions so far.
         value: [KV heads, b, size], of all positions so far.
         hidden: [T, width], the hidden states from which the queries were projected.
-        cos: [T, size], by which the queries were rotated.
-        sin: [T, size], by which the queries were rotated.
+        cos: [T, size], the cosines of the angles by which the queries were rotated.
+        sin: [T, size], the sines of these angles.
         scaling: The factor of products of queries and keys.
         module: The layer's attention module.
         rotary: A copy of the model's rotary embedding.
@@ -71,7 +71,7 @@ class Statistic(Protocol[Gathered]):
 
 @dataclass(frozen=True)
 class PromptLayer:
-    """The recorded data of one layer's prompt of n entries.
+    """What was recorded of one layer while a prompt of n entries was prefilled.
 
     A layer whose attention has a window keeps only the entries that later positions may see.
 

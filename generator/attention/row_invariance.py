@@ -36,7 +36,7 @@ _ROWS = (*range(2, 65, 2), 96, 128)  # numbers of rows with which numbers of thr
 
 @dataclass(frozen=True)
 class RowInvariance:
-    """The multiples to which rows are padded, so that a row's result does not depend on the number of rows."""
+    """The multiples to which rows are padded so that their number changes no row's result; and what still differs."""
 
     multiple: int  # to which the number of rows is padded
     deviation: float  # the most that the number of rows changes, relative to a product's largest output; 0 if nothing
@@ -46,7 +46,7 @@ class RowInvariance:
 
 @dataclass
 class TriedSteps:
-    """The whole steps that have been tried by any copy of a model."""
+    """The whole steps that any copy of a model has tried, and how far equal streams differed in them."""
 
     deviation: float = (
         0.0  # the largest difference of equal streams' distributions, relative to the largest probability
@@ -111,7 +111,10 @@ def _with(threads: int, compute: Callable[[], Tensor]) -> Tensor:
 def _random_attention(
     network: Any, streams: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor, float, int]:
-    """Draw queries of some streams, and keys and values of a prompt; return them with scaling and heads per KV head."""
+    """Draw queries of ``streams`` streams, and keys and values of a prompt.
+
+    Returns queries, keys, values, the scaling of their products, and the number of query heads per KV head.
+    """
     weight, attention = next(network.parameters()), next(iter(attention_modules(network).values()))
     group, size = attention.num_key_value_groups, attention.head_dim
     query, key, value = (
@@ -130,9 +133,9 @@ def _is_onednns(network: nn.Module) -> bool:
 
 
 def _find_prompt_read_rows(network: Any, multiple: int) -> int:
-    """Return a multiple of streams with which oneDNN's attention does not depend on their number; 0 if none is found.
+    """Return a multiple for the number of streams with which it does not affect oneDNN's attention; 0 if none passes.
 
-    Multiples of a single row are not tried, since a single row takes other code paths.
+    A multiple that allows a single row is not tried, since a single row takes other code paths.
     """
     if multiple == TILE or not fits_onednn(next(network.parameters())):
         return 0
@@ -144,7 +147,7 @@ def _find_prompt_read_rows(network: Any, multiple: int) -> int:
 
 
 def _layer_deviations(network: Any, multiple: int) -> Iterator[float]:
-    """Yield how far results of multiples of ``multiple`` rows differ from those of 8 x ``multiple`` rows."""
+    """Yield how far each layer's results for 1 to 7 times ``multiple`` rows are from those for 8 times ``multiple``."""
     generator = torch.Generator().manual_seed(0)
     embedding = next(network.parameters())
     for module, width in _modules(network):
@@ -157,7 +160,7 @@ def _layer_deviations(network: Any, multiple: int) -> Iterator[float]:
 
 
 def _tile_deviations(network: Any, multiple: int) -> Iterator[float]:
-    """Yield differences between the attention of fewer streams, in steps of ``multiple``, and of a whole tile."""
+    """Yield how far attention of part of a tile's streams is from that of the whole tile, for several such parts."""
     tile = tile_of(next(network.parameters()), multiple)
     counts = [*range(multiple, TILE, multiple), *range(TILE, tile, TILE // 2)]
     yield from _attention_deviations(network, tile, counts)
@@ -177,7 +180,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 
 def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Iterator[float]:
-    """Yield how far attention to a prompt of each number of streams in ``counts`` is from that of ``tile`` streams."""
+    """Yield how far attention to a prompt differs between each number of streams in ``counts`` and ``tile`` streams."""
     query, key, value, scaling, group = _random_attention(network, tile, torch.Generator().manual_seed(1))
     whole = attend_prompt(query, key, value, scaling)
     for count in counts:

@@ -112,10 +112,11 @@ class StreamSlots:
 
 
 def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int) -> tuple[list[Tensor], list[Suffixes]]:
-    """Allocate buffers for suffixes; a buffer holds all parts, keys or values, of one device, dtype and shape.
+    """Allocate buffers for suffixes, one for all layers' keys and values of one device, dtype and shape.
 
-    A buffer is [parts, slots, KV heads, H, size]. ``layers`` has for each layer a prompt's keys and values, [KV heads,
-    m, size]. Returns the buffers, and for each layer its keys and values in them, [slots, KV heads, H, size] each.
+    A buffer is [parts, slots, KV heads, H, size]; a part is the keys or the values of a layer. ``layers`` has for each
+    layer a prompt's keys and values, [KV heads, m, size]. Returns the buffers, and for each layer its keys and values
+    in them, [slots, KV heads, H, size] each.
     """
     kinds = [(part.device, part.dtype, part.shape[0], part.shape[2]) for layer in layers for part in layer]
     rooms, buffers = {}, []
@@ -153,10 +154,11 @@ class SharedPrefix:
         parked: The most streams that can be parked.
         horizon: The most tokens of a stream.
         row_multiple: A tile's streams, and by default a step's rows, are padded to multiples of this number.
-        group: Query heads of a KV head.
+        group: The number of query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``SharingOptions.fused``.
-        tiles: For each cache the most streams that read its prompt entries at once; 0, the default, for ``tile_of``.
+        tiles: For each cache the most streams that read its prompt entries at once; 0, the default, for what
+            ``tile_of`` returns.
         rules: For each cache its rule; None, the default, for no rule.
         prompt_read_rows: In products of oneDNN the streams that read a prompt at once are padded to a
             multiple of this; 0, the default, for ``row_multiple``.
@@ -216,7 +218,7 @@ class SharedPrefix:
         return self.rows_of(len(self.slots))
 
     def rows_of(self, streams: int) -> int:
-        """Return the number of rows for ``streams`` streams; fused operations use few different numbers."""
+        """Return the number of rows for ``streams`` streams; with fused operations it is one of few numbers."""
         if self._fused is None:
             return rounded(streams, self._layers)
         return few_rows(max(streams, FEWEST_ROWS), self._row_multiple)
@@ -224,8 +226,8 @@ class SharedPrefix:
     def counts_to_try(self, streams: int) -> list[int]:
         """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first.
 
-        If operations are fused, all possible numbers of rows are tried. Otherwise there are too many, and the number is
-        halved repeatedly.
+        If operations are fused, all possible numbers of rows are tried. Otherwise these are too many: only ``streams``,
+        half of it, a quarter and so on are tried.
         """
         if self._fused is not None:
             rows = {self.rows_of(count) for count in range(1, streams + 1)}
@@ -311,7 +313,10 @@ class SharedPrefix:
         self._slots.length -= 1
 
     def fill(self, contents: Tensor) -> None:
-        """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
+        """Set the keys and the values of slot s's suffix to ``contents[s mod kinds]``, in every layer.
+
+        ``contents`` are [kinds, KV heads, entries, size].
+        """
         kinds, _, entries, _ = contents.shape
         for part in (part for layer in self._suffix for part in layer):
             _, heads, _, size = part.shape

@@ -121,7 +121,7 @@ class StreamStates(LayerStates):
             self.by_place[place] = buffer[:rows]
 
     def _beyond_rows(self, slots: Tensor) -> Tensor:
-        """Return the rows of slots in the buffers, where parked streams follow the rows without a stream."""
+        """Return the buffers' row of each slot; rows without a stream lie before the rows of parked streams."""
         return torch.where(slots >= self._streams, slots + self._spare, slots)
 
 
@@ -131,10 +131,10 @@ def layers_without_attention(config: Mapping[str, Any]) -> int:
 
 
 def state_bytes(config: Mapping[str, Any], item_bytes: int) -> list[tuple[int, int]]:
-    """Return how many layers have states of each kind, and the bytes of one layer's states of one stream.
+    """Return for each kind of state how many layers have it, and the bytes of one layer's states of one stream.
 
-    ``config`` are the contents of ``config.json``; ``item_bytes`` are those of a number in the model's dtype, which a
-    convolution's last inputs have.
+    ``config`` are the contents of ``config.json``. ``item_bytes`` are the bytes of a number in the model's dtype, which
+    is the dtype of a convolution's last inputs.
     """
     kinds = list(config.get("layer_types") or ())
     short = int(config["hidden_size"]) * int(config.get("conv_L_cache") or 0) * item_bytes if "conv" in kinds else 0
@@ -147,7 +147,7 @@ def state_bytes(config: Mapping[str, Any], item_bytes: int) -> list[tuple[int, i
 
 
 def _delta_net(config: Mapping[str, Any], item_bytes: int) -> int:
-    """Return the bytes of a layer with the gated delta rule (Qwen3-Next, Qwen3.5): a matrix for each value head."""
+    """Return the bytes of the states of a layer with the gated delta rule (Qwen3-Next, Qwen3.5); 0 for other models."""
     if "linear_num_key_heads" not in config:
         return 0
     key, value = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])

@@ -44,16 +44,16 @@ def tables(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Divide the queries of all streams into tiles.
 
-    Every table has one of few lengths, so that most changes of streams change no shape. The tiles at the end that fill
-    up a table are of a chunk that no cache has. The last partial results, beyond the needed number, are not written.
+    Every table has one of few lengths, so that most changes of streams change no shape. Tiles that only fill up a
+    table are of a chunk that no cache has. Partial results beyond the needed number are not written.
 
     Args:
         stream_cache: The cache of each stream, ascending, int64 [streams].
         slots: The slot of each stream, int64 [streams].
         rows: The number of rows that the model computes.
         chunks: The number of chunks of each cache in its longest layer, int64 [caches].
-        group: Queries of a stream and KV head.
-        queries: Queries of a tile.
+        group: The number of queries that a stream has for each KV head.
+        queries: The number of queries of a tile.
 
     Returns:
         The slot of each packed row, then zeros, [rows]; tiles [tiles, TILE_COLUMNS]; places [rows, PLACE_COLUMNS]; and
@@ -88,8 +88,8 @@ def tables(
 def few_rows(streams: int, multiple: int) -> int:
     """Return a number of rows for ``streams`` streams: the next multiple, or for many streams at most an eighth more.
 
-    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight
-    choices.
+    A GPU's libraries choose their kernels by the number of rows, so few numbers are used: between a number and its
+    double only eight.
     """
     step = multiple
     while streams > 2 * _STEPS * step:

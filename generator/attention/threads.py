@@ -46,7 +46,7 @@ def adapt() -> None:
 
 
 def stay_alone() -> None:
-    """Use one thread until the end of the present block."""
+    """Use one thread until the end of the innermost block of ``torch_threads`` or ``at_most``."""
     _own.most = 1
     torch.set_num_threads(1)
 

@@ -23,8 +23,9 @@ def attend_entries(  # type: ignore[no-untyped-def]
 ):
     """Attend to more entries, and return ``top``, ``total`` and ``sums`` with these entries added.
 
-    ``top`` is the largest score so far, to base 2; ``total`` is the sum of weights relative to it; ``sums`` is the sum
-    of weighted values. Only entries that are ``present`` count, and only places of a head that are ``inside``.
+    ``top`` is the largest score so far. An entry's weight is 2 to the power of its score less ``top``; ``total`` is the
+    sum of weights, ``sums`` the sum of weighted values. Entries that are not ``present``, and places of a head vector
+    that are not ``inside``, do not count.
     """
     where = entry[:, None] * SIZE + place[None, :]
     read = present[:, None] & inside[None, :]
@@ -45,7 +46,7 @@ OPTIONS = {"enable_fp_fusion": True}  # of the compiler
 
 
 def prompt_shape(dtype: torch.dtype, size: int) -> dict[str, int]:
-    """Return the sizes of a program of ``_attend_chunk``, whatever the number of streams, by argument name."""
+    """Return the sizes with which ``_attend_chunk`` is launched, for any number of streams, keyed by argument name."""
     width = max(triton.next_power_of_2(size), 16)
     if dtype == torch.float32:  # products without tensor cores, from registers
         return {"QUERIES": tile_queries(dtype), "KEYS": 32, "WIDTH": width, "num_warps": 8, "num_stages": 2}
@@ -85,7 +86,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, CACHE_COLUMNS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr, LN_2: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of queries of one cache, one KV head and one chunk of entries; scores are to base 2."""
+    """Attend from one tile of a cache's queries, in one KV head, to one chunk of entries; weights are powers of 2."""
     kv_head = tl.program_id(1)
     tiles += tl.program_id(0) * TILE_COLUMNS
     caches += tl.load(tiles) * CACHE_COLUMNS
@@ -129,7 +130,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
 
 
 def suffix_shape(dtype: torch.dtype, group: int, size: int) -> dict[str, int]:
-    """Return the sizes of a program of ``_attend_suffix``, whatever the number of streams, by argument name."""
+    """Return the sizes with which ``_attend_suffix`` is launched, for any number of streams, keyed by argument name."""
     width = max(triton.next_power_of_2(size), 16)
     keys = 32 if dtype == torch.float32 or width > 128 else 64
     queries = max(triton.next_power_of_2(group), 16)
@@ -176,7 +177,7 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
     PLACE_COLUMNS: tl.constexpr, LOG2_E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute one slot and KV head: the new entry, earlier entries, then the chunks; scores are to base 2."""
+    """Attend in one slot and KV head to the new and earlier entries, and join the chunks; weights are powers of 2."""
     slot, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     number = query.dtype.element_ty
     member, place = tl.arange(0, QUERIES), tl.arange(0, WIDTH)

@@ -52,7 +52,7 @@ class CodecTrial(Trial[Codec]):
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """Numbers of KV heads and head sizes that the codec accepts."""
+        """The pairs of a number of KV heads and a head size that the codec accepts, of those that are tried."""
         return [(heads, size) for heads, size in _HEADS if self._accepts(size)]
 
     def _accepts(self, size: int) -> bool:
@@ -77,7 +77,7 @@ class CodecTrial(Trial[Codec]):
         return {where: self._read(layer) for dtype in DTYPES for where, layer in self.layers(dtype)}
 
     def decided_on(self, prompt: str) -> str:
-        """Return digests of the entries read back of one more layer of each head size, drawn by the name ``prompt``."""
+        """Return digests of the entries read back of one more random layer per head size; ``prompt`` is the seed."""
         read = []
         for heads, size in self.heads:
             generator = torch.Generator().manual_seed(int.from_bytes(prompt.encode(), "big"))
@@ -135,7 +135,7 @@ def _least_bytes(trial: CodecTrial) -> str:
 
 
 def _bits_stated_and_needed(codec: Codec, heads: int, size: int, dtype: str) -> tuple[float, float]:
-    """Return how many bits a number a codec claims to store, and how many it needs at least."""
+    """Return how many bits per number a codec claims to store, and how many it needs at least."""
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(_DRAWS, 2, heads, _LONG, size, generator=generator, dtype=torch.float64)
     squares = torch.empty_like(numbers)
@@ -148,7 +148,7 @@ def _bits_stated_and_needed(codec: Codec, heads: int, size: int, dtype: str) -> 
 
 
 def _bits(errors: Tensor) -> float:
-    """Return the mean bits a number of equally large sets of numbers, from their mean square errors."""
+    """Return the bits per number that equally large sets of numbers need on average, from their mean square errors."""
     least = torch.finfo(torch.float64).tiny  # of a set that comes back as it was drawn
     return float((-0.5 * errors.clamp(least, 1).log2()).mean())
 

@@ -62,12 +62,12 @@ class PolicyTrial(Trial[Policy]):
 
     @property
     def entries(self) -> int:
-        """The number n of prompt entries: half of them suffice for the policy and leave it a choice."""
+        """The number n of prompt entries, so large that with m = n / 2 the policy still has entries to choose among."""
         return max(_PROMPT, 2 * (self.least + 16) + 1)
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """Three values of m: half of the prompt, fewer than generated tokens, and more than the prompt."""
+        """Three values of m: half of the prompt's entries, few (at least ``least``), and more than the prompt has."""
         return (self.entries // 2, max(_FEW, self.least), self.entries + 3)
 
     def action(self, name: str = "own", keep: int | str = "1/2", **changes: Any) -> Action:
@@ -104,7 +104,7 @@ class _Watched(Policy):
     """A policy that behaves like another policy and records which entries its streams read.
 
     Attributes:
-        kept: For each layer the positions that the first cut kept; empty if nothing is ever dropped.
+        kept: For each layer the positions that ``first_cut`` kept; empty if nothing is ever dropped.
         read: For each layer in which the rule attended, the places of the entries that each head read in the last step.
     """
 
@@ -127,7 +127,7 @@ class _Watched(Policy):
 
 
 class _WatchedRule(GuardedRule):
-    """A policy's rule that also records which entries its first row reads, and compares its attention over them."""
+    """A policy's rule that also records which entries its first row reads, and checks the attention over these."""
 
     def __init__(self, policy: Policy, rule: CacheRule, budget: int, read: dict[int, list[list[int]]]) -> None:
         super().__init__(policy, rule, budget)
@@ -184,7 +184,7 @@ def _plain_attention(entries: StreamEntries, read: Sequence[Sequence[int]]) -> T
 def _positions_read(
     model: LoadedModel, document: Document, action: Action, tokens: Sequence[int]
 ) -> list[list[set[int]]]:
-    """Feed tokens, and return for each step the positions that every head of every layer has read."""
+    """Feed tokens; return for each step a set of positions for each KV head of each layer: those that it read."""
     assert action.policy is not None  # noqa: S101 - an action of a policy
     watched = _Watched(action.policy)
     with model.computing():

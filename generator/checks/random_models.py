@@ -48,19 +48,19 @@ def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers:
 
 @cache
 def random_model(architecture: str, dtype: str = "float32", layers: int = 2, kv_heads: int = 2) -> LoadedModel:
-    """Return a random-weight model, loaded like any folder; one per process and kind."""
+    """Return a random-weight model, loaded like any folder; calls with the same arguments return the same model."""
     with TemporaryDirectory() as folder:
         saved = save_random_model(Path(folder), architecture, layers=layers, num_key_value_heads=kv_heads)
         return load_model(str(saved), dtype=dtype)
 
 
 def random_document(name: str, length: int) -> Document:
-    """Return a prompt of uniformly random tokens, a function of its name."""
+    """Return a prompt of ``length`` uniformly random tokens, which ``name`` seeds."""
     random = np.random.default_rng(list(name.encode()))
     tokens = tuple(int(token) for token in random.integers(0, VOCABULARY, length))
     return Document(doc=name, stratum="RANDOM", cluster=name, task="random", source="random", tokens=tokens)
 
 
 def embedded_document() -> Document:
-    """Return the document on which actions are tried."""
+    """Return the document of the embedded model on which the checks try actions."""
     return make_document("needle", 384, 0, 7)

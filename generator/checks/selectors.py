@@ -74,7 +74,7 @@ class SelectorTrial(Trial[Selector]):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The parameters that a study can set, with their values; of kvpress, the options of its presses."""
+        """The parameters that a study can set, with their values; those of kvpress are the options of its presses."""
         settings = {field.name: getattr(self.part, field.name) for field in fields(self.part)}  # type: ignore[arg-type]  # a dataclass
         return dict([*settings["options"], *settings["inner_options"]]) if "options" in settings else settings
 
@@ -109,7 +109,7 @@ class SelectorTrial(Trial[Selector]):
         return self._prompts[model, entries]
 
     def evicted(self, entries: int, kept: int) -> CompactCache:
-        """Return the cache of the usual prompt after the selector's cut."""
+        """Return the cache that the selector leaves of a prompt of n = ``entries`` entries at m = ``kept``."""
         return evict(self.prompt(_USUAL, entries).layers, self.part, kept)
 
     def decided(self) -> dict[str, str]:
@@ -138,7 +138,7 @@ def _other_models(trial: SelectorTrial) -> str:
 
 
 def _check_sets(trial: SelectorTrial, model: _Model, entries: int, kept: int) -> None:
-    """Check every head's kept positions; ``evict`` checks that they are m, in order and inside of the prompt."""
+    """Check the positions that each head keeps; ``evict`` itself checks their number, their order and their range."""
     selector, where = trial.part, f"n = {entries}, m = {kept} ({model})"
     prompt = trial.prompt(model, entries).layers
     budgets = selector.budgets(kept, entries, _LAYERS)
@@ -212,7 +212,7 @@ def _chunks(trial: SelectorTrial) -> str:
 
 
 def _in_chunks(selector: Selector, layer: PromptLayer, chunk: QueryChunk, ends: list[int]) -> PromptLayer:
-    """Return a layer whose statistics were gathered in chunks with these ends; ``chunk`` has all queries."""
+    """Return ``layer`` with statistics gathered in chunks that end at ``ends``; ``chunk`` has all of its queries."""
     gathered: dict[Any, Any] = {}
     for first, last in zip([0, *ends], ends, strict=False):
         part = replace(

@@ -1,9 +1,9 @@
 """Find places in a user's class that may depend on something that the identity does not cover.
 
 The identity covers a part's source and parameters, and a study's prompts, seed and settings. A value from the
-environment, a file, a clock, a module found at run time, the hash seed or a global random state may change tomorrow.
-Units of both days would then be pooled as if they were equal. Source that only names such a thing may still be right,
-so each place is a note and not an error.
+environment, a file, a clock, a module found at run time, the hash seed or a global random state may change between two
+runs. Units of both runs would then be pooled as if they were equal. Source that only names such a thing may still be
+right, so each place is a note and not an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator"
 
 
 def source_notes(kind: type[Any]) -> list[str]:
-    """Return a line for each place in the files of a user's class that uses such a value; [] for kvdrift's classes."""
+    """Return a line for each place in a user's class that may use a value outside the identity; [] for kvdrift's."""
     texts = custom_texts(kind)
     known = sys.stdlib_module_names | {path.stem for path in texts} | set(packages_distributions()) | {"kvdrift"}
     return [
@@ -53,7 +53,7 @@ def source_notes(kind: type[Any]) -> list[str]:
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line numbers, the name used there, and the kind of thing that it stands for."""
+    """Yield for each name that may use a value outside the identity: its line, itself, and what it uses ("a clock")."""
     meant = dict(_imported_names(tree))
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}  # of a longer dotted name

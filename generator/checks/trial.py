@@ -78,17 +78,18 @@ class Check(Generic[Part]):
 
 
 def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert takes it
-    """Raise an error with ``otherwise`` unless ``holds``."""
+    """Raise an error with the message ``otherwise`` unless ``holds``."""
     if not holds:
         raise OperationError(otherwise)
 
 
 @dataclass(frozen=True, eq=False)
 class Trial(ABC, Generic[Part]):
-    """A part of an action, to be checked, by its name in a study file and parameters that differ from the defaults.
+    """A part of an action that is to be checked.
 
-    Modules are found in ``folder``, if any, before installed modules. ``elsewhere`` has the decisions in a second
-    interpreter, once there are any.
+    ``name`` is its name in a study file, ``parameters`` are those that differ from the defaults. Modules are found in
+    ``folder``, if any, before installed modules. ``elsewhere`` is empty until ``decide_elsewhere`` appends the
+    outcome in a second interpreter.
     """
 
     name: str
@@ -132,9 +133,9 @@ class Trial(ABC, Generic[Part]):
 
 
 def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
-    """Try parts one after the other in one second interpreter, and set ``elsewhere`` of each to the outcome.
+    """Try all parts in one second interpreter, one after the other; append each outcome to its trial's ``elsewhere``.
 
-    It is the part's decisions, or a line about a failure.
+    The outcome is the part's decisions, or a line about a failure.
     """
     requested = [
         {"kind": trial.kind.noun, "name": trial.name, "parameters": dict(trial.parameters),
@@ -158,7 +159,7 @@ def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
 
 
 def decisions_of(make: Callable[[], Trial[Any]]) -> Decisions | str:
-    """Make a part and return its decisions, that on prompt ``ALONE`` first; or a line about a failure."""
+    """Make a part, and return its decisions, first the one on prompt ``ALONE``; or a line about a failure."""
     try:
         trial = make()
         return {ALONE: trial.decided_on(ALONE), **trial.decided()}
@@ -225,7 +226,7 @@ def _row(action: Action) -> str:
 
 
 def _changed(trial: Trial[Any], name: str, value: Any) -> Action | None:
-    """Return the action with another value of a parameter; None if no value is accepted. Texts are not guessed."""
+    """Return the action with another value of a parameter; None if no value is accepted, or if the value is a text."""
     for other in _other_values(value):
         try:
             return trial.action(**{name: other})

@@ -78,5 +78,5 @@ class GroupedCodec(Codec):
 
 
 def beside_exact(coded: Tensor, numbers: Tensor) -> Tensor:
-    """Join ``coded`` entries with the entries of ``numbers`` after them, which stay exact, [KV heads, m, size]."""
+    """Return ``numbers``, [KV heads, m, size], with the first entries replaced by ``coded``; the others stay exact."""
     return torch.cat([coded, numbers[:, coded.shape[1] :]], dim=1)

@@ -51,10 +51,10 @@ class CodedLayer:
 
 
 class CodedStreams(CacheRule):
-    """Codes entries that leave the window before each step, and attends if a group began in the prompt.
+    """Before each step, codes entries that have left the window; attends if a group that began in the prompt is coded.
 
-    The last ``window`` entries are exact, besides that of the token being fed. Keys are coded in groups of ``together``
-    consecutive keys, counted from the first kept entry. ``layers`` are coded already; ``horizon`` is H.
+    The last ``window`` entries are exact, and so is that of the token being fed. Keys are coded in groups of
+    ``together`` consecutive keys, counted from the first kept entry. ``layers`` are coded already; ``horizon`` is H.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CodedStreams(CacheRule):
         self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """Return the rule over other entries, without a window, as if the first token that is fed completed a group."""
+        """Return a rule over other entries, without a window and with a group that the first fed token completes."""
         begun = min(self._together - 1, entries)
         layers = [
             replace(
@@ -84,7 +84,11 @@ class CodedStreams(CacheRule):
         self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
         length: int,
     ) -> None:  # fmt: skip
-        """Code at most one entry of the suffixes that has left the window, and the group of keys that it completes."""
+        """Code what has left the window since the last step: prompt entries, and at most one entry of each suffix.
+
+        Keys are coded once their whole group has left the window; a group that began in the prompt is left to
+        ``attend``.
+        """
         if length < self._length:
             self._restore(prompt)
         self._length, left = length, self._left(length)
@@ -113,7 +117,7 @@ class CodedStreams(CacheRule):
         return any(self._completed(one, length) for one in self._layers)
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the prompt, and to each stream's suffix with the keys of the group that began in the prompt."""
+        """Attend to the prompt, and to each stream's suffix along with the group of keys that began in the prompt."""
         query, key, value = entries.query, entries.suffix_key, entries.suffix_value
         rows, kv_heads, group, size = query.shape
         one, shared = self._layers[entries.layer], entries.prompt_key.shape[1]
@@ -136,7 +140,7 @@ class CodedStreams(CacheRule):
         return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
 
     def _left(self, length: int) -> int:
-        """How many generated entries have left the window at L = ``length``; -k if k prompt entries are in it."""
+        """How many generated entries have left the window at L = ``length``; -k if the window has k prompt entries."""
         return length - 1 - self._window
 
     def _completed(self, one: CodedLayer, length: int) -> bool:
@@ -151,7 +155,10 @@ class CodedStreams(CacheRule):
             self._coded[number] = one.coded_keys, one.coded_values
 
     def _code_prompt(self, prompt: Sequence[Sequence[Tensor]], layers: Sequence[int], before: int) -> None:
-        """Code prompt entries that left the window, which begins after ``before`` entries, in layers of one kind."""
+        """Code the prompt entries among the first ``before`` entries, which have left the window.
+
+        ``layers`` are of one device and shape.
+        """
         one, (keys, values) = self._layers[layers[0]], self._coded[layers[0]]
         whole = min(before - before % self._together, one.entries - one.begun)
         key, value = slice(keys, max(whole, keys)), slice(values, max(min(before, one.entries), values))
@@ -169,5 +176,5 @@ class CodedStreams(CacheRule):
 
 
 def _taken(numbers: Tensor, slots: Tensor) -> Tensor:
-    """The rows of some slots, [R, KV heads, entries, size]."""
+    """The rows of ``numbers`` at ``slots`` [R], [R, KV heads, entries, size]."""
     return numbers.index_select(0, slots) if numbers.shape[2] else numbers[: len(slots)]

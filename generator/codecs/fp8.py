@@ -31,7 +31,7 @@ class FP8(Codec):
         return PrefixLayer(_read_back(layer.key), _read_back(layer.value))
 
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """Return a byte for each number, and two scales for each KV head."""
+        """Return the bytes as stored: one for each number, and those of two float16 scales for each KV head."""
         numbers = layer.key.numel() + layer.value.numel()
         return StoredBytes(numbers, 2 * layer.key.shape[0] * torch.float16.itemsize)
 

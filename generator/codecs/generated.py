@@ -29,7 +29,7 @@ from kvdrift.schema.errors import InputError
 
 @dataclass(frozen=True)
 class GeneratedEntries:
-    """The part of an action by which its codec codes generated entries, too; codecs of other classes are refused."""
+    """The part of an action by which its codec codes generated entries, too; a codec that cannot do so is refused."""
 
     codec: Codec
 

@@ -69,7 +69,7 @@ class HQQ(Codec):
         )
 
     def check(self, size: int) -> None:
-        """Refuse groups that do not divide heads of ``size`` channels: some numbers of entries could not be grouped."""
+        """Refuse heads of ``size`` channels that groups do not divide: not all numbers of entries would fill groups."""
         if size % self.group:
             raise InputError(f"heads of {size} channels cannot be coded in groups of {self.group}; set group")
 

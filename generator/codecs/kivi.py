@@ -16,14 +16,14 @@ class KIVI(GroupedCodec):
     """Keys per channel in groups of consecutive entries, values per entry in groups of channels.
 
     Keys have channels of large magnitude, so that the scale of a channel fits better than that of an entry; values have
-    no such channels. The last ``residual`` entries are exact, and so are keys of a group that is not full before them.
+    no such channels. The last ``residual`` entries are exact, and so are the keys before them that do not fill a group.
     """
 
     paper: ClassVar[str | None] = "Liu et al. 2024, arXiv:2402.02750"
     bits: ClassVar[int]
 
     def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return coded keys and values, and after them the exact ones."""
+        """Return the layer with the first keys and values as read back from codes, and the last ones unchanged."""
         keys, values = self._coded(layer)
         key = channels_back(layer.key[:, :keys], self.bits, self.group) if keys else layer.key[:, :0]
         value = entries_back(layer.value[:, :values], self.bits, self.group) if values else layer.value[:, :0]
@@ -64,7 +64,7 @@ class Int4(KIVI):
 
 @dataclass(frozen=True)
 class Int2(KIVI):
-    """KIVI in 2 bits, the paper's."""
+    """KIVI in 2 bits, as in the paper."""
 
     summary: ClassVar[str] = "2-bit integers: keys in groups per channel, values per entry, recent entries exact"
     bits: ClassVar[int] = 2

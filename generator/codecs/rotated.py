@@ -35,7 +35,7 @@ class RotatedInt4(GroupedCodec):
             raise InputError(f"heads of {size} channels have no Hadamard transform here; it needs a power of two")
 
     def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return coded entries, and after them the exact ones."""
+        """Return the layer with entries as read back from their codes, but the last ``residual`` entries unchanged."""
         return PrefixLayer(self._read_back(layer.key), self._read_back(layer.value))
 
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
@@ -55,7 +55,7 @@ class RotatedInt4(GroupedCodec):
 
 
 def hadamard(vectors: Tensor) -> Tensor:
-    """Transform vectors of 2^k numbers by the normalized Hadamard matrix, float32 [..., 2^k]; twice is the identity."""
+    """Transform vectors of 2^k numbers by the normalized Hadamard matrix, float32 [..., 2^k]; it is its own inverse."""
     *others, size = vectors.shape
     step = 1
     while step < size:

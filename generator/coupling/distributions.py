@@ -44,8 +44,8 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Draw one token per row, int64 [B], by the inverse distribution function.
 
     Weights are [B, V], not negative, with a positive sum in each row; uniforms are [B] in [0, 1). A token of weight 0
-    is never drawn: the result is the first token whose cumulative weight exceeds u times the total. This product is
-    kept below the total even if rounding would make them equal.
+    is never drawn: the result is the first token whose cumulative weight exceeds u times the total. If rounding
+    makes this product equal to the total, it is lowered to the next smaller number.
     """
     return draw_by_sums(block_sums(weights), u, weights.shape[-1], lambda token: weights.gather(-1, token))
 
@@ -53,7 +53,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 def draw_by_sums(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
     """Draw as ``draw`` does, int64 [B], from the block sums of weights [B, ``size``], float64 [B, blocks].
 
-    ``weights_of`` returns the weights of tokens, int64 [B, n], in the same shape.
+    ``weights_of`` is given tokens, int64 [B, n], and returns their weights in the same shape.
     """
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
@@ -75,9 +75,9 @@ def block_sums(weights: Tensor) -> Tensor:
 
 
 def _row_sums(numbers: Tensor) -> Tensor:
-    """Return the sum of each row of ``numbers`` [..., n], [...].
+    """Return the sum of each row of ``numbers``: [..., n] -> [...].
 
-    On a GPU halves of a row are added up, since torch's own sums depend on the number and the place of rows.
+    On a GPU the two halves of a row are added, again and again: a sum by torch depends on the number and place of rows.
     """
     if numbers.device.type == "cpu":
         return numbers.sum(-1)
@@ -111,7 +111,7 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
 
     Distributions p and q are [B, V]; x, drawn from p, and y are int64 [B]; uniforms are [B] in [0, 1). y = x with
     probability min(1, q(x)/p(x)); otherwise y is drawn from (q - min(p, q))/e. A mismatch has probability e = TV(p, q).
-    The comparison is strict, so that equal distributions never diverge and a token with q(x) = 0 is never kept.
+    x is kept if accept * p(x) < q(x): strictly, so that equal distributions never diverge and no x with q(x) = 0 stays.
     """
     p_x, q_x = (distribution.gather(-1, x[:, None]).squeeze(-1) for distribution in (p, q))
     return couple_by_excess(p_x, q_x, x, accept, residual, lambda rows: (q[rows] - p[rows]).clamp_(min=0.0))
@@ -120,9 +120,9 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
 def couple_by_excess(
     p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor, excess_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Couple as ``couple`` does, from the probabilities ``p`` and ``q`` of x, [B] each.
+    """Couple as ``couple`` does, from x's probabilities ``p`` and ``q`` under both distributions, [B] each.
 
-    ``excess_of`` returns max(q - p, 0) of some rows, [rows, V].
+    ``excess_of`` is given the numbers of some rows, int64 [rows], and returns max(q - p, 0) of all tokens, [rows, V].
     """
     keep = accept * p.double() < q.double()
     y = x.clone()
@@ -195,7 +195,7 @@ class DistributionTable:
         return self._room[: len(left)]
 
     def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Return the probability of one token under the distribution of each row, [B]."""
+        """Return the probability of each of ``tokens`` [B] under the distribution of its row, [B]."""
         rows = rows.to(self._distributions.device)
         absorbed = (tokens == self._absorbed_token).to(self._distributions.dtype)
         return torch.where(rows < 0, absorbed, self._distributions[rows.clamp(min=0), tokens])
@@ -217,7 +217,10 @@ _FUSED_BYTES = 2**28  # of distributions that ``pair_sums`` processes in one par
 
 
 def are_fused(sharing: SharingOptions, device: str) -> bool:
-    """Return whether ``fused_draws`` couples pairs on a device: as ``sharing.fused`` says, or if its kernel works."""
+    """Return whether ``fused_draws`` couples pairs on a device.
+
+    It does as ``sharing.fused`` says; if that is None, it does on CUDA if its kernel works there.
+    """
     if sharing.fused is not None:
         return sharing.fused
     return torch.device(device).type == "cuda" and fused_fault(torch.device(device)) is None
@@ -228,9 +231,9 @@ def fused_draws(distributions: Tensor, rows: Tensor, u: Tensor, reference: Tenso
 
     Args:
         distributions: [streams, V].
-        rows: Pairs of distributions, p above q, int64 [2, R + 2P]: nothing and the distribution of each of R
-            references, the two distributions of each of P pairs, and for each pair two more distributions to compare.
-            If both are one row, their distance is 0.
+        rows: The rows of distributions p and q, int64 [2, R + 2P]. First come those of R references, with ``NOTHING``
+            for p; then the two distributions of each of P pairs; then, for each pair, two more distributions to
+            compare. If p and q are one row, their distance is 0.
         u: Uniforms [R + 2P]: for the references' tokens, the pairs' residual tokens, and acceptance.
         reference: The reference of each pair, int64 [P].
         absorbed_token: The token that an ended side emits.
@@ -267,7 +270,8 @@ def pair_sums(distributions: Tensor, rows: Tensor, absorbed_token: int) -> Tenso
     """Return the sums of |p - q| and of max(q - p, 0) over blocks of tokens; one launch on CUDA.
 
     Distributions are [streams, V]; rows of p and of q are int64 [2, B], ``ABSORBED`` or ``NOTHING`` for a distribution
-    that is no stream's. Both sums are float64 [2, B, blocks]; exactly 0 for bitwise equal distributions.
+    that is no stream's. The result is float64 [2, B, blocks], first the sums of |p - q|. Sums are exactly 0 for bitwise
+    equal distributions.
     """
     parts = []
     for left, right in torch.split(rows, max(_FUSED_BYTES // distributions[:1].nbytes, 1), 1):

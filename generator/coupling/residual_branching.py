@@ -39,7 +39,7 @@ PURPOSES = SCAN_UNIFORMS + 3  # besides, of a position of the branch: for X, acc
 
 @dataclass(frozen=True)
 class ResidualBranches:
-    """The recorded steps of one action; arrays are [replicates, H] or [replicates], positions 1..H."""
+    """The recorded steps of one action; arrays are [replicates, H], with positions 1..H in order, or [replicates]."""
 
     token: NDArray[np.int32]  # U_t; -1 if survival reached 0 and nothing was drawn
     deficit: NDArray[np.float64]  # e_t, the distance of both distributions after U_<t; 1 if they have no overlap
@@ -134,7 +134,10 @@ class _Scan:
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> tuple[DistinctStreams, Tensor, Tensor]:
-        """Return the arguments of ``FusedSteps.step`` for the ``live`` pairs; rows are those of ``_overlaps``."""
+        """Return streams, places and rows, as ``FusedSteps.step`` takes them, for the ``live`` pairs, int64 [live].
+
+        ``token`` is the next token of each pair, int64 [live]; the rows are those that ``_overlaps`` takes.
+        """
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
         label = torch.zeros_like(live) if self._sharing.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
@@ -144,11 +147,11 @@ class _Scan:
         return streams, len(pairs) + streams.member % len(live), torch.cat([self._row[:, pairs], pairs[None]])
 
     def _position(self, live: Tensor, column: int, draws: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weigh a position, ``column`` from 0, of the ``live`` pairs, int64 [live].
+        """Record the weight of position ``column``, from 0, for the ``live`` pairs, int64 [live].
 
-        ``draws`` is their result of ``_overlap``; uniforms ``u`` [live] decide whether the position replaces the
-        candidate. Returns which pairs continue, bool [live], the pairs whose candidate the position is, int64, and the
-        tokens, int64 [live].
+        ``draws`` are the pairs' results of ``_overlap``, [4, live]; uniforms ``u`` [live] decide whether the position
+        replaces a pair's candidate. Returns which pairs continue, bool [live]; the numbers of the pairs whose candidate
+        was replaced, int64; and the tokens, int64 [live].
         """
         self.evaluations[live] += 1
         deficit, token, residual_x, residual_y = draws[0], *draws[1:].long()
@@ -182,10 +185,10 @@ class _Scan:
 
 
 def _overlaps(distributions: Tensor, rows: Tensor, u: Tensor) -> Tensor:
-    """Return the result of ``_overlap`` for some pairs, [4, B], from distributions [streams, V].
+    """Return the result of ``_overlap`` for B pairs, [4, B], from the distributions of all streams, [streams, V].
 
-    ``rows`` are rows of the reference's and of the action's distributions, and the number of each pair, int64 [3, B];
-    uniforms of all pairs are [pairs, >= SCAN_UNIFORMS].
+    ``rows``, int64 [3, B], has for each pair the stream of the reference, the stream of the action, and the pair's
+    number, which is its row in ``u``, [all pairs, >= SCAN_UNIFORMS].
     """
     parts = torch.split(rows, pairs_at_once(distributions), 1)
     return torch.cat(
@@ -194,9 +197,9 @@ def _overlaps(distributions: Tensor, rows: Tensor, u: Tensor) -> Tensor:
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """Return e, a token of the overlap and one of each residual, float64 [4, B].
+    """Return four rows, float64 [4, B]: e, a token drawn from the overlap, and a residual token of X and one of Y.
 
-    Distributions are [B, V], uniforms [B, >= SCAN_UNIFORMS].
+    The reference's distributions ``p`` and the action's ``q`` are [B, V], uniforms [B, >= SCAN_UNIFORMS].
     """
     overlap = torch.minimum(p, q)
     shares = overlap.sum(-1) > 0

@@ -85,7 +85,7 @@ class _DistributionRows:
         return (self.on_x >= 0) & (self.on_x != self.on_y)
 
     def compared(self) -> Tensor:
-        """The rows for ``fused_draws``, [2, references + 2 pairs]."""
+        """The argument ``rows`` of ``fused_draws``, int64 [2, references + 2 pairs]."""
         left = [torch.full_like(self.reference, NOTHING), self.p, self.p.where(self.diverged, ABSORBED)]
         right = [self.reference, self.on_y, self.on_x.where(self.diverged, ABSORBED)]
         return torch.stack([torch.cat(left), torch.cat(right)])
@@ -103,7 +103,7 @@ class CoupledPairs:
         pair_reference: The reference of each pair, int64 [pairs].
         reference_cache: The cache of each reference, int64 [references], ascending.
         pair_cache: The action's cache of each pair, int64 [pairs], ascending.
-        reference_owner: The cache that a reference stream's distributions are counted for, int64 [references].
+        reference_owner: The cache to whose count each reference's computed distributions are added, int64 [references].
         u_x: Uniforms of the references' tokens, float64 [references, H].
         u_pair: Uniforms of acceptance and of the residual token, float64 [pairs, H, 2].
     """
@@ -239,7 +239,7 @@ class CoupledPairs:
     def _record(
         self, column: int, rows: _DistributionRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor
     ) -> None:
-        """Record the draws of ``column``: x [references]; y, delta, and f of diverged pairs, [pairs]; on the CPU."""
+        """Record what was drawn at ``column``; arguments from ``x`` on are what ``_plain_draws`` returns."""
         self.evaluations += self._active()
         self._x, self._y = x, y
         f = torch.where(rows.diverged, forced_f, delta.masked_fill(rows.on_x < 0, 0.0))  # delta while the pair agrees
@@ -249,7 +249,7 @@ class CoupledPairs:
         self._write(column, slice(None), x_token=x_token, y_token=y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done)
 
     def _active(self) -> Tensor:
-        """Return whether a side of each pair has not ended, bool [pairs]."""
+        """Return which pairs have a side that has not ended, bool [pairs]."""
         return ~(self._x_done[self._pair_reference] & self._y_done)
 
     def _split(self, draws: Tensor) -> tuple[Tensor, ...]:
@@ -258,9 +258,9 @@ class CoupledPairs:
         return x.long(), y.long(), delta, forced_f
 
     def _plain_draws(self, distributions: Tensor, rows: _DistributionRows, column: int) -> tuple[Tensor, ...]:
-        """Draw the tokens of ``column`` from the open streams' distributions, [streams, V]; return these and distances.
+        """Draw the tokens of ``column`` from the open streams' distributions, [streams, V], and compute distances.
 
-        On the CPU: x [references]; y, delta, and f of diverged pairs, [pairs].
+        Returns, on the CPU, x [references], and y, delta and f, [pairs] each; f is computed for diverged pairs only.
         """
         u_x, u_residual, u_accept = torch.split(self._uniforms[column], [len(self._x), len(self._y), len(self._y)])
         drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), self._active().nonzero().squeeze(-1)

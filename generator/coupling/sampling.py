@@ -1,10 +1,8 @@
 """Turn logits into the distributions from which tokens are drawn (``docs/quantities.md``).
 
-They follow from temperature, top-k and top-p.
-
-The order is that of transformers' warpers: temperature, then top-k by the logits, then top-p among the remaining
-probabilities. Of tokens with equal logits those with the lowest ids are taken. A row's distribution does not depend on
-other rows, nor on how a device adds numbers up or orders equal numbers.
+Temperature, top-k and top-p are applied in the order of transformers' warpers: temperature, then top-k by the logits,
+then top-p among the remaining probabilities. Of tokens with equal logits those with the lowest ids are taken. A row's
+distribution does not depend on other rows, nor on how a device adds numbers up or orders equal numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +40,10 @@ def deployed(logits: Tensor, sampling: Sampling, out: Tensor) -> None:
 
 
 def deployed_table(distributions: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
-    """Return tables as ``deployed`` writes them, float64 [rows, V]: p^(1/T), normalized over the remaining tokens."""
+    """Return the distributions that a study draws tokens by, for a table of distributions p, float64 [rows, V].
+
+    They are p^(1/T), normalized over the tokens that top-k and top-p leave.
+    """
     made = torch.from_numpy(distributions).log()
     deployed(made, sampling, out := torch.empty_like(made))
     return out.numpy()
@@ -81,7 +82,7 @@ def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
 
 
 def _host_may_read(values: Tensor) -> bool:
-    """Return whether the host may read intermediate results: on a GPU it would have to wait for them."""
+    """Return whether the host may read intermediate results; not on a GPU, where it would have to wait for them."""
     return not values.is_cuda
 
 

@@ -30,8 +30,8 @@ Indices = dict[torch.device, dict[str, Tensor]]
 class StepIndices:
     """Copies the vectors of a step to each device as one array; on a CPU the vectors are used directly.
 
-    The arrays on the host and the devices are used again at the next step. By then the results of the step have been
-    waited for, and so has the copy.
+    The arrays on the host and the devices are used again at the next step. That is safe: by then the host has waited
+    for the results of this step, so that the copy is over, too.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -110,9 +110,9 @@ class StepGraphs:
                 graph.replay()
 
     def _captured(self, bucket: Hashable, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """Return the graph of a step, whose operations are not executed; None if they cannot be captured.
+        """Capture a step's operations as a graph, without executing them; return None if they cannot be captured.
 
-        The rollout then goes on without more graphs.
+        After such a failure nothing more is captured.
         """
         graph, pool = torch.cuda.CUDAGraph(), next((some.pool() for some in self._graphs.values()), None)
         with torch.cuda.device(self._device):

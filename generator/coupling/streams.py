@@ -31,8 +31,8 @@ class StreamDecoder(ABC):
     Attributes:
         eos_tokens: Tokens that end a side, possibly none; an ended side continues to emit the first of them.
         device: The device of the distributions, as torch names it.
-        sent: The integers sent last; they are on the distributions' device after the next ``open`` or ``advance`` of a
-            stream.
+        sent: The integers of the last ``send``; they are on the distributions' device after the next ``open`` or
+            ``advance`` of a stream.
     """
 
     def __init__(self, eos_tokens: tuple[int, ...], device: str) -> None:
@@ -40,7 +40,7 @@ class StreamDecoder(ABC):
         self.sent = torch.empty(0, dtype=torch.int64)
 
     def send(self, indices: Tensor) -> None:
-        """Send integers, int64 of any shape on the CPU, to the distributions' device, with those of the next step."""
+        """Send integers, int64 of any shape on the CPU, to the distributions' device together with the next step's."""
         self.sent = indices.to(self.device)
 
     @abstractmethod
@@ -83,7 +83,7 @@ class StreamDecoder(ABC):
 
     @property
     def ahead(self) -> AheadDecoder | None:
-        """The decoder if it can append tokens that only the distributions' device knows; else None."""
+        """The decoder itself, if it can append tokens that only the distributions' device knows; else None."""
         return None
 
 
@@ -100,14 +100,14 @@ class AheadDecoder(Protocol):
     def feed(self, tokens: Tensor) -> None:
         """Append one token to each open stream without sending anything; streams are those of the last ``place``.
 
-        Tokens are int64, on the distributions' device: the token of each open stream, and then ignored ones.
+        Tokens are int64, on the distributions' device: first one for each open stream; any further ones are ignored.
         """
 
     def distributions(self) -> Tensor:
-        """Return the distributions after the last tokens, [rows, V], the streams' first; valid until the next call."""
+        """Return the distributions after the last tokens, [rows, V], streams' rows first; valid until the next call."""
 
     def give_up(self) -> None:
-        """Take the last ``feed`` back, whose tokens the next ``place`` replaces."""
+        """Undo the last ``feed``; the next ``place`` appends the tokens to use instead."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class SharingOptions:
         drop_ended: A side that has ended has no stream.
         share_prompt_reads: All streams of a cache read its prompt entries together.
         fused: Whether operations are fused into one launch on CUDA. None: on CUDA, if Triton can build them. True: on
-            any device, by their plain forms on other devices.
+            any device; devices other than CUDA compute the same operations without Triton.
     """
 
     share_equal_histories: bool = True
