@@ -105,7 +105,8 @@ def _kept_record(content: PageContent, doc: str, action: str) -> str:
     rows = content.source.of("answer_records", doc=doc, action=action)
     if not rows:
         return ""
-    return f"keeps at least {fixed(100 * min(row['kept'] for row in rows), 0)}% of each answer’s record"
+    least = min(row["kept"] for row in rows)
+    return f"keeps {'all' if least == 1 else f'at least {fixed(100 * least, 0)}%'} of each answer’s record"
 
 
 def _other(content: PageContent) -> str:
