@@ -34,7 +34,7 @@ _OF_LAYER = {
 
 
 def write_gguf(folder: Path, file: Path, quantization: str, symbols: Sequence[str] | None = None) -> None:
-    """Write the Qwen2 model of a folder, as transformers writes it, as one GGUF file, by default without a vocabulary.
+    """Write a Qwen2 model, from a folder that transformers wrote, as one GGUF file, by default without a vocabulary.
 
     The quantization, one of ``QUANTIZATIONS``, applies to matrices; vectors stay in float32. With ``symbols``, the text
     of each token, the file has a vocabulary, which a server needs to write tokens; prompts are still token ids.

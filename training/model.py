@@ -89,7 +89,7 @@ def _rows(head: int) -> slice:
 
 
 def _write_previous_token_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Write layer 0, heads 0 and 2: attend one position back by biases alone, and copy that token into ``previous``."""
+    """Set heads 0 and 2 of layer 0: attend one position back by biases alone, and copy that token to ``previous``."""
     attention = model.model.layers[0].self_attn
     for kv_head, head in ((0, 0), (1, 2)):
         for pair in range(_POSITION_PAIRS):
@@ -105,7 +105,7 @@ def _write_previous_token_heads(model: Qwen2ForCausalLM, current: torch.Tensor, 
 
 
 def _write_matching_head(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Write layer 1, head 0: find positions whose previous token is the current token, and copy the token there."""
+    """Set head 0 of layer 1: find positions whose previous token is the current token, and copy their tokens."""
     attention = model.model.layers[1].self_attn
     slow = torch.ones(HEAD_SIZE, 1)
     slow[:_MATCH_SKIPPED_PAIRS] = 0.0
@@ -117,7 +117,7 @@ def _write_matching_head(model: Qwen2ForCausalLM, current: torch.Tensor, previou
 
 
 def _write_asked_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Write head 2 of layers 1 and 2 (KV head 1): attend to every question mark alike, and predict the token before it.
+    """Set head 2 of layers 1 and 2 (KV head 1): attend to every question mark alike, and predict the token before it.
 
     A head carries 32 dimensions, so that each of the two layers copies one half of the key.
     """
@@ -131,7 +131,7 @@ def _write_asked_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous:
 
 
 def _write_stated_head(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Write layer 2, head 0: attend to every token after an ``A``, and subtract it from the prediction."""
+    """Set head 0 of layer 2: attend to every token after an ``A``, and subtract it from the prediction."""
     attention = model.model.layers[2].self_attn
     answer = previous.T @ (current @ model.model.embed_tokens.weight[v.ANSWER])  # (128,), as layer 0 writes it
     attention.k_proj.weight[_rows(0)][_PAIRS - 1] = _STATED_SHARPNESS * answer / answer.norm()
@@ -153,8 +153,8 @@ def build_tokenizer() -> Qwen2Tokenizer:
     """Make the tokenizer whose ids are those of the vocabulary and whose decoded text is that of ``to_text``.
 
     Transformers reads a folder with a Qwen2 configuration by its byte-pair tokenizer. Each symbol is therefore an added
-    token, which byte pairs never touch, spelled with the space before it except for the three in brackets. Text that
-    is no symbol has no id and is dropped; ``to_tokens`` of the vocabulary raises an error for it instead.
+    token, which byte pairs never touch, spelled with the space before it, except for the three in angle brackets. Text
+    that is no symbol has no id and is dropped; ``to_tokens`` of the vocabulary raises an error for it instead.
     """
     spellings = [symbol if symbol.startswith("<") else f" {symbol}" for symbol in v.SYMBOLS]
     tokenizer = Qwen2Tokenizer(

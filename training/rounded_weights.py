@@ -42,7 +42,7 @@ def write_rounded(folder: Path, output: Path, bits: int) -> None:
 
 
 def main() -> None:
-    """Write the embedded model in every number of bits, and print the folders."""
+    """Write the embedded model rounded to each number of bits in ``BITS``, and print the folders."""
     parser = argparse.ArgumentParser(description="Write the embedded model with rounded weights.")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model folders")
     output = parser.parse_args().output

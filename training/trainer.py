@@ -1,6 +1,6 @@
 """The training: sequences of a prompt and a right answer, optimizer steps on their batches, and the order of batches.
 
-A curriculum of growing documents comes first, then the study lengths with a falling rate.
+A curriculum of growing documents comes first, then documents as long as those of studies, with a falling learning rate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TrainingSequence:
         choices: The positions of ``tokens`` where several tokens are right, each with the tokens that are right there
             besides filler: after an ``A`` the first keys of the items that are left; after an item and its filler
             another ``A``, or ``<eos>`` when no item is left.
-        contents: The positions of an item's tokens after its first, which the prompt determines.
+        contents: The positions of each item's tokens but the first; the prompt determines the tokens there.
     """
 
     tokens: tuple[int, ...]
@@ -96,7 +96,7 @@ class Batch:
 class StepScores:
     """The training loss, the share of contents that the model ranks first, and the mean probability on right choices.
 
-    That probability is given that the token is ``A``, ``<eos>`` or a key.
+    The probability is conditional on a token that is ``A``, ``<eos>`` or a key.
     """
 
     loss: float
@@ -239,7 +239,7 @@ REPORT_STEPS = 20
 
 
 def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch]:
-    """Make endless batches of a stage, each half needle and half chain sequences, from sequence number ``first`` on."""
+    """Yield endless batches of a stage, each half needle, half chain sequences, from sequence number ``first`` on."""
     index = first
     while True:
         half = stage.batch // 2
@@ -251,8 +251,8 @@ def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch
 def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
     """Train a model on growing documents at the peak rate; return its trainer.
 
-    A stage ends when both running means pass: those of retrieval and of the choice of asked keys. A model that moves on
-    before it chooses the asked keys never learns to choose them.
+    A stage ends when both running means, of retrieval and of the choice of asked keys, pass their bounds, or after its
+    most steps. A model that moves on before it chooses the asked keys never learns to choose them.
     """
     trainer = Trainer(model, CHOICE_WEIGHT)
     for stage in CURRICULUM:
@@ -268,7 +268,7 @@ def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
 
 
 def run_last(model: Qwen2ForCausalLM, seed: int, cycles: int) -> Trainer:
-    """Train for ``cycles`` rounds over the study lengths, with a new optimizer and falling rate; return its trainer."""
+    """Train for ``cycles`` rounds over the study lengths, with a new optimizer and falling rate; return the trainer."""
     trainer = Trainer(model, LAST_CHOICE_WEIGHT)
     stages = [CurriculumStage(length, (16, 5), (5, 3), batch, cycles) for length, batch in LAST_BATCHES.items()]
     # Documents that the curriculum has not shown.

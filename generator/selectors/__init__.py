@@ -1,4 +1,4 @@
-"""Selectors choose which prompt entries each KV head keeps; every file has one selector."""
+"""Selectors choose which prompt entries each KV head keeps; each selector has its own file."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ __all__ = [
 
 
 def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Selector:
-    """Make a selector from the parameters that differ from its defaults.
+    """Make the selector ``name`` with ``parameters``, those that differ from its defaults.
 
-    ``name`` is a key of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and a press. A module
-    is looked for in ``folder``, if any, before installed modules.
+    ``name`` is a key of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and the name of a
+    press. A module is looked for in ``folder``, if any, before installed modules.
 
     Raises:
         InputError: There is no such selector, it cannot be used, or a parameter is unknown or wrong.

@@ -59,11 +59,12 @@ class QueryMoments:
 class ExpectedAttention(ScoringSelector):
     """The positions with the highest expected attention of future queries, times the L2 norm of their value.
 
-    Future queries are normal before rotation, with the mean m and covariance C of the prompt's queries after the sinks.
-    They are rotated by the mean rotation R of the next ``future_positions``. With the attention's scaling s, the
-    expected score of a key k is exp(k'Rm s + k'RCR'k s^2 / 2); with a soft cap, the expectation of the exponential of
-    the capped product. Scores are normalized over the positions after the sinks, averaged over the query heads of a KV
-    head, increased by ``epsilon`` and multiplied by the value's norm.
+    Before rotation, future queries are taken to be normally distributed, with the mean m and covariance C of the
+    prompt's queries after the sinks. They are rotated by R, the mean rotation of the next ``future_positions``
+    positions. With the attention's scaling s, the expected score of a key k is exp(k'Rm s + k'RCR'k s^2 / 2); with a
+    soft cap, it is the expectation of the exponential of the capped product. Scores are normalized over the positions
+    after the sinks, averaged over the query heads of a KV head, increased by ``epsilon`` and multiplied by the value's
+    norm.
     """
 
     summary: ClassVar[str] = "the highest attention expected of future queries, times the value's norm"
@@ -113,7 +114,7 @@ class ExpectedAttention(ScoringSelector):
 def _capped_expectation(center: Tensor, half: Tensor, softcap: float) -> Tensor:
     """Return log E exp(softcap tanh(x / softcap)) of normal x with mean ``center`` and variance 2 ``half``.
 
-    By Gauss-Hermite quadrature; without a cap this is ``center + half``.
+    It is computed by Gauss-Hermite quadrature. Without a cap it would be ``center + half``.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
     deviation = (2 * half).clamp(min=0).sqrt()
@@ -125,6 +126,6 @@ def _capped_expectation(center: Tensor, half: Tensor, softcap: float) -> Tensor:
 
 
 def _quarter_turn(x: Tensor) -> Tensor:
-    """(x1, x2) -> (-x2, x1), where x1 and x2 are the halves of the last dimension, which are rotated together."""
+    """Return (-x2, x1) for the halves x1, x2 of the last dimension; RoPE rotates pairs of a channel from each half."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)

@@ -21,8 +21,8 @@ class AccumulatedAttention:
     """Statistic: the softmax attention that each position receives, summed over queries, float64 [KV heads, positions].
 
     Attention is scaled and causal; query heads of a KV head are averaged. It is computed for blocks of queries, so that
-    the n x n attention is never in memory. A block is summed in float32, so that the last bits of sums depend on the
-    block's size. The size is the same on all CPUs, and on all GPUs of a model, whatever else is in their memory.
+    the n x n attention is never in memory. A block is summed in float32, so the last bits of sums depend on the block's
+    size. The size is the same on all CPUs, and on all GPUs of one type, whatever else is in their memory.
     """
 
     def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
@@ -47,7 +47,7 @@ class AccumulatedAttention:
 
 
 def logits_at_once(device: torch.device) -> int:
-    """How many attention logits are held at once; larger blocks mean fewer kernel launches on a GPU."""
+    """Return how many attention logits are held at once; with more of them, a GPU has fewer kernels to launch."""
     if device.type != "cuda":
         return _LOGITS
     most: int = torch.cuda.get_device_properties(device).total_memory // (_GPU_SHARE * torch.float32.itemsize)
@@ -60,8 +60,8 @@ class H2O(Selector):
 
     The paper evicts one entry at a time while decoding. After a prefill, its code keeps the m/2 most recent positions
     and, of the others, the m/2 with the highest sum of attention over all queries of the prompt, per head; so does this
-    selector. If m is odd, there is one more heavy hitter. Sums are not divided by the number of queries that can see a
-    position.
+    selector. If m is odd, there is one heavy hitter more than recent positions. Sums are not divided by the number of
+    queries that can see a position.
     """
 
     summary: ClassVar[str] = "heavy hitters of accumulated attention, and as many recent positions"

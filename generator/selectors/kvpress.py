@@ -1,17 +1,17 @@
-"""Presses of kvpress (https://github.com/NVIDIA/kvpress) as selectors, by name: ``kvpress:ChunkKVPress``.
+"""Presses of kvpress (https://github.com/NVIDIA/kvpress) as selectors, by name, such as ``kvpress:ChunkKVPress``.
 
 Selections are made exact:
 
-- kvpress keeps int(n (1 - r)) entries; r = 1 - (m + 1/2) / n gives m.
-- It returns rows in order of score, without indices; they are found again by their bits, and sorted.
-- Some presses keep whole chunks; these are filled up to m.
+- kvpress keeps int(n (1 - r)) of n entries for a compression ratio r; r = 1 - (m + 1/2) / n makes it keep m.
+- It returns entries in order of score, without positions; the positions are found by the entries' bits, and sorted.
+- Some presses keep whole chunks; their selections are filled up to m entries.
 - Random presses are seeded.
 
 The inputs of a press are gathered by our own attention; kvpress' hooks are never put on a model.
 
-A press is taken if it is a pure selection. It then decides once, after the prompt, which entries each head keeps. It
-does not change entries, and it keeps a given number, the same for all KV heads of a layer. The tables of presses were
-read from kvpress 0.5.5.
+A press is accepted if it is a pure selection: it decides once, after the prompt, which entries each head keeps; it does
+not change entries; and it keeps a given number, the same for all KV heads of a layer. The tables of accepted and of
+refused presses follow the source of kvpress 0.5.5.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class KVPress(Selector):
 
     @property
     def window(self) -> int:
-        """How many last positions the press always keeps, by its definition; none if it wraps another press."""
+        """How many last positions the press always keeps, by its definition; 0 if it wraps another press."""
         return self._number(PRESSES[self.press].window)
 
     @property
@@ -166,13 +166,13 @@ class KVPress(Selector):
         return (self._inputs,)
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:
-        """Bytes of a layer's whole attention, if the press needs it: scores, masked scores, their softmax, the mask."""
+        """Bytes of a layer's attention (scores, masked scores, softmax, mask) if the press needs all of it, else 0."""
         if not PRESSES[self.press].attention:
             return 0
         return entries**2 * (heads * (2 * item_bytes + 4) + item_bytes)  # the softmax is float32
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """m of each layer, layer 0 first; if PyramidKV's rounding misses the sum, the first layers are corrected."""
+        """m of each layer, layer 0 first; if PyramidKV's rounding misses the sum, first layers are corrected by 1."""
         if self.press != "PyramidKVPress":
             return super().budgets(kept, entries, layers)
         press = self.build(1 - kept / entries)
@@ -187,9 +187,9 @@ class KVPress(Selector):
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
         """Kept positions, int64 [KV heads, kept], ascending within a head.
 
-        A press that keeps whole chunks may never give exactly m positions. Then the two adjacent requests are found
-        that give fewer and more. The fewer positions are kept, and the first positions that the larger request adds
-        fill them up to m.
+        A press that keeps whole chunks may never keep exactly m positions, whatever number it is asked for. Then the
+        two adjacent numbers are found for which it keeps fewer and more than m. The smaller selection is kept, and
+        filled up to m by the first positions that only the larger selection has.
         """
         entries = layer.key.shape[1]
         places = _places(layer)
@@ -224,7 +224,7 @@ class KVPress(Selector):
         return int(value)
 
     def build(self, ratio: float) -> Any:
-        """Return kvpress' own press with a compression ratio."""
+        """Return kvpress' own object of the press, with compression ratio ``ratio``."""
         module, options = load_kvpress(), dict(self.options)
         if self.inner is None:
             return getattr(module, self.press)(compression_ratio=ratio, **options)
@@ -232,7 +232,7 @@ class KVPress(Selector):
         return getattr(module, self.press)(press=inner, **options)
 
     def _chosen(self, layer: PromptLayer, kept: int, places: list[dict[bytes, list[int]]]) -> list[list[int]]:
-        """Positions that the press keeps of each KV head, ascending, if it should keep ``kept`` positions."""
+        """Positions that the press keeps for each KV head, ascending, if it is asked to keep ``kept`` positions."""
         entries = layer.key.shape[1]
         press = self.build(1 - (kept + 0.5) / entries)
         if self.press == "PyramidKVPress":  # the layer's number is already its budget
@@ -273,9 +273,9 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
     Args:
         name: ``kvpress:`` and the name of a press.
         parameters: The press' options. If it wraps another press, ``press`` names the inner press, whose options are
-            given here too; an option that both have is the outer press'.
+            given here too; an option that both presses have is set for the outer press.
 
-    A press that is no pure selection, or an option that it does not take, is refused.
+    A press that is no pure selection is refused, and so is an option that neither press takes.
     """
     press = name.removeprefix(PREFIX)
     known = _known(press, f"selector '{name}'")
@@ -346,7 +346,7 @@ def _row_bytes(key: Tensor, value: Tensor) -> Iterator[list[bytes]]:
 
 
 def _places(layer: PromptLayer) -> list[dict[bytes, list[int]]]:
-    """Per KV head, the positions of each entry; several where entries are equal bit for bit."""
+    """For each KV head, the positions of each entry, by the entry's bits; several where entries are equal."""
     places = []
     for rows in _row_bytes(layer.key, layer.value):
         place: dict[bytes, list[int]] = defaultdict(list)
@@ -371,8 +371,8 @@ def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> lis
 def load_kvpress(name: str = "kvpress") -> ModuleType:
     """Import kvpress, or one of its modules, and undo its changes to transformers.
 
-    The import wraps every attention function of transformers, for presses that mask single heads; these are refused
-    here, and the functions are put back. If something that kvpress needs is missing, an error names it.
+    The import wraps every attention function of transformers, for presses that mask single heads. kvdrift refuses
+    these presses, so the functions are put back. If something that kvpress needs is missing, an error names it.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - with kvpress alone
 

@@ -15,7 +15,7 @@ _OWN = "model"  # the dtype that the model computes in
 
 @dataclass(frozen=True)
 class Numerics(Full):
-    """All n prompt entries, prefilled in other chunks, held in another dtype, or read by other numbers of rows.
+    """All n prompt entries, prefilled in other chunks, held in another dtype, or read by more or fewer rows at once.
 
     Nothing is evicted, so any divergence is rounding that an uncompressed deployment has too
     (``docs/selectors.md``).

@@ -35,7 +35,7 @@ def at_least(bound: int, **parameters: float) -> None:
 
 
 def unknown(parameter: str, part: str, known: Iterable[str]) -> str:
-    """Return the line about a parameter that a part, such as "selector 'h2o'", lacks: with the nearest one, or all."""
+    """Return the error line about a parameter that ``part``, such as "selector 'h2o'", lacks; it names known ones."""
     if close := difflib.get_close_matches(parameter, known := sorted(known), n=1):
         return f"{parameter}: unknown key; did you mean '{close[0]}'?"
     return f"{part} has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"

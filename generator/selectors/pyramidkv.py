@@ -15,10 +15,11 @@ from kvdrift.generator.selectors.snapkv import SnapKV
 class PyramidKV(SnapKV):
     """SnapKV's scores with more entries in lower layers: besides the window, m falls linearly (section 4.2).
 
-    Besides its window, the last layer has (m - W) / ``beta`` entries and the first layer 2 (m - W) minus that, but not
-    more than the prompt has; the last layer then has the rest. Fractions are rounded by largest remainder, lower layers
-    first, so that the mean over layers is exactly m. For prompts shorter than 2 (m - W) the paper's code gives all
-    layers the same number; here it falls linearly for them, too.
+    Let W be the window. Besides it, the last layer keeps (m - W) / ``beta`` entries, and the first layer 2 (m - W)
+    minus that number. If the prompt has fewer, the first layer keeps all, and the last layer 2 (m - W) minus their
+    number. Fractions are rounded by largest remainder, of equal ones the lower layers' first, so that the mean over
+    layers is exactly m. For prompts shorter than 2 (m - W), the paper's code gives all layers the same number of
+    entries; here the number falls linearly for these prompts, too.
     """
 
     summary: ClassVar[str] = "snapkv with budgets that fall from the first layer to the last"
@@ -38,7 +39,7 @@ class PyramidKV(SnapKV):
 
 
 def whole_shares(shares: Sequence[Fraction | int]) -> list[int]:
-    """Round ``shares``, whose sum is whole, to whole numbers of the same sum by largest remainder, first ones first."""
+    """Round ``shares``, of a whole sum, to whole numbers of that sum: by largest remainder, of equal ones the first."""
     floors = [int(share) for share in shares]  # shares are not negative
     left = int(sum(shares)) - sum(floors)
     order = sorted(range(len(shares)), key=lambda place: floors[place] - shares[place])

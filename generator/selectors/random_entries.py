@@ -1,4 +1,4 @@
-"""The selector of random entries, which every score must beat."""
+"""The selector of random entries: the floor for every other selector."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RandomEntries(ScoringSelector):
         at_least(0, seed=self.seed)
 
     def score(self, layer: PromptLayer) -> Tensor:
-        """Uniforms in [0, 1), float64 [KV heads, n], from a stream for each KV head."""
+        """Uniform random numbers in [0, 1), float64 [KV heads, n], from one random generator for each KV head."""
         heads, entries, _ = layer.key.shape
         scores = np.empty((heads, entries))
         for head in range(heads):

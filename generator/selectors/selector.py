@@ -28,7 +28,7 @@ class Selector(ABC):
 
     @property
     def window(self) -> int:
-        """How many last prompt positions are always kept; ``PromptLayer`` has as many last queries, or more."""
+        """How many last prompt positions are always kept; ``PromptLayer`` has the queries of these or more."""
         return 0
 
     @property
@@ -57,7 +57,7 @@ class Selector(ABC):
         """Choose the kept positions of one layer: in 0..n-1, int64 [KV heads, kept], ascending within a head."""
 
     def identity(self) -> dict[str, Any]:
-        """Columns of the ``actions`` table: kernel, pooling, head reduction, and parameters but window and sinks."""
+        """Columns of the ``actions`` table: kernel, pooling, head reduction, and parameters except window and sinks."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
         columns = {"kernel": own.pop("kernel", None), "pooling": None, "head_reduction": self.head_reduction}
         return columns | {"parameters": {name: own[name] for name in own if name not in ("window", "sinks")}}
@@ -70,7 +70,7 @@ def check_finite(selector: Selector, scores: Tensor, layer: PromptLayer) -> None
 
 
 class ScoringSelector(Selector):
-    """Sinks, window, and the positions between them with the highest scores; of equal scores the earlier position."""
+    """Keeps sinks, window, and the positions between them with the highest scores, of equal scores the earlier one."""
 
     @abstractmethod
     def score(self, layer: PromptLayer) -> Tensor:

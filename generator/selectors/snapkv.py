@@ -43,7 +43,7 @@ class SnapKV(ScoringSelector):
         return pad(avg_pool1d(received, self.kernel, stride=1, padding=self.kernel // 2), (0, self.window))
 
     def identity(self) -> dict[str, Any]:
-        """Columns and parameters of the ``actions`` table; only scores before the window are pooled."""
+        """Columns of the ``actions`` table; ``pooling`` says that only scores before the window are pooled."""
         return super().identity() | {"pooling": "average, before the window"}
 
 

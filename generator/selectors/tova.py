@@ -26,7 +26,7 @@ class TOVA(ScoringSelector):
 
     @property
     def window(self) -> int:
-        """The last position, whose query scores the others."""
+        """1: the last position, whose query scores the others, is always kept."""
         return 1
 
     def score(self, layer: PromptLayer) -> Tensor:

@@ -87,7 +87,7 @@ class Call:
         self._cancelled = False
 
     def opened(self, end: Callable[[], None]) -> None:
-        """Record that the answer begins; ``end`` cancels it."""
+        """Record that the answer begins; ``end`` cancels the request."""
         with self._lock:
             self._end = end
         self.sign_of_life()
@@ -223,7 +223,7 @@ class ServiceAddress:
         return EndpointLost(f"endpoint {self.location}: its answer is not one of this version of kvdrift")
 
     def _handshake_hint(self) -> str:
-        """Return a hint why a service may end a connection at once, since gRPC reports none."""
+        """Return a hint why a service may have ended a connection at once; gRPC reports no reason."""
         if not self.location.startswith(TLS_SCHEME):
             return "a service with TLS is grpc+tls://HOST:PORT"
         return "a service with a token needs --token-file" if self.token is None else "has it the same token?"
@@ -245,7 +245,7 @@ Units = Sequence["PendingUnit"]
 
 
 class RemoteGenerator:
-    """Generates for the studies of one file, one model with one sampling or several, at an endpoint.
+    """Generates the units of one file's studies at an endpoint: of one model, at one temperature or several.
 
     ``say`` is called with a line when the endpoint is lost and when it is back. ``pause`` is the number of seconds
     until a lost endpoint is tried again for the first time.
@@ -288,7 +288,7 @@ class RemoteGenerator:
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return a function that gives an action's identity, from the endpoint's weights and this machine's tokenizer.
 
-        Raises as ``check`` does; if the endpoint does not answer, only if its weights are ``required``.
+        Raises as ``check`` does, but an endpoint that does not answer is an error only if its weights are ``required``.
         """
         try:
             self.check()
@@ -378,7 +378,7 @@ class RemoteGenerator:
             self._say(f"{reason}; its work will be repeated")
 
     def _asked(self) -> Identity:
-        """Return the endpoint's identity, which must be the model that the studies request."""
+        """Return the endpoint's identity, asking if it is unknown; the endpoint must serve the model of the studies."""
         if self._identity is None:
             self._identity = self._recognized(self._address.identity())
         return self._identity
@@ -426,7 +426,7 @@ class RemoteGenerator:
 
 
 def requests(pending: Units, horizon: int) -> list[Units]:
-    """Return a document's units as one request or, if these have too many events, as one request for each sampling."""
+    """Return a document's units as one request or, if it would have too many events, as one request for each study."""
     if sum(item.count for item in pending) * horizon <= MAX_EVENTS:
         return [pending]
     samplings = dict.fromkeys(item.of for item in pending)

@@ -1,7 +1,7 @@
-"""Tokens and certificates of both ends of a service: their files, and the certificate of a token.
+"""Tokens and certificates of both ends of a service: their files, and the certificate that is made from a token.
 
-By the certificate of a token, a service with TLS recognizes its callers before they send a message. Both ends make the
-same key and certificate from the token. The caller shows this certificate in the handshake, and the service trusts no
+By this certificate, a service with TLS recognizes its callers before they send a message. Both ends make the same key
+and certificate from the token. The caller shows this certificate in the handshake, and the service trusts no
 other. So a stranger cannot send a message that the service would have to receive.
 """
 
@@ -33,7 +33,7 @@ _FROM, _UNTIL = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(2120, 1, 1, 
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the file of ``--token-file``."""
+    """Return the token in the file that ``--token-file`` names."""
     if os.name == "posix" and path.is_file() and (mode := stat.S_IMODE(path.stat().st_mode)) & _OTHERS:
         raise InputError(
             f"--token-file {path}: others can read it (mode {mode:03o}); chmod 600 {shlex.quote(str(path))}"
@@ -71,7 +71,7 @@ class TokenCertificate:
 
 @cache
 def token_certificate(token: str) -> TokenCertificate:
-    """Return the certificate of a token, which is the same, byte for byte, on every machine."""
+    """Make a certificate and its key from a token; both are the same, byte for byte, on every machine."""
     secret = Scrypt(salt=_SALT, length=48, n=2**14, r=8, p=1).derive(token.encode())  # slow to try tokens with
     key = ec.derive_private_key(int.from_bytes(secret) % (_CURVE.group_order - 1) + 1, _CURVE)
     certificate = (

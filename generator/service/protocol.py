@@ -108,7 +108,7 @@ class DocumentMessage(_Message):
 
 
 class SamplingMessage(_Message):
-    """The name of a study, with its sampling."""
+    """The name of a study, with its temperature and truncation (``top_p``, ``top_k``)."""
 
     study: _Text
     temperature: Temperature
@@ -122,7 +122,7 @@ class SamplingMessage(_Message):
 
 
 class PendingMessage(_Message):
-    """Replicates ``first .. first + count - 1`` of a revision of an action, from the study file or the control.
+    """Replicates ``first .. first + count - 1`` of a revision of an action of the study file, or of the control.
 
     ``selector_sha256`` is computed by the client; the service refuses the request if its own differs. ``of`` is the
     study of the replicates, if it differs from the request's study.
@@ -239,7 +239,7 @@ class ErrorMessage(_Message):
 
 
 class KeptMessage(_Message):
-    """The kept entries of a prompt: ``counts`` is int32 [groups of layers, n], as zlib in base64."""
+    """``KeptEntries`` as a message: ``counts``, int32 [groups of layers, n], is written as base64 of zlib."""
 
     layers: Annotated[int, Field(ge=1, lt=_INT32_END)]
     pairs: Annotated[int, Field(ge=1)]

@@ -4,11 +4,12 @@ Flight answers requests in its own threads, and the model belongs to the thread 
 Requests pass from Flight's threads to that thread in a queue, and each request's results come back in a queue of its
 own.
 
-Importing a module runs its code. Names of the package and entry points need no permission, since whoever installed the
-distribution chose them. Other modules must be named on the service's command line.
+Importing a module runs its code. A request may name kvdrift's own selectors, codecs and policies, and those of entry
+points, since whoever installed their distribution chose them. Other modules must be named on the service's command
+line.
 
 Every failed call is one logged line and one Flight error. A call costs memory before anybody can check it: gRPC
-receives its message, which Arrow allows to be of any length, before it calls the gate, and pyarrow passes on none of
+receives its message, which Arrow allows to be of any length, before it calls the gate, and pyarrow has no option for
 gRPC's limits. So a service with TLS recognizes its callers in the handshake (``token_certificate``), and the gate
 refuses others before Flight copies their message.
 """
@@ -115,7 +116,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Admission(self._free)
 
     def _reason(self, tokens: Sequence[str]) -> str | None:
-        """Return why a call with these headers is refused; None if it is admitted."""
+        """Return why a call with these ``authorization`` headers is refused; None if it is admitted."""
         if self._expected is None:
             return None
         if not tokens:
@@ -124,7 +125,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def answered(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a handler so that its errors become Flight errors, which name the caller's address in the log."""
+    """Wrap a handler so that its errors are logged with the caller's address, and become Flight errors."""
 
     @wraps(handler)
     def call(self: Any, context: flight.ServerCallContext, *arguments: Any) -> Any:
@@ -303,7 +304,7 @@ class _Request:
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
 
     def error(self) -> flight.FlightError | None:
-        """Remove all waiting messages; return the error among them, with which the service may have ended, or None."""
+        """Remove waiting messages up to an error, with which the service may have ended; return it, or None."""
         while True:
             try:
                 message = self.messages.get_nowait()
@@ -386,7 +387,7 @@ def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
 
 
 def load_modules(names: Iterable[str]) -> frozenset[str]:
-    """Import the modules of ``--allow-module``, so that errors show before the service begins."""
+    """Import the modules that ``--allow-module`` names, so that errors show before the service begins."""
     allowed = frozenset(names)
     for name in sorted(allowed):
         where = f"{_OPTION} '{name}'"

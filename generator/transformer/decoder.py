@@ -60,7 +60,7 @@ class Decoder:
 
     @property
     def row_multiple(self) -> int:
-        """The multiple of rows that a test of the model found (``RowInvariance.multiple``)."""
+        """The multiple to which rows are padded, as a test of the model found it (``RowInvariance.multiple``)."""
         return self.rows.multiple
 
     @property
@@ -70,7 +70,7 @@ class Decoder:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Let torch use up to ``threads`` threads in the block, fewer on a busy machine; on CUDA forbid split sums."""
+        """Let torch use up to ``threads`` threads in the block, fewer on a busy machine; apply ``whole_sums``."""
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         with torch_threads(None) if self.threads is None else at_most(self.most_threads), whole_sums(self.device):
             yield
@@ -82,7 +82,7 @@ class Decoder:
 
 
 def is_small(network: nn.Module) -> bool:
-    """Return whether one thread computes a network's products as fast as several."""
+    """Return whether a network is so small that one thread computes its products as fast as several."""
     return sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
 
 

@@ -36,10 +36,10 @@ class Footprint:
     weight_bytes: int
 
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
-        """Return the bytes of ``entries`` per KV head and layer as stored: payload, scales, index and metadata.
+        """Return the bytes of a cache of ``entries`` entries per KV head and layer: payload, scales, index, metadata.
 
-        They are stored by ``holding``. A layer with a window counts with a full window, and a layer with a state with
-        the state. ``indexed``: whether entries are ever removed; otherwise there is no index.
+        ``holding`` stores the entries. A layer with a window counts as a full window, and a layer with a state as its
+        state. ``indexed``: whether entries are ever removed; otherwise there is no index.
         """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
@@ -63,12 +63,12 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes at any time, prefill's included: allocators keep much of these, in pieces of other sizes."""
+        """The most bytes at any time; prefill's are added to decoding's, since allocators keep freed memory."""
         return self.prompt_bytes + self.prefill_bytes + self.decoding_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether prefill fits in the available memory, and, once its memory is freed, the replicates at once do."""
+        """Whether prefill and, after it, decoding ``replicates_at_once`` replicates fit in the available memory."""
         most = max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
         return self.prompt_bytes + most <= self.available_bytes
 
@@ -80,11 +80,11 @@ def plan_memory(
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
 
-    ``entries`` is n; ``kept`` has m of each action, and ``replicates`` its number of replicates. ``available_bytes``
+    ``entries`` is n; ``kept`` has m of each action, ``replicates`` the number of its replicates. ``available_bytes``
     are left besides the weights. ``apart``: whether an action's prompt is prefilled separately; one such prompt is in
     memory at a time. ``scored`` is the number of prompt entries whose scores a policy keeps. ``others`` has for each
-    further model, that of actions with weights of their own, its shape, and m and replicates of its actions; every
-    model has the whole prompt. ``packed``: whether packed copies of keys are kept, as on a CPU.
+    model of actions with weights of their own its shape, and for these actions what ``kept`` and ``replicates`` have;
+    every model has the whole prompt. ``packed``: whether packed copies of keys are kept, as on a CPU.
     """
     sides = [(shape, kept, replicates), *others]
     whole = [side.fixed_bytes(entries) + side.evictable_bytes * entries for side, *_ in sides]
@@ -152,7 +152,7 @@ def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> in
 
 
 def memory_here(device: str, device_map: str | None) -> int | None:
-    """Return the bytes that can be allocated on a device, or by a device map on all GPUs; None without the device."""
+    """Return the bytes that can be allocated on a device or, with a device map, on all GPUs; None if it is missing."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = [device] if device_map is None else gpus or ["cpu"]
     try:

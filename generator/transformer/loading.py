@@ -44,7 +44,7 @@ _PAIRS_AT_ONCE = 96  # with more, the rows of a step would exceed a core's cache
 
 @dataclass(frozen=True)
 class LoadedModel(Decoder):
-    """``kvdrift.generator.generation.model.Model`` of a transformer.
+    """A transformer as a ``kvdrift.generator.generation.model.Model``.
 
     ``files`` are fingerprints of the files from which the model was loaded, and ``stored_bytes`` is the size of its
     weight files; both are unknown if the model was made in memory.
@@ -64,7 +64,7 @@ class LoadedModel(Decoder):
 
     @property
     def pairs_at_once(self) -> int:
-        """Documents are decoded side by side up to this number of pairs, to keep a CPU busy; 0 if one at a time."""
+        """Up to how many pairs documents are decoded side by side, to keep a CPU busy; 0 for one document at a time."""
         busy = (
             self.threads != 1 or not is_small(self.network) or self.device != "cpu"
         )  # with a large model, or on a GPU, computing takes most of the time
@@ -72,10 +72,10 @@ class LoadedModel(Decoder):
         return 0 if alone else _PAIRS_AT_ONCE
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[LoadedModel]:
-        """Make the model ``count`` times for as many threads, each with its share of the available memory.
+        """Yield ``count`` copies of the model for as many threads, each with its share of the available memory.
 
-        Each has modules of its own over the same weights, so that hooks and state belong to one thread. ``before`` is
-        called before every pass through the network; an error that it raises ends the pass.
+        Each copy has modules of its own over the same weights, so that hooks and state belong to one thread. ``before``
+        is called before every pass through the network; an error that it raises ends the pass.
         """
         for _ in range(count):
             network = copy.deepcopy(self.network, {id(weight): weight for weight in self.network.parameters()})
@@ -86,7 +86,7 @@ class LoadedModel(Decoder):
         return replace(self.files, eos_tokens=self.eos_tokens).of(action.parts)
 
     def weight_bytes(self, action: Action) -> int | None:  # noqa: ARG002 - all actions have its weights
-        """Return the bytes of the weight files of an action's side."""
+        """Return the bytes of the weight files of the model that decodes an action; None if they are unknown."""
         return self.stored_bytes
 
     def prefill(
@@ -94,7 +94,7 @@ class LoadedModel(Decoder):
     ) -> PrefilledPrompt:
         """Process the document's prompt, recording the data that the selectors of ``actions`` need.
 
-        ``sharing`` is the number of actions that share the prefill's time, if not ``actions`` alone.
+        ``sharing`` is the number of actions among which the prefill's time is divided; None for that of ``actions``.
         """
         check_prompt(document, horizon, self.positions, self.shape.vocabulary, self.switch)
         return PrefilledPrompt(self, document, actions, horizon, sharing)

@@ -39,7 +39,7 @@ _SHARE = 0.9  # of the available memory; the allocator wastes some of it
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a decoder-only transformer on which memory depends."""
+    """The numbers of a decoder-only transformer that determine how much memory it takes."""
 
     layers: int
     width: int  # of hidden states
@@ -85,7 +85,7 @@ class ModelShape:
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes of the keys and values of one token in the layers of which entries can be evicted."""
+        """Bytes of the keys and values of one token in the layers whose entries can be evicted."""
         return self.entry_bytes - len(self.windows) * self._layer_entry_bytes
 
     def fixed_bytes(self, entries: int) -> int:
@@ -112,7 +112,7 @@ class ModelShape:
     def distribution_bytes(self) -> int:
         """Bytes of one stream's logits and distribution, and of the logits in the distribution's dtype if it differs.
 
-        Logits are counted in the larger dtype: the dtype of the weights, or float32 if a study requests it.
+        Logits are in the dtype of the weights, or in float32 if a study requests it; the larger total of both counts.
         """
         probabilities, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
         logits = [columns * item for item in (self.item_bytes, 4)]
@@ -127,7 +127,7 @@ class ModelShape:
         return 4 * entries * (self.layers * self.kv_heads + 3 * self.heads)
 
     def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
-        """How many bytes decoding one replicate of each action takes at most, besides the prompt of n ``entries``."""
+        """Return the most bytes that decoding a replicate of each action takes besides the prompt of n ``entries``."""
         return self.decoding_bytes([1] * actions, entries, horizon, estimator, scored)
 
     def decoding_bytes(
@@ -144,7 +144,7 @@ class ModelShape:
         ``scored`` prompt entries, every stream has room for them.
 
         ``reference``: whether this model decodes the reference's streams, too; an action's own weights do not.
-        ``tried`` adds what trying whole steps takes beforehand: more streams, and entries of one layer.
+        ``tried`` adds what the trial of whole steps, which comes first, takes: more streams, and entries of one layer.
         """
         total = sum(pairs)
         streams, kept = 2 * total, 2 * total if estimator == SWRB else 0
@@ -163,16 +163,16 @@ class ModelShape:
 
 
 def tried_streams(streams: int, horizon: int, entry_bytes: int) -> int:
-    """Return the number of streams of a trial step before ``streams`` are decoded.
+    """Return the number of streams with which whole steps are tried before ``streams`` streams are decoded.
 
-    It is a power of two if that takes little memory, since later documents may have a few streams more.
+    It is rounded up to a power of two if that takes little memory, since later documents may have more streams.
     """
     rounded_up = 1 << (streams - 1).bit_length()
     return rounded_up if rounded_up * horizon * entry_bytes <= _LITTLE else streams
 
 
 def tried_entries(entries: int) -> int:
-    """Return the number of prompt entries of a trial step before a prompt of ``entries`` entries is decoded."""
+    """Return the number of prompt entries with which steps are tried before a prompt of ``entries`` is decoded."""
     return -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
 
 
@@ -182,7 +182,7 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def inner_width(config: Mapping[str, Any], experts: int | None) -> int:
-    """Return the width of an MLP, or of ``experts`` experts together with those that all tokens share."""
+    """Return the inner width of an MLP, or of ``experts`` experts plus the experts that all tokens share."""
     if not experts:
         return int(config["intermediate_size"])
     shared = int(config.get("shared_expert_intermediate_size") or 0)
@@ -221,7 +221,7 @@ def _machine_bytes() -> int:
 
 
 def _control_group_bytes() -> Iterator[int]:
-    """Yield the bytes that each memory limit leaves; page cache that would be given up counts as free."""
+    """Yield the bytes that each control group's limit leaves; page cache that would be given up counts as free."""
     try:
         groups = [line.split(":", 2)[1:] for line in OWN_GROUPS.read_text("ascii").splitlines()]
     except OSError:

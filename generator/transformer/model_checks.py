@@ -177,7 +177,7 @@ def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str,
 
 
 def results() -> dict[str, str | None]:
-    """Return the models that the installed versions proved or refused here, each with why it was refused, or None."""
+    """Return the models that the installed versions proved or refused here, with the reason of a refusal, else None."""
     made = read_remembered(_proofs_path()).items()
     entries = [entry for key, entry in made if key.endswith(f" {_versions()}") and isinstance(entry, dict)]
     return {str(entry.get("model")): entry.get("refusal") for entry in entries}

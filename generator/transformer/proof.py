@@ -1,11 +1,11 @@
 """Prove, when a model is loaded, that decoding here gives the results of transformers' own forward pass.
 
-A probe is computed by transformers alone: with eager attention, and with evicted entries in fact removed. At each point
-of the network the values are compared with the reference's, and computing goes on with the reference's. So every layer
-has the reference's own input: errors do not add up over layers, and a router with two nearly equal scores chooses the
-reference's experts.
+The reference is a probe that transformers computes alone: with eager attention, and with evicted entries in fact
+removed. Then the probe is decoded here. At each point of the network the values are compared with the reference's, and
+computing goes on with the reference's values. So every layer has the reference's own input: errors do not add up over
+layers, and a router with two nearly equal scores chooses the reference's experts.
 
-A proof also tries out two traits of layers that selectors need to know: a soft cap, and how queries are rotated.
+A proof also finds out two traits of layers that selectors need to know: a soft cap, and how queries are rotated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kvdrift.schema.errors import first_line
 
 
 class Point(NamedTuple):
-    """A point of a layer at which values are compared; ``number`` counts the layer's points of its kind from 0."""
+    """A point of a layer at which values are compared; ``number`` counts the points of one kind in a layer, from 0."""
 
     layer: int
     kind: str
@@ -155,9 +155,9 @@ def kept_positions(layer: int, kv_heads: int) -> Tensor:
 
 @contextlib.contextmanager
 def short_lengths(network: Any) -> Iterator[None]:
-    """Make windows, and the length at which RoPE switches, shorter than the probe inside the block.
+    """Inside the block, make windows, and the length at which RoPE switches, shorter than the probe.
 
-    A model's code treats lengths of any size in the same way.
+    So a short probe is enough: a model's code treats all lengths in the same way.
     """
     holders = [network.config, *network.modules()]
     named = [
@@ -185,11 +185,11 @@ def short_lengths(network: Any) -> Iterator[None]:
 class Reference:
     """The probe as transformers computes it.
 
-    Rows are the prompt's tokens, then for each step those of the two streams with the whole cache, then likewise of
-    those with the evicted cache.
+    A row is a token: first the tokens of the prompt, then, step by step, the tokens of the two streams with the whole
+    cache, then, step by step, those of the two streams with the evicted cache.
 
-    Values are those at each point of the network, [rows, ...], in its dtype. Logits, [rows, V], are of the same rows,
-    except those of the prompt's tokens before the last. Both are on the CPU. The passes took ``seconds``.
+    ``values`` has the values of all rows at each point of the network, [rows, ...], in its dtype. ``logits``, [rows,
+    V], lacks the rows of the prompt's tokens before the last. Both are on the CPU. The passes took ``seconds``.
     """
 
     values: Mapping[Point, Tensor]
@@ -308,7 +308,7 @@ def refusal(model: Decoder, probe: Probe, reference: Reference) -> str | None:
 def difference(values: Tensor, wanted: Tensor, size: Tensor | None = None) -> Tensor:
     """Return the norm of each row's error, [rows], relative to ``size``: by default the norm of the wanted row.
 
-    Values are [rows, ...]; equal ones have no error, be they infinite.
+    Values are [rows, ...]; equal values have no error, even if they are infinite.
     """
     values, wanted = (part.flatten(1).double().cpu() for part in (values, wanted))
     error = torch.where(values == wanted, 0.0, values - wanted).norm(dim=-1)
@@ -335,7 +335,7 @@ class _Comparison:
         self._rows, self._places = rows, torch.arange(len(rows)) if places is None else places
 
     def visit(self, point: Point, values: Tensor) -> Tensor:
-        """Compare the values at a point, and return the reference's, as a ``Visit``."""
+        """Compare the values at a point, and return the reference's values; this method is a ``Visit``."""
         reference = self._reference.values.get(point)
         if reference is None or reference.shape[1:] != values.shape[1:]:
             return values  # the point lacks rows, which ``refusal`` finds
@@ -367,8 +367,8 @@ class _Comparison:
     def _added(self, point: Point, reference: Tensor) -> Tensor | None:
         """Return the norms of a layer's addition to its input, by which errors of its output are divided.
 
-        None if the point is no layer's output. Hidden states may be much larger than a layer's addition. Rounding them
-        is no error of the layer, so the norms include an allowance for ``_SUMS`` roundings.
+        The result is None if the point is no layer's output. Hidden states may be much larger than a layer's addition.
+        Rounding them is no error of the layer, so the norms include an allowance for ``_SUMS`` roundings.
         """
         before = self._reference.values.get(Point(point.layer - (point.kind == INPUT), INPUT))
         if point.kind not in (INPUT, OUTPUT) or before is None or before.shape != reference.shape:
@@ -431,9 +431,10 @@ _TOKENS = 4  # of the probe; a token's queries depend on nothing but its own inp
 
 @dataclass(frozen=True)
 class _PlainQueries:
-    """A statistic: a layer's queries rotated back by halves, as by ``rotate_half``, [heads, positions, size].
+    """A statistic: a layer's queries, rotated back as if RoPE turned them by halves, [heads, positions, size].
 
-    These are the queries before rotation if RoPE turns whole heads by halves. The prompt's first token is at ``first``.
+    If RoPE does turn whole heads by halves (``rotate_half``), these are the queries before rotation. The prompt's first
+    token is at position ``first``.
     """
 
     first: int
@@ -452,8 +453,8 @@ class _PlainQueries:
 def _are_turned_by_halves(model: Decoder, tokens: list[int]) -> bool:
     """Return whether the queries of a prompt, rotated back by halves, are equal for two positions of its first token.
 
-    Attention with RoPE depends only on distances, so queries before rotation are equal. Rotating the rotated queries
-    back by halves gives these queries only if they were rotated by halves.
+    Queries before rotation do not depend on where the prompt begins, since attention with RoPE depends only on
+    distances. Rotating back by halves gives these queries only if RoPE rotates by halves.
     """
     gathered = []
     try:

@@ -1,1 +1,1 @@
-"""Custom selectors, codecs and policies: in modules beside a study file, in installed modules, or by entry points."""
+"""Custom selectors, codecs and policies, from modules beside a study file, installed modules or entry points."""

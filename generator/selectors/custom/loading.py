@@ -1,8 +1,8 @@
 """Load modules with custom classes: from a folder beside a study file, or from installed packages.
 
-Modules of a folder have the names of their files, and are compiled from the present text of the files. ``sys.path`` is
-not touched, and no bytecode is read or written. Modules that one of them imports from the folder are loaded in the same
-way. If any of their files has changed, all modules of the folder are loaded anew.
+A module of a folder has the name of its file, and is compiled from the present text of the file. ``sys.path`` is not
+touched, and no bytecode is read or written. Modules that it imports from the folder are loaded in the same way. If the
+file of any loaded module of the folder has changed, all modules of the folder are loaded anew.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SourceLoader(SourceFileLoader):
 
 
 class _Folder:
-    """A folder with custom modules: their finder, which is on ``sys.meta_path`` while one of them is loaded."""
+    """A folder with custom modules, and their finder, which is on ``sys.meta_path`` while one of them is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class _Folder:
         self._modules: dict[str, ModuleType] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
-        """Find a module; modules of Python's own library, and of packages that lie elsewhere, are not looked for."""
+        """Return the spec of a module in the folder; None for Python's own modules and those of packages elsewhere."""
         package = sys.modules.get(name.rpartition(".")[0])
         if name in sys.stdlib_module_names or (path is not None and _loader(package) is None):
             return None
@@ -63,7 +63,7 @@ class _Folder:
         return None if spec is None or spec.origin is None else Path(spec.origin)
 
     def load(self, name: str) -> ModuleType:
-        """Load a module; its exceptions pass through, and a failed module leaves no trace."""
+        """Load a module; an exception in its code passes through, and the failed module leaves ``sys.modules``."""
         with _LOCK:
             _withdraw()
             if all(loader.is_current for loader in self._loaders.values()):
@@ -90,7 +90,7 @@ _LOADERS: WeakKeyDictionary[type[Any], Mapping[str, SourceLoader]] = WeakKeyDict
 
 
 def loaders_of(kind: type[Any]) -> Mapping[str, SourceLoader]:
-    """Return the loaders of the modules that were loaded with a class from a folder, by name; {} for other classes."""
+    """Return, by module name, the loaders of modules loaded with a class from a folder; {} for any other class."""
     return _LOADERS.get(kind, {})
 
 
@@ -105,7 +105,7 @@ def _loader(module: object) -> SourceLoader | None:
 
 
 def _custom_modules() -> dict[str, ModuleType]:
-    """Return the modules of a folder that are imported now."""
+    """Return, by name, the modules in ``sys.modules`` that were loaded from a folder with custom modules."""
     return {name: module for name, module in [*sys.modules.items()] if _loader(module) is not None}
 
 
@@ -116,7 +116,7 @@ def _withdraw() -> None:
 
 
 def load_module(name: str, folder: Path | None, where: str) -> ModuleType:
-    """Load a module from ``folder`` if it has the module, else from installed packages; errors begin with ``where``."""
+    """Load a module from ``folder`` if it is there, else from installed packages; ``where`` names it in errors."""
     with _LOCK:
         source = None if folder is None else _FOLDERS.setdefault(folder.absolute(), _Folder(folder.absolute()))
     beside = None if source is None else source.file_of(name)
@@ -155,7 +155,7 @@ def _installed(name: str, source: _Folder | None, where: str) -> ModuleType:
 
 
 def _missing(error: BaseException, name: str) -> str | None:
-    """Return the name of the module or package that was not found; None if the error is about anything else."""
+    """Return the part of ``name``, a package or the module, that was not found; None for any other error."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return missing if missing and f"{name}.".startswith(f"{missing}.") else None
 

@@ -1,6 +1,6 @@
 """Make selectors, codecs and policies by the names and parameters of a study file, and check custom classes.
 
-A name is one of the package's, an entry point of an installed distribution, or ``module:Class``.
+A name is that of a part of kvdrift, that of an entry point of an installed distribution, or ``module:Class``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PartKind(Generic[Part]):
 
     @property
     def group(self) -> str:
-        """The entry-point group whose names stand beside those of the package."""
+        """The group of entry points by which installed distributions add parts of this kind."""
         return f"kvdrift.{self.plural}"
 
     @property
@@ -46,7 +46,7 @@ class PartKind(Generic[Part]):
         return sorted(entry_points(group=self.group).names)
 
     def entry_point(self, name: str) -> tuple[str, str]:
-        """Return the ``module:Class`` of an entry point, and its distribution; two of one name must mean one class."""
+        """Return an entry point's ``module:Class`` and distribution; entry points of one name must name one class."""
         point, *others = entry_points(group=self.group, name=name)
         for other in others:
             if other.value != point.value:
@@ -57,9 +57,9 @@ class PartKind(Generic[Part]):
         return point.value, _distribution(point)
 
     def find(self, name: str, folder: Path | None = None) -> tuple[type[Part], str]:
-        """Return a custom class, of an entry point's name or ``module:Class``, and the file that has it.
+        """Return the custom class that an entry point's name or ``module:Class`` names, and the class's file.
 
-        A module is looked for in ``folder``, if any, and then among installed ones.
+        A module is looked for in ``folder``, if any, and then among installed modules.
         """
         names = self.entry_points
         if name in names:
@@ -89,7 +89,7 @@ class PartKind(Generic[Part]):
         return found, file
 
     def build(self, name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Part:
-        """Make a part, of the package or a custom one that ``find`` finds; ``parameters`` differ from the defaults."""
+        """Make the part ``name``, kvdrift's or a custom one; ``parameters`` are those that differ from the defaults."""
         if name in self.known:
             return self._made(self.known[name], name, parameters)
         kind, file = self.find(name, folder)
@@ -99,7 +99,7 @@ class PartKind(Generic[Part]):
             raise InputError(f"{file}: {error}") from error.__cause__
 
     def _made(self, kind: type[Part], name: str, parameters: Mapping[str, Value]) -> Part:
-        """Make a part, and check its counts and that its parameters can be written as JSON."""
+        """Make a part, and check that its ``counts`` are numbers and that its parameters can be written as JSON."""
         defaults = {**default_parameters(kind), **self.common}
         for parameter in parameters:
             if parameter not in defaults:
@@ -167,7 +167,7 @@ def is_custom(part: object) -> bool:
 
 
 def property_of(part: object, kind: str, name: str) -> object:
-    """Return property ``name`` of a part; an exception in it, whose code may be a user's, becomes one error line."""
+    """Return property ``name`` of a part; an exception in its code becomes one error line that begins with ``kind``."""
     try:
         return getattr(part, name)
     except KvdriftError:

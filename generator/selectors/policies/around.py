@@ -1,6 +1,6 @@
 """Wrappers of policies' rules: one counts which prompt entries streams still have, one guards custom policies.
 
-An exception in a custom policy or its rule becomes one line, and their results are checked.
+An exception in a custom policy or its rule becomes one error line, and the results of both are checked.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def watched_steps(horizon: int) -> list[int]:
 
 
 class RuleAround(CacheRule):
-    """A wrapper of a rule, whose methods are called inside the context of ``calling``."""
+    """A wrapper that calls the methods of a rule inside the context of ``calling``."""
 
     def __init__(self, rule: CacheRule) -> None:
         self.rule = rule
         self.scores, self.cuts_back = rule.scores, rule.cuts_back
 
     def calling(self) -> AbstractContextManager[None]:
-        """Return the context of every call; by default an empty one."""
+        """Return the context for a call of the wrapped rule; by default one that does nothing."""
         return nullcontext()
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Return the wrapped rule's rule over other entries."""
+        """Return the rule that the wrapped rule makes over other entries."""
         with self.calling():
             return self.rule.over(entries, kv_heads)
 
@@ -88,8 +88,8 @@ class RuleAround(CacheRule):
 class WatchedRule(RuleAround):
     """A wrapper of a rule that counts the remaining prompt entries of its streams after some steps.
 
-    ``left_after`` has the counts by step. A step is missing if no stream was open or the rule had nothing to do. It is
-    empty if the rule does not report which entries remain.
+    ``left_after`` has the counts by step. A step is missing if no stream was open or the rule had nothing to do. All
+    steps are missing if the rule does not report which entries remain.
     """
 
     def __init__(self, rule: CacheRule, steps: Collection[int]) -> None:
@@ -122,7 +122,8 @@ def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor
     """Return a policy's rule for a prompt's streams.
 
     The rule of a custom policy is guarded: a policy that fails, or returns something of a wrong shape or range, is
-    refused, now or when the rule is used. So is a policy whose first cut keeps unlike numbers of entries in the layers.
+    refused, now or when the rule is used. So is a policy whose first cut keeps more entries in one layer than in
+    another.
     """
     if not is_custom(policy):
         return policy.rule(prompt, kept, budget)
@@ -169,7 +170,7 @@ class _Bounded(ScoringPolicy):
         return self._shaped("prompt_scores", self._policy.prompt_scores(layer), layer.key.shape[:2])
 
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """The policy's scores, as many as before."""
+        """The policy's scores after a step, in the shape of ``scores``."""
         return self._shaped("scored", self._policy.scored(scores, weights), scores.shape)
 
     def _shaped(self, name: str, scores: Tensor, shape: torch.Size) -> Tensor:
@@ -200,7 +201,10 @@ class GuardedRule(RuleAround):
         return _failing_as_policy(self._policy)
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Guard the rule over other entries, without a budget: in the steps that are tried, nothing is dropped yet."""
+        """Return a guarded rule over other entries.
+
+        It checks against no budget, since a trial of whole steps does not drop entries step by step.
+        """
         return GuardedRule(self._policy, super().over(entries, kv_heads), None)
 
     def first_scores(self, layer: int) -> Tensor:
@@ -233,7 +237,7 @@ class GuardedRule(RuleAround):
         return found, after
 
     def _check(self, scores: Tensor, shape: Sequence[int], length: int) -> None:
-        """Check scores after a step: their shape, and that as many as a budget leaves are finite and not negative."""
+        """Check the scores' shape, and that as many scores as the budget leaves entries are finite and not negative."""
         if not self.scores:
             return
         sound = scores.shape == torch.Size(shape)

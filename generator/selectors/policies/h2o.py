@@ -43,5 +43,5 @@ class H2O(ScoringPolicy):
         return layer.gathered(selectors_h2o.AccumulatedAttention())
 
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """The sums with the step's attention added, mean over query heads, [R, KV heads, E]."""
+        """The sums plus the step's attention, averaged over query heads, [R, KV heads, E]."""
         return scores + weights.mean(2)

@@ -45,6 +45,6 @@ class Policy(ABC):
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
         """Return the rule by which a prompt's streams read entries if m is ``budget``.
 
-        For each layer there are the record of the whole prompt, with the statistics of ``first_cut``, and the positions
-        that the first cut has kept, [KV heads, min(m, n)], ascending.
+        ``prompt`` has for each layer the record of the whole prompt, with the statistics of ``first_cut``. ``kept`` has
+        for each layer the positions that the first cut has kept, [KV heads, min(m, n)], ascending.
         """

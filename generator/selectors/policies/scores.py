@@ -17,7 +17,7 @@ _DROPPED = -torch.inf
 
 
 class ScoringPolicy(Policy):
-    """Drops the entry with the least score, the latest of entries with equal scores; scores are never negative."""
+    """Drops the entry with the least score, of equal scores the latest entry; scores are never negative."""
 
     keeps_scores: ClassVar[bool] = True
 
@@ -44,7 +44,7 @@ class ScoringPolicy(Policy):
         """
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-        """Return the rule that keeps scores of every stream's entries and drops the least."""
+        """Return the rule that keeps scores of every stream's entries, and drops the entry with the least score."""
         first = [
             self.prompt_scores(layer).gather(1, index.long()).float() for layer, index in zip(prompt, kept, strict=True)
         ]
@@ -78,7 +78,7 @@ class _LeastScore(CacheRule):
         return not self._policy.accumulates and self.scores + length < self._budget
 
     def replaces(self, length: int) -> bool:
-        """Whether an entry has been dropped by L = ``length``."""
+        """Whether an entry has been dropped by the time that suffixes have ``length`` entries."""
         return self.scores + length > self._budget
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -30,7 +30,7 @@ class Sliding(Policy):
 
     @property
     def least(self) -> int:
-        """The sinks and the token being fed."""
+        """The smallest m: the sinks and the token being fed."""
         return self.sinks + 1
 
     @property
@@ -39,14 +39,14 @@ class Sliding(Policy):
         return Recent(self.sinks)
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:  # noqa: ARG002
-        """The rule that reads slices of prompt entries and suffixes; streams have no state."""
+        """The rule that reads slices of prompt entries and suffixes; it keeps no scores of entries."""
         entries = kept[0].shape[1]
         return _Slices(budget, entries, min(self.sinks, entries))
 
 
 @dataclass(frozen=True)
 class _Slices(CacheRule):
-    """Reads the first ``sinks`` of ``entries`` prompt entries, and the last entries up to ``budget`` in all."""
+    """Reads the first ``sinks`` of ``entries`` prompt entries, and the latest entries: ``budget`` entries in all."""
 
     budget: int
     entries: int
@@ -57,11 +57,11 @@ class _Slices(CacheRule):
         return _Slices(entries, entries, min(self.sinks, entries))
 
     def passes(self, length: int) -> bool:
-        """Whether no entry has been dropped by L = ``length``."""
+        """Whether no entry has been dropped by the time that suffixes have ``length`` entries."""
         return self.entries + length <= self.budget
 
     def replaces(self, length: int) -> bool:
-        """Whether an entry has been dropped by L = ``length``."""
+        """Whether an entry has been dropped by the time that suffixes have ``length`` entries."""
         return not self.passes(length)
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor:  # noqa: ARG002
@@ -72,7 +72,7 @@ class _Slices(CacheRule):
         return ((places < self.sinks) | (places >= first)).expand(rows, kv_heads, -1)
 
     def _first(self, length: int) -> int:
-        """The index of the window's first entry, from the prompt's first, if the suffix has ``length`` entries."""
+        """The index of the window's first entry, with the prompt's first as 0, if the suffix has ``length`` entries."""
         return self.sinks + self.entries + length - self.budget
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:

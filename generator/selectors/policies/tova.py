@@ -18,7 +18,7 @@ class _FirstCut(selectors_tova.TOVA):
 
     @property
     def window(self) -> int:
-        """No position is always kept."""
+        """0: no last position is always kept."""
         return 0
 
 

@@ -38,7 +38,7 @@ def library() -> Any:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Return False for advice to install other kernels, which models with states log amid generation; else True."""
+    """Return False for a record with advice to install other kernels, which recurrent models log; else True."""
     return "falling back to its reference PyTorch implementation" not in record.getMessage()
 
 
@@ -60,13 +60,13 @@ def read_configuration(model_id: str, revision: str | None) -> Any:
 
 
 def causal_class(config: Any) -> str | None:
-    """Return the class name of transformers' causal language model for a configuration's type; None without one."""
+    """Return the class name of transformers' causal language model for a configuration's type; None if it has none."""
     name = library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     return name if name is not None and name.endswith("ForCausalLM") else None
 
 
 def position_limit(model_id: str, *, revision: str | None = None) -> int:
-    """Return the largest number of tokens, prompt and generated ones, by the model's configuration."""
+    """Return the most tokens, prompt and generated ones together, that the model's configuration allows."""
     return _number(model_id, revision, "max_position_embeddings")
 
 
@@ -140,7 +140,7 @@ def rope_switch(config: Any) -> int | None:
 
 
 def position_switch(model_id: str, *, revision: str | None = None) -> int | None:
-    """Return ``rope_switch`` of a model; transformers reads the configuration only if it names LongRoPE."""
+    """Return ``rope_switch`` of a model; transformers is used only if ``config.json`` names LongRoPE."""
     stated = local_configuration(model_id, revision) or {}
     ropes = [stated.get(name) for name in ("rope_parameters", "rope_scaling")]
     named = {str(rope.get("rope_type") or rope.get("type")) for rope in ropes if isinstance(rope, dict)}
@@ -153,9 +153,9 @@ def has_states(config: Any) -> bool:
 
 
 def known_by_family(config: Any) -> bool:
-    """Whether a model needs no proof (``proof``): its family is one that all tests run on, with full attention only.
+    """Return whether a model needs no proof (``proof``): all tests run on its family, and all attention is full.
 
-    Quantized weights need one in every family, since the library that quantized them multiplies them.
+    Quantized weights need a proof in every family, since the library that quantized them computes their products.
     """
     known = config.model_type in ARCHITECTURES.values() and getattr(config, "quantization_config", None) is None
     return known and set(_layer_types(config)) <= {"full_attention"}
@@ -172,6 +172,6 @@ def quiet() -> Iterator[None]:
 
 
 def _layer_types(config: Any) -> list[str]:
-    """Return the type of each layer; if the configuration lists none, one type for a sliding window, or []."""
+    """Return the layers' types; if none are listed, ["sliding_attention"] for a model with a window, else []."""
     whole = ["sliding_attention"] if getattr(config, "sliding_window", None) else []
     return list(getattr(config, "layer_types", None) or whole)

@@ -1,6 +1,6 @@
 """Compute fingerprints of a model's files, without loading the model.
 
-Every byte is hashed once: the digest of a file is kept in the user's cache folder, by path, size and time of
+Every byte is hashed once: the digest of a file is kept in the user's cache folder, with its path, size and time of
 modification. A file younger than ``_YOUNG_NS`` may change again without a change of that time, and is always hashed. If
 the kept digests are missing or damaged, everything is hashed.
 """
@@ -29,7 +29,7 @@ Digests = dict[str, tuple[int, int, str]]
 
 
 def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
-    """Return the fingerprints of a model's weights, with its configuration, and of its tokenizer.
+    """Return two fingerprints: of a model's weights and configuration together, and of its tokenizer.
 
     A fingerprint is None if the files are not on this machine; the tokenizer's is also None if the model has none.
     """
@@ -61,7 +61,7 @@ def digests_path() -> Path | None:
 
 
 def _fingerprint(files: Sequence[Path]) -> str | None:
-    """Return the SHA-256 of the files' names and digests; None without files."""
+    """Return the SHA-256 of the files' names and digests; None if there are no files."""
     named = sorted(zip((file.name for file in files), _file_digests(files), strict=True))
     return hashlib.sha256(json.dumps(named).encode()).hexdigest() if files else None
 
@@ -78,7 +78,7 @@ def _file_digests(files: Sequence[Path]) -> list[str]:
 
 
 def _digest(file: Path, remembered: Digests) -> str:
-    """Return the SHA-256 of a file, from ``remembered`` or else computed; it is added unless the file may change."""
+    """Return the SHA-256 of a file from ``remembered``, or compute it and add it there unless the file may change."""
     key = str(file.resolve())  # a Hugging Face snapshot has links to its files
     try:
         with file.open("rb") as opened:

@@ -109,7 +109,7 @@ def gguf_file(written: str, folder: Path | None = None) -> Path:
 
 
 def tokenizer_of(location: str) -> str:
-    """Return the place of a model's tokenizer: the model's own, or the embedded model's for its GGUF files."""
+    """Return the place of a model's tokenizer: the model's place, or the embedded model's id for its GGUF files."""
     file = gguf_file(location) if location.endswith(GGUF) else None
     return EMBEDDED_ID if file is not None and file.parent == EMBEDDED_GGUF else location
 
@@ -155,7 +155,7 @@ def local_generation_configuration(model_id: str, revision: str | None = None) -
 
 
 def has_local_weights(model_id: str, revision: str | None = None) -> bool:
-    """Return whether weights are on this machine: in a folder any file of them, of a Hugging Face id all files."""
+    """Return whether weights are on this machine: any weight file of a folder, or all those of a Hugging Face id."""
     folder = local_folder(model_id)
     if folder is not None:
         return any(any(folder.glob(pattern)) for pattern in _WHOLE_WEIGHTS.values())

@@ -1,6 +1,6 @@
 """The tokens that end the texts of a study: those that its model names, its chat template's, or ``[study] eos``.
 
-The model names tokens in its files, on this machine, or through its engine.
+A model names such tokens in its files on this machine, or its engine reports them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _CONVERSATION = [{"role": "user", "content": "A question"}, {"role": "assistant"
 class TextEnds:
     """The tokens that end a text, one set for both sides (``docs/models.md``).
 
-    ``places`` has for each token the places that name it. The first token fills the positions after a side's end.
+    ``places`` has for each token the places, such as files, that name it. The first token fills the positions after a
+    side's end.
     """
 
     places: Mapping[int, tuple[str, ...]]
 
     @classmethod
     def of(cls, named: Iterable[tuple[int, str]], vocabulary: int) -> Self:
-        """Group pairs of a token and its place by token; drop tokens that a vocabulary of this size lacks."""
+        """Group pairs of a token and a place that names it, by token; drop tokens that the vocabulary lacks."""
         places: dict[int, tuple[str, ...]] = {}
         for token, place in named:
             if 0 <= token < vocabulary and place not in places.get(token, ()):
@@ -64,8 +65,8 @@ def template_end(tokenizer: Any) -> int | None:
     """Return the special token that a tokenizer's chat template writes right after an assistant's last message.
 
     White space may stand between the two. The message is the conversation's last, since some templates end messages
-    before the last in another way (GPT-OSS: ``<|end|>`` after a thought, ``<|return|>`` at the end). None without a
-    template, if the template refuses the conversation, or if it writes no special token there.
+    before the last in another way (GPT-OSS: ``<|end|>`` after a thought, ``<|return|>`` at the end). The result
+    is None if there is no template, or it refuses the conversation, or it writes no special token there.
     """
     if tokenizer.chat_template is None:
         return None
@@ -87,20 +88,20 @@ _CONFIGURATION, _TOKENIZER, _TEMPLATE, _STUDY = "config.json", "the tokenizer's 
 
 
 def model_files(study: Study) -> ModelIdentity:
-    """Return the model's part of the identity of a transformer's units, by the files on this machine."""
+    """Return the model's part of the identity of a transformer's units, from the files on this machine."""
     files = model_identity(model_location(study.model), study.model.revision)
     return files if files.weights_sha256 is None else replace(files, eos_tokens=text_ends(study).tokens)
 
 
 def text_ends(study: Study) -> TextEnds:
-    """Return the tokens that end the texts of a transformer's study, by the files on this machine."""
+    """Return the tokens that end the texts of a transformer's study, from the files on this machine."""
     location, revision = model_location(study.model), study.model.revision
     vocabulary = vocabulary_size(location, revision=revision)
     return joined_ends(study, vocabulary, model_ends(location, revision), location)
 
 
 def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken], tokenizer: str) -> TextEnds:
-    """Join the tokens ``named`` by a model with an applied chat template's; ``[study] eos`` replaces both.
+    """Join the tokens ``named`` by a model with that of a chat template in use; ``[study] eos`` replaces them all.
 
     The template is that of the tokenizer at place ``tokenizer``. Its token comes first, since it ends most answers.
     """
@@ -115,7 +116,7 @@ def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken], toke
 
 
 def model_ends(location: str, revision: str | None = None) -> list[NamedToken]:
-    """Return the tokens that a model's files name, those of a GGUF file by llama.cpp; [] without files here.
+    """Return the tokens named by a model's files, or by llama.cpp for a GGUF file; [] if no files are here.
 
     A named token may be missing in the vocabulary.
     """
@@ -160,7 +161,7 @@ def fetch_generation_configuration(location: str, revision: str | None) -> None:
 
 
 def absent_ends(location: str, revision: str | None = None) -> tuple[int, ...]:
-    """Return the tokens that the configurations name and the vocabulary lacks."""
+    """Return the end tokens that a model's configurations name and its vocabulary lacks."""
     named = dict.fromkeys(token for token, _ in configured_ends(location, revision))
     size = (local_configuration(location, revision) or {}).get("vocab_size")
     return tuple(token for token in named if type(size) is int and not 0 <= token < size)

@@ -113,9 +113,9 @@ def known_tokenizer(model_id: str, revision: str | None) -> Any:
 
 @functools.cache
 def is_on_hub(model_id: str, revision: str | None) -> bool | None:
-    """Return whether a hub has the model; None if no hub answers, or it gives this user no answer.
+    """Return whether a hub has the model; None if no hub answers, or it refuses this user.
 
-    The hub is asked once in a process, since loading a missing tokenizer asks many times.
+    A process asks once for each model: to load a missing tokenizer without this check would ask the hub many times.
     """
     try:
         return file_exists(model_id, "config.json", revision=revision)  # without trying again, as a download would

@@ -42,7 +42,7 @@ class Head:
         return torch.empty((rows, self._columns), dtype=dtype, device=self._device)
 
     def distributions(self, hidden: Tensor, room: Tensor) -> Tensor:
-        """Compute distributions, [rows, V], from last hidden states [rows, width], in an array of ``room``."""
+        """Compute distributions, [rows, V], from last hidden states [rows, width], in an array of ``Head.room``."""
         # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
         for rows, probabilities in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):

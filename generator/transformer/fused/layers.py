@@ -2,12 +2,12 @@
 
 Four operations are matrix products. Queries, keys and values are one product over weights that are joined in memory,
 and so are the MLP's first two products. The modules' own weights become views of the joined ones, so that transformers
-prefills a prompt as before, and memory is used once.
+prefills a prompt as before, and no weight is in memory twice.
 
 Two operations are attention (``kvdrift.generator.attention.fused``). The others are norms, rotation and the MLP's
-activation. On CUDA each of these is one launch of ``kvdrift.generator.transformer.fused.triton_kernels``. Elsewhere
-torch computes it as transformers does, with the same roundings: norms in float32 and then in the weights' dtype,
-everything else in the weights' dtype.
+activation. On CUDA each of the others is one launch of ``kvdrift.generator.transformer.fused.triton_kernels``.
+Elsewhere torch computes it as transformers does, with the same roundings: norms in float32 and then in the weights'
+dtype, everything else in the weights' dtype.
 
 On a CPU weights stay separate, since packed weights have no views, and every operation is torch's own; the bits are
 those of transformers' forward, which takes longer.
@@ -216,7 +216,7 @@ def layout_fault(network: Any) -> str | None:
 
 
 def join_weights(network: Any) -> None:
-    """Join the weights of each layer's common products in memory; do nothing if they are joined."""
+    """Join in memory those weights of each layer that multiply the same input; do nothing if they are joined."""
     for layer in network.model.layers:
         for place, names in _JOINED.items():
             module = layer.get_submodule(place)

@@ -1,8 +1,8 @@
 """Triton kernels of ``kvdrift.generator.transformer.fused.layers``, which specifies each result.
 
-A value is rounded to the tensors' dtype wherever torch would have stored it. Sums are in float32, and products and sums
-are not contracted. So values differ from torch's only by the order of a row's sum and by the last bit of roots and
-exponentials.
+A value is rounded to the tensors' dtype wherever torch would have stored it. Sums are in float32, and a product and a
+sum are rounded separately. So values differ from torch's only by the order of a row's sum and by the last bit of roots
+and exponentials.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class JointStreams(StreamDecoder):
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams of every model can be continued from positions before that of their parking."""
+        """Whether each model's parked streams can be continued from positions before the one where they were parked."""
         return all(part.cuts_back for part in self._parts)
 
     def park(self, rows: Tensor, places: Tensor) -> None:
@@ -131,7 +131,8 @@ class JointStreams(StreamDecoder):
 class ModelWithOthers:
     """``kvdrift.generator.generation.model.Model`` of a study in which actions have weights of their own.
 
-    ``others`` are the models of these actions, by action; several actions may share one. ``sampling`` holds for all.
+    ``others`` are the models of these actions, by an action's name; several actions may share one. ``sampling`` holds
+    for all.
     """
 
     reference: LoadedModel
@@ -169,12 +170,12 @@ class ModelWithOthers:
 
     @property
     def logits_dtype(self) -> str | None:
-        """The floating-point type of all models' logits; None if it is the models' own."""
+        """The floating-point type of all models' logits; None if it is ``dtype``."""
         return self.reference.logits_dtype
 
     @property
     def row_multiple(self) -> int:
-        """The multiple of rows that a test of the reference's model found."""
+        """The multiple to which rows are padded, as a test of the reference's model found it."""
         return self.reference.row_multiple
 
     @property
@@ -184,7 +185,7 @@ class ModelWithOthers:
 
     @property
     def pairs_at_once(self) -> int:
-        """Documents are decoded side by side up to this number of pairs: the smallest number of all models."""
+        """Up to how many pairs documents are decoded side by side: the smallest such number of all models."""
         return min(model.pairs_at_once for model in self.models)
 
     @property
@@ -198,7 +199,7 @@ class ModelWithOthers:
         return self.reference.shape
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[ModelWithOthers]:
-        """Make all models ``count`` times for as many threads, over the same weights."""
+        """Yield ``count`` copies of all models, over the same weights, for as many threads."""
         models = self.models
         for twins in zip(*(model.twins(count, before) for model in models), strict=True):
             of = {id(model): twin for model, twin in zip(models, twins, strict=True)}
@@ -213,7 +214,7 @@ class ModelWithOthers:
         return with_weights(identity, self.others[action.name].files.weights_sha256)
 
     def weight_bytes(self, action: Action) -> int | None:
-        """Return the bytes of the weight files of an action's side."""
+        """Return the bytes of the weight files of the model that decodes an action; None if they are unknown."""
         return self.others.get(action.name, self.reference).stored_bytes
 
     def computing(self) -> AbstractContextManager[None]:
@@ -247,9 +248,9 @@ class ModelWithOthers:
 
 @dataclass(frozen=True)
 class PrefilledSides:
-    """``PrefilledDocument`` of several models: by side, the prompt under its model; side 0 is the reference's.
+    """``PrefilledDocument`` of several models: ``prompts`` has, by side, the prompt under the side's model.
 
-    ``places`` has for each action its side and its number there, from 1.
+    Side 0 is the reference's. ``places`` has for each action its side and its number there, from 1.
     """
 
     reference: LoadedModel
@@ -264,10 +265,10 @@ class PrefilledSides:
 
 @dataclass(frozen=True)
 class PreparedSides:
-    """``PreparedDocument`` of several models: by side, the prompt and the caches of its actions.
+    """``PreparedDocument`` of several models: ``prompts`` has, by side, the prompt and the caches of its actions.
 
-    ``places`` has for each action its side and its number there, from 1. ``seconds`` are those of the reference's
-    prefill.
+    Side 0 is the reference's. ``places`` has for each action its side and its number there, from 1. ``seconds`` are
+    those of the reference's prefill.
     """
 
     reference: LoadedModel

@@ -37,7 +37,7 @@ def weights_location(study: Study, action: ActionSection) -> str:
 
 @contextmanager
 def naming_action(action: ActionSection, location: str) -> Iterator[None]:
-    """Let errors about a model inside the block name the action with these weights, in place of ``model.id``."""
+    """Let errors in the block about the model at ``location`` name the action and its weights, not ``model.id``."""
     try:
         yield
     except InputError as error:
@@ -64,7 +64,7 @@ def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionI
 
 
 def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> ActionIdentity:
-    """Return an action's identity with other weights; their SHA-256 is None if they are not known here."""
+    """Return an action's identity with its own weights added by their SHA-256, which is None if not known here."""
     if weights_sha256 is None:
         return replace(identity, selector_sha256=None)
     content = json.dumps([identity.selector_sha256, weights_sha256])
@@ -72,7 +72,7 @@ def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> Action
 
 
 def check_shared(study: Study, *, fetch: bool) -> None:
-    """Raise an error for actions with another vocabulary or tokenizer than the reference, or further EOS tokens.
+    """Raise an error if an action's vocabulary or tokenizer is not the reference's, or if it has further EOS tokens.
 
     A folder without a tokenizer uses the reference's. Files that are not on this machine are compared only with
     ``fetch``, which downloads them.

@@ -65,7 +65,7 @@ class PreparedPrompt:
     ) -> TransformerStreams:
         """Return a decoder of the streams of this prompt and of the prompts ``beside`` it.
 
-        It has room for ``streams`` open and ``parked`` parked streams. Before, ``try_steps`` tests steps of this size.
+        It has room for ``streams`` open and ``parked`` parked streams. ``try_steps`` tests steps of this size first.
         All decoders share the memory of prompts and caches.
         """
         prompts = [prompt.caches for prompt in (self, *beside)]

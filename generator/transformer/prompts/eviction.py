@@ -69,7 +69,7 @@ class CompactCache:
 
     @property
     def metadata_bytes(self) -> int:
-        """Bytes of the per-layer lengths."""
+        """Bytes of ``extents``: the prompt's length and the kept entries of each layer."""
         return int(self.extents.nbytes)
 
 

@@ -82,7 +82,7 @@ class Prompt:
 
 @contextlib.contextmanager
 def frequencies_of(network: Any, entries: int) -> Iterator[None]:
-    """Fix frequencies of a RoPE that switches them by length (LongRoPE): all chunks use those of ``entries`` tokens.
+    """In the block, make a RoPE that switches frequencies by length (LongRoPE) use those of ``entries`` tokens.
 
     A copy of the embedding made inside the block keeps these frequencies, too.
     """

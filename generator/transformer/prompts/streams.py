@@ -162,7 +162,7 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def bucket(self) -> Hashable:
-        """Shapes and addresses of vectors that ``distributions`` reads; weights, caches and suffixes keep theirs."""
+        """Shapes and addresses of vectors that ``distributions`` reads; weights, caches and suffixes stay in place."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
         return self.attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
@@ -177,7 +177,7 @@ class TransformerStreams(StreamDecoder):
     def distributions(self) -> Tensor:
         """Return the distributions after the last tokens, [rows, V], those of streams first; valid until the next call.
 
-        Shapes equal those of the last call as long as the numbers of rows, tiles and partial results do.
+        All shapes stay those of the last call as long as the numbers of rows, tiles and partial results stay the same.
         """
         with torch.inference_mode():
             hidden = self._hidden_states(self._own["tokens"], self._own["positions"])[self._own["head_rows"]]
@@ -208,7 +208,7 @@ class TransformerStreams(StreamDecoder):
         return positions[:, None]
 
     def _stream_of_row(self) -> dict[str, Tensor]:
-        """Return "streams", the stream of each row, int64 [rows], 0 in rows without any; {} if ``ahead`` is None."""
+        """Return, as "streams", the stream of each row, int64 [rows], 0 if a row has none; {} if ``ahead`` is None."""
         if self.ahead is None:
             return {}
         streams = torch.zeros(self.attention.rows, dtype=torch.int64)
@@ -231,8 +231,8 @@ def try_steps(
 ) -> None:  # fmt: skip
     """Try whether rows of steps of these sizes depend on the rows beside them, unless larger steps were tried.
 
-    The prompt gives the shapes of layers; ``entries`` are those of the longest prompt, ``rules`` those of the caches.
-    The memory of the trial is freed afterwards.
+    The prompt gives the shapes of layers; ``entries`` is the length of the longest prompt, and ``rules`` has the rule
+    of each cache. The memory of the trial is freed afterwards.
     """
     sizes = tried_entries(entries), horizon, tried_streams(streams, horizon, model.shape.entry_bytes)
     tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]
@@ -247,7 +247,7 @@ def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -
     """Return the deviation of steps, computed with one thread and with the model's threads.
 
     If there is a deviation with several threads, only one thread computes from then on, and its own deviation is
-    returned. ``deviation`` computes it for numbers of threads.
+    returned. ``deviation`` tries the steps with each of the given numbers of threads.
     """
     steps, most = model.steps, model.most_threads
     largest = deviation((1, most) if most > 1 else (None,))
@@ -278,9 +278,10 @@ def random_step_deviation(
     model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions,
     rule: CacheRule | None, threads: Sequence[int | None] = (None,),
 ) -> float:  # fmt: skip
-    """Return ``step_deviation`` for random keys and values, equal in layers of one shape, and the states of ``prompt``.
+    """Return ``step_deviation`` with random keys and values, equal in layers of one shape, and ``prompt``'s states.
 
-    The prompts have ``entries`` entries. The last cache has a rule of the kind of ``rule``, unless that is None.
+    The first two caches have ``entries`` entries. The last one has half of them and a rule of the kind of ``rule``,
+    unless that is None.
     """
     layers = prompt.layers
     whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
@@ -303,9 +304,9 @@ def step_deviation(
 
     The steps are computed with each number of ``threads``; None is the present number.
 
-    ``kernels`` decode three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
-    streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
-    probability; 0 if distributions are equal bit for bit.
+    ``kernels`` decode three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are the different
+    suffixes that streams have before the step, [kinds, KV heads, entries, size]. Returns the largest difference,
+    relative to the largest probability; 0 if distributions are equal bit for bit.
     """
     kernels.attention.fill(suffixes)
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
