@@ -194,7 +194,7 @@ def page_folder(
 
 def samplings_report_folder(store: Store, name: str, model: str | None = None) -> Path:
     """Return the folder of the page that compares temperatures of one model; ``name`` is the study file's name."""
-    return report_folder(store, f"{name}-laws", model)
+    return report_folder(store, f"{name}-temperatures", model)
 
 
 def page_beside(store: Store, study: str, model: str | None = None) -> Path | None:

@@ -328,7 +328,7 @@ def _settings(
         made_with["logits_dtype"] = model.logits_dtype
     sampling = model.sampling if item.of is None else item.of.sampling
     if sampling != FULL_SOFTMAX:
-        made_with["law"] = sampling.words
+        made_with["sampling"] = sampling.words
     return {
         "study": item.study(study), "model": model.id, "doc": document.doc, "action": item.action.name,
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,

@@ -37,7 +37,7 @@ counts as (
     left join entries using (study, model, doc, action, t)
 ),
 
-document_laws as (
+document_profiles as (
     select
         study, model, split, stratum, action,
         cast(t as integer) as t,
@@ -51,11 +51,11 @@ strata as (
     select
         study, model, split, stratum, action, t,
         avg(columns(* exclude (study, model, split, stratum, action, t)))
-    from document_laws
+    from document_profiles
     group by study, model, split, stratum, action, t
 ),
 
-laws as (
+profiles as (
     select
         study, model, split,
         coalesce(stratum, 'pooled') as stratum,
@@ -66,4 +66,4 @@ laws as (
 )
 
 select *, p / nullif(survival, 0) as hazard
-from laws
+from profiles

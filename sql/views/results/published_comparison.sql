@@ -67,14 +67,14 @@ placed as (
     where quantity = 'entry_cdf' and x = 128
 ),
 
-other_laws as (
+other_samplings as (
     select study, model from main.studies where temperature != 1.0 or top_p is not null or top_k is not null
 ),
 
 comparable as (
     select study, model
     from main.windows
-    anti join other_laws using (study, model)
+    anti join other_samplings using (study, model)
     where
         horizon = 128 and cohort_bound = 64 and early_last = 16 and late_first = 49
         and first_block_last = 32 and second_block_last = 64

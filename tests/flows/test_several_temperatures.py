@@ -255,13 +255,13 @@ def test_a_run_ends_with_a_page_of_each_law_and_one_of_all(
     assert code == 0
     assert out.startswith("study 'finite' is finished: nothing to do\n")
     pages = [
-        store / "report" / name / "index.html" for name in ("finite-t1", "finite-t0", "finite-t0.5", "finite-laws")
+        store / "report" / name / "index.html" for name in ("finite-t1", "finite-t0", "finite-t0.5", "finite-temperatures")
     ]
     assert out.splitlines()[2:] == [f"report: {page}" for page in pages]
     html = [page.read_text(encoding="utf-8") for page in pages]
     own = [link for link in check(html[-1]).links if link.endswith(".html")]
     assert {(pages[-1].parent / link).resolve() for link in own} == set(pages[:-1])
-    assert all('<a href="../finite-laws/index.html">' in one for one in html[:-1])
+    assert all('<a href="../finite-temperatures/index.html">' in one for one in html[:-1])
     again = store / "again"
     assert call(capsys, "report", store, "--side-by-side", "-o", again)[:2] == (0, f"report: {again / 'index.html'}\n")
     assert (again / "index.html").read_text() == html[-1].replace('href="../finite', 'href="../report/finite')

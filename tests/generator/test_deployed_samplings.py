@@ -100,7 +100,7 @@ def test_events_equal_plain(sampling: Sampling, vocabulary: int, tmp_path: Path)
     (unit,) = generate_units(model, "s", document, [PendingUnit(HALF_SNAPKV, 0, count)], horizon, 3)
     assert_like_plain(unit, plain)
     assert (plain.x_token != plain.y_token).any()
-    assert json.loads(unit.record["versions"])["law"] == sampling.words
+    assert json.loads(unit.record["versions"])["sampling"] == sampling.words
 
 
 def test_the_default_law_is_not_recorded() -> None:
@@ -109,11 +109,11 @@ def test_the_default_law_is_not_recorded() -> None:
     model = random_model("llama")
     (whole,) = generate_units(model, "s", document, pending, 6, 3)
     (greedy,) = generate_units(replace(model, sampling=GREEDY), "s", document, pending, 6, 3)
-    assert "law" not in json.loads(whole.record["versions"])
+    assert "sampling" not in json.loads(whole.record["versions"])
     assert greedy.record["kernel_evaluations"] <= 3 * 5 < whole.record["kernel_evaluations"]
 
 
-def test_several_laws_from_one_prefill_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_samplings_from_one_prefill_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents are generated side by side, with both estimators and a policy; units share a document's prefill evenly."""
     model, prefilled = random_model("llama"), []
     prefill = PrefilledPrompt.__init__

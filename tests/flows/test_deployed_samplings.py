@@ -1,4 +1,4 @@
-"""Studies with other laws than the full softmax: exact values beside views, keys of a study file, and greedy plans."""
+"""Studies with other sampling settings than the full softmax: exact values beside views, keys of a study file, and greedy plans."""
 
 from __future__ import annotations
 
