@@ -140,7 +140,10 @@ class CodedStreams(CacheRule):
         return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
 
     def _left(self, length: int) -> int:
-        """How many generated entries have left the window at L = ``length``; -k if the window has k prompt entries."""
+        """How many generated entries have left the window, if suffixes have ``length`` entries.
+
+        The number is negative, -k, while the window still has k entries of the prompt.
+        """
         return length - 1 - self._window
 
     def _completed(self, one: CodedLayer, length: int) -> bool:

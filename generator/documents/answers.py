@@ -179,10 +179,11 @@ class Record:
 
 
 def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) -> list[Record]:
-    """Return the records of a document's answers, in the order of answers, of pieces, and of places in the prompt.
+    """Return the places where a prompt states a document's answers, by answer, by piece of the answer, and by place.
 
-    ``tokens`` are the texts of the prompt's tokens, each decoded alone; ``scoring`` is the rule for the answers.
-    An answer that the prompt does not state, or states too often, has no records.
+    ``tokens`` are the texts of the prompt's tokens, each decoded alone; ``scoring`` is the rule for the answers. An
+    answer that the prompt does not state as a whole is cut into the longest pieces of two words or more that the prompt
+    states. An answer or a piece that the prompt states too often has no records.
     """
     ignored = str.maketrans("", "", string.punctuation if scoring == NORMALIZED else "")
     plain = ["".join(token.lower().translate(ignored).split()) for token in tokens]

@@ -163,7 +163,7 @@ class TokenizerWithVariables:
         return self._tokenizer(text, **options)
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], /, **options: Any) -> Any:
-        """Write a conversation, with the variables."""
+        """Write a conversation by the chat template; the further variables take precedence over ``options``."""
         return self._tokenizer.apply_chat_template(conversation, **(options | dict(self._variables)))
 
 

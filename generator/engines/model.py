@@ -177,7 +177,10 @@ class EngineStreams(StreamDecoder):
         return self._distributions(np.concatenate(logits))
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``, int64 [streams]; with n streams open, row n + i is parked stream i."""
+        """Replace the open streams: new stream i continues old stream ``rows[i]``, int64 [streams].
+
+        With n streams open, row n + i is parked stream i. A row may occur several times; parked streams stay.
+        """
         before, taken, selected = self._open, set[int](), []
         for row in rows.tolist():
             if row < len(before) and row not in taken:

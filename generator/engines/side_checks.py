@@ -251,7 +251,9 @@ def _check_streams(side: ServerSide) -> str:
             after = _stepped(side, session, [again], [token])
         moved = _apart(before[0], after[0])
     if side.capabilities.full_distributions and np.array_equal(unlike[0], unlike[1]):
-        raise OperationError("two streams that got unlike tokens have the same distribution")
+        raise OperationError(
+            "two streams that were fed different tokens have one distribution; each must follow from its own tokens"
+        )
     if moved > _SERVER_CLOSE:
         raise OperationError(f"a stream has distributions {moved:.2g} apart in total variation alone and beside others")
     slots = f"{side.capabilities.most_streams} slots, one token a step" if side.server.slots else "no slots"

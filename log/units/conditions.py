@@ -125,9 +125,9 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def check_same_entries(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
-    """Raise UnlikeUnitsError if two units of one kept set keep or read different entries.
+    """Raise UnlikeUnitsError if units of one document, action, revision and estimator keep or read different entries.
 
-    All rows have the columns ``KEPT_COLUMNS``. Rows of ``stored`` that share no kept set with ``units`` are ignored.
+    All rows have the columns ``KEPT_COLUMNS``. Of ``stored``, only rows that belong with some row of ``units`` count.
     """
     new = list(units)
     sets = {_set_of(unit) for unit in new}

@@ -168,11 +168,16 @@ def complete_record(record: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"units: first_replicate {first} + replicates {count} is {first + count}, must be at most {_INT32_END}"
         )
-    try:
-        json.dumps(record, allow_nan=False)
-    except ValueError:
-        raise InputError(f"units: a field of {unit_name(record)} is not a finite number") from None
+    for name, value in record.items():
+        _check_finite(name, value, record)
     return record
+
+
+def _check_finite(name: str, value: Any, record: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise InputError(f"units: {name} of {unit_name(record)} is {value!r}, must be finite") from None
 
 
 def _value(field: pa.Field, value: Any) -> Any:

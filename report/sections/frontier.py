@@ -123,7 +123,7 @@ def _kind(content: PageContent, action: str) -> _Kind:
 
 
 def _kinds(content: PageContent, choice: Choice) -> list[_Kind]:
-    """Return the kinds that the figure shows."""
+    """Return the kinds of the actions that the figure shows, in the order of the legend."""
     there = {_kind(content, action) for action in _points(content, choice.candidates)}
     return [kind for kind in (_EVICTED, _CODED, _BOTH, _POLICY, _SETTINGS, _WEIGHTS, _OTHER) if kind in there]
 

@@ -255,7 +255,8 @@ def test_a_run_ends_with_a_page_of_each_law_and_one_of_all(
     assert code == 0
     assert out.startswith("study 'finite' is finished: nothing to do\n")
     pages = [
-        store / "report" / name / "index.html" for name in ("finite-t1", "finite-t0", "finite-t0.5", "finite-temperatures")
+        store / "report" / name / "index.html"
+        for name in ("finite-t1", "finite-t0", "finite-t0.5", "finite-temperatures")
     ]
     assert out.splitlines()[2:] == [f"report: {page}" for page in pages]
     html = [page.read_text(encoding="utf-8") for page in pages]

@@ -135,7 +135,7 @@ def test_rows_are_sorted_when_they_are_not(store: Store) -> None:
         (make_unit(horizon=None), "units: column 'horizon' is null"),
         (make_unit(seed="x"), "units: seed is 'x', must be int64"),
         (make_unit(first_replicate=-1), "units: first_replicate is -1, must be at least 0"),
-        (make_unit(decode_seconds=float("nan")), "units: a field of .* is not a finite number"),
+        (make_unit(decode_seconds=float("nan")), "units: decode_seconds of .* is nan, must be finite"),
     ],
 )  # fmt: skip
 def test_events_that_are_not_the_units_are_refused(store: Store, unit: Unit, message: str) -> None:

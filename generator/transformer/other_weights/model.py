@@ -323,7 +323,10 @@ class PreparedSides:
         return record
 
     def kept(self, number: int) -> tuple[KeptEntries, ...]:
-        """Return the prompt entries that cache ``number``, from 1, has."""
+        """Return the prompt entries that a cache has right after prefill, and after steps of a policy.
+
+        Caches of actions are numbered from 1.
+        """
         side, place = self.places[number - 1]
         return self.prompts[side].kept(place)
 

@@ -44,10 +44,10 @@ class CompactCache:
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
-        """Count, for each position, the (layer, KV head) pairs that have its entry, by default right after prefill.
+        """Count, for each of ``entries`` positions, the (layer, KV head) pairs whose cache has the position's entry.
 
-        There are ``entries`` positions. ``left`` are the entries that streams have left after ``step`` generated
-        tokens.
+        Without ``left`` the cache is that right after prefill. ``left`` has the entries that each stream still has
+        after ``step`` generated tokens; the pairs of all streams are then counted.
         """
         streams = 1 if left is None else left.streams
         of_layer = []

@@ -57,7 +57,7 @@ def _deaf(server: FakeServer) -> None:
     [
         (lambda server: setattr(server, "forgets", True), "streams", "slot"),
         (_unrepeatable, "repetition", "total variation"),
-        (_deaf, "streams", "unlike tokens"),
+        (_deaf, "streams", "different tokens"),
     ],
 )
 def test_a_server_that_does_not_hold_it_fails(
