@@ -105,7 +105,9 @@ class SharedMaterial:
         self._of_models: dict[str, tuple[HeldDocuments, Material]] = {}
 
     def __call__(self, study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
-        """Return a study's material; its documents are those of the model's previous study unless it has others stored.
+        """Return a study's material; its documents are made once for all studies of its model.
+
+        The documents are made anew for a study that has other documents stored than the study before it.
 
         Finite-state systems are made anew for each study, since another temperature gives other systems.
         """
@@ -117,7 +119,7 @@ class SharedMaterial:
 
 
 def _check_with_model(material: Material, *, offline: bool) -> None:
-    """Refuse heads that a codec cannot code, and prompts too long for the model or too short for an action."""
+    """Refuse a model whose heads a codec cannot code, and prompts too long for the model or too short for an action."""
     if material.study.model.engine is not None:
         made = engine_model(material.study)
         for document in material.every_document:
@@ -138,7 +140,7 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
 
 
 def _check_with_other_weights(material: Material, limit: int | None, *, offline: bool) -> int | None:
-    """Refuse heads that a codec cannot code in an action's own weights; return the lowest limit of positions.
+    """Refuse an action's own weights if its codec cannot code their heads; return the lowest limit of positions.
 
     ``limit`` is the limit of the study's own model, None if that is unknown; the limits of other weights may be lower.
     """
@@ -181,7 +183,7 @@ def _nominal_documents(
 
 
 def checked_actions(study: Study) -> list[Action]:
-    """Build the actions of a study, and check the actions and the plan's names."""
+    """Build and check the actions of a study; check the quantities and the family size that ``[plan]`` names."""
     actions = build_actions(study)
     primary = study.plan.primary
     for name in primary:
@@ -210,7 +212,7 @@ def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None
 
 
 def check_distinct(documents: Sequence[Document]) -> None:
-    """Check that each document is in one stratum."""
+    """Check that no document is in two strata."""
     strata: dict[str, str] = {}
     for document in documents:
         if (other := strata.setdefault(document.doc, document.stratum)) != document.stratum:

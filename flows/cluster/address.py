@@ -59,7 +59,7 @@ class ClusterAddress:
 
 
 def check_gpus(text: str, studies: Sequence[Study]) -> None:
-    """Check the text of ``--gpus``, and that each study's model computes on one GPU; no GPU is needed for that."""
+    """Check the text of ``--gpus``, and that each study's model computes on one GPU; this machine may lack a GPU."""
     if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
         raise InputError(
             f"--gpus '{text}': write all, or a number of GPUs; to choose GPUs 0 and 2, set CUDA_VISIBLE_DEVICES=0,2 "
@@ -101,7 +101,10 @@ def named_workers(
 def named_service(
     locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
 ) -> ServiceAddress | None:
-    """Return the address of the service that ``--endpoint`` names, from its one location; None without a location."""
+    """Return the address of the service that ``--endpoint`` names; None without the option.
+
+    ``locations`` are the values of the option; more than one is refused.
+    """
     files = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in files.items():
         if value is not None and not locations:

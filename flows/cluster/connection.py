@@ -164,7 +164,10 @@ def resources_of(models: Iterable[ModelSection]) -> dict[str, float]:
 
 
 def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[str]:
-    """Return the addresses of the workers that declare ``resources``; ``workers`` maps addresses to Dask's facts."""
+    """Return the addresses of the workers that declare ``resources``.
+
+    ``workers`` maps the address of each worker to what Dask's scheduler knows of the worker.
+    """
     return [
         address
         for address, worker in workers.items()

@@ -80,7 +80,7 @@ class HandingOut:
         """Yield the success of each group that a worker stored, until all documents are stored or have failed.
 
         Raises:
-            InputError: A worker does not fit, or refuses a document.
+            InputError: A worker cannot generate for the study, or refuses a document.
             OperationError: A document failed, or the cluster is lost.
         """
         try:

@@ -105,7 +105,7 @@ class Groups:
 
 
 def spread(mean: float) -> float:
-    """Draw a group's seconds around their mean, so that workers that begin together do not commit together."""
+    """Draw a group's seconds at random around ``mean``, so that workers that begin together do not commit together."""
     return mean * random.uniform(1 - _APART, 1 + _APART)  # noqa: S311 - no event depends on it
 
 
@@ -166,9 +166,9 @@ def generate_group(
     workers in ``declined_by`` failed with the documents before, and decline them.
 
     Returns:
-        The stored documents; a failure; the user's mistake, if this worker does not fit; or None, after a wait, if this
-        worker declines the documents. Errors are returned and not raised, since Dask would repeat a task that raises,
-        even on this worker.
+        What was stored; a failure; the user's mistake, if this worker cannot generate for the study; or None, after a
+        wait, if this worker declines the documents. Errors are returned and not raised, since Dask would repeat a task
+        that raises, even on this worker.
     """
     address = get_worker().address
     if address in declined_by:

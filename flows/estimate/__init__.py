@@ -1,1 +1,1 @@
-"""From views to stored estimates: moments as arrays, the bootstrap in parts, calibration, residual branching."""
+"""The estimates of a stored study, from its views to stored rows, the scores of its answers, and the gate."""

@@ -67,8 +67,8 @@ def inputs_sha256(*inputs: Any) -> str:
 def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mapping[str, int]) -> pa.Table:
     """Return the newest rows of ``results`` or ``calibration`` for each wanted SHA-256 of inputs.
 
-    The rows may have been stored for any events version and revision of the documents; in the result, these columns
-    have the values of ``cited``. Inputs without stored rows are left out.
+    The rows may have been stored for another version of the events or revision of the documents. In the result, the
+    columns that ``cited`` names have its values. Inputs without stored rows are left out.
     """
     stored = store.read(table)
     rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
@@ -152,7 +152,7 @@ class Analysis:
 
     @classmethod
     def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
-        """Return the analysis of a split without a plan.
+        """Return the exploratory analysis of a split, which follows no plan.
 
         The seed is the study's; 0 if the store has no row of the study.
         """
@@ -178,9 +178,9 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AnalysisPart:
-    """The estimates of one task: some quantities of some actions, or of some contrasts (baseline, action).
+    """The input of one task, which estimates some quantities of some actions, or of some contrasts (baseline, action).
 
-    ``reduced`` are the moments minus control variates, for the actions that have coefficients.
+    ``reduced`` are the moments minus control variates, of the actions for which coefficients were fitted.
     """
 
     moments: DocumentMoments
@@ -236,7 +236,7 @@ def estimate_part(part: AnalysisPart) -> Estimates:
 
 
 def subjects_of(moments: DocumentMoments, *, answers: bool = False) -> list[Subject]:
-    """Return every action, and every contrast of two actions that share a document."""
+    """Return the subjects to estimate: every action, and every contrast of two actions that share a document."""
     actions = moments.actions
     has = dict(zip(actions, moments.present.T, strict=True))
     pairs = [(a, b) for a in actions for b in actions if a != b and (has[a] & has[b]).any()]
@@ -288,7 +288,7 @@ def inputs_of(
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
     answers: DocumentMoments | None = None,
 ) -> dict[Subject, str]:
-    """Return every subject of an analysis with the SHA-256 of all inputs of its estimates."""
+    """Return, for every subject of an analysis, the SHA-256 of all inputs of the subject's estimates."""
     settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
     hashes = {}
     kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]

@@ -46,7 +46,7 @@ _DRAWS = 10_000  # for a study without a plan
 
 @dataclass(frozen=True)
 class GateQuestion:
-    """The question whether action b is at most a margin worse than action a, to be answered from a store."""
+    """The question whether ``action`` (b) is at most ``margin`` worse than ``baseline`` (a), answered from a store."""
 
     quantity: str  # a quantity of actions, or a contrast
     action: str  # the action b
@@ -59,7 +59,7 @@ class GateQuestion:
 
     @property
     def interval_level(self) -> float:
-        """The coverage of the interval, 1 - 2 alpha."""
+        """The coverage of the two-sided interval, 1 - 2 alpha, where ``level`` is 1 - alpha."""
         return 1 - 2 * (1 - self.level)
 
 
@@ -103,7 +103,7 @@ class Verdict:
 
     @property
     def interval_level(self) -> float:
-        """The coverage of the interval, 1 - 2 alpha."""
+        """The coverage of the interval from ``low`` to ``high``: 1 - 2 alpha, for a question of level 1 - alpha."""
         return self.question.interval_level
 
 
@@ -166,7 +166,8 @@ def _estimated(
 ) -> dict[str, Any]:
     """Estimate the contrast, with the same draws as the study's stored estimates of primary quantities.
 
-    Documents that differ by less than the margin count as identical: they carry no information about failing documents.
+    Documents whose values are within the margin of their stratum's median count as equal: they carry no information
+    about failing documents.
     """
     request = Request(
         question.interval_level, interval=STUDENTIZED if plan is None else plan.interval,
@@ -211,7 +212,10 @@ def _from_floors(
 
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
-    """Return how many more documents would settle a question that is open because documents are nearly identical."""
+    """Return how many more documents would settle a question that is open because documents are nearly identical.
+
+    The result is None if no number of documents would settle it.
+    """
     similarity, between = _similarity(moments, contrast, question)
     factor = settling_factor(similarity, question.interval_level, between, question.margin)
     return None if factor is None else math.ceil(documents * (factor - 1))
@@ -220,11 +224,10 @@ def _more_documents(moments: DocumentMoments, contrast: Quantity, question: Gate
 def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
     """Return how many documents in all would exclude failures worse than any that the present documents show.
 
-    The result is None if the present documents exclude such failures already, if the interval allows for them, or if no
-    number of documents would exclude them.
+    The result is None if the present documents exclude such failures already, if no number of documents would exclude
+    them, or if the interval allows for them: it does while at most a few documents differ by more than the margin.
 
-    The interval does not allow for such failures if more than a few documents differ by more than the margin. With n
-    present documents, up to a share of 1 - alpha^(1/n) may then fail unseen, and lose all that can be lost.
+    With n present documents, up to a share of 1 - alpha^(1/n) may fail unseen, and lose all that can be lost.
     """
     similarity, between = _similarity(moments, contrast, question)
     if similarity.unlike[0] <= MOST_UNLIKE or not between.bounded:
@@ -238,7 +241,7 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
 
 
 def _similarity(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Likeness, Between]:
-    """Return the similarity of the documents, and the contrast's range, both signed so that more is worse."""
+    """Return how alike the documents are, and the contrast's range, both negated if lower values are worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)

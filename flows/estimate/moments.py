@@ -94,7 +94,7 @@ def _values(column: pa.ChunkedArray) -> Float:
 
 
 def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
-    """Return the splits that have complete trajectories of a measured action, sorted."""
+    """Return the splits that have complete trajectories of an action other than the control, sorted."""
     rows = measured(views.rows("moments", study=study, model=model))
     return sorted(set(rows["split"].to_pylist()))
 

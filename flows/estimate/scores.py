@@ -47,7 +47,7 @@ class KnownAnswers:
 
 
 def known_answers(store: Store, study: str, model: str, docs: pa.Array | None = None) -> dict[str, KnownAnswers]:
-    """Return the known answers of each document that can be scored, keyed by its id; only of ``docs`` if given."""
+    """Return the known answers of each document that can be scored, keyed by id; ``docs`` are the ids to read."""
     known = {}
     columns = ["doc", "split", "task", "source", "answers", "scoring", "document_revision"]
     documents = store.documents(study, model, columns)
@@ -71,7 +71,7 @@ class Scoring:
     """The scored and unscored pairs of a study and model.
 
     Pairs are counted without reading rows; rows are read only if there is something to score. ``documents`` is how many
-    documents have answers to score.
+    documents have answers that can be scored.
     """
 
     def __init__(self, store: Store, study: str, model: str, counts: Counts) -> None:
@@ -109,7 +109,7 @@ class Scoring:
 
     @functools.cached_property
     def answered(self) -> Mapping[str, KnownAnswers]:
-        """The answers of the documents in ``unscored``, by document."""
+        """The known answers of the documents in ``unscored``, keyed by document id."""
         units = self._lacking
         return known_answers(self._store, self._study, self._model, units["doc"].unique()) if units.num_rows else {}
 
@@ -122,7 +122,7 @@ class Scoring:
 
     @functools.cached_property
     def _lacking(self) -> pa.Table:
-        """The current units of coupled pairs that have no scores, sorted by document; none if all are scored."""
+        """The current units of coupled pairs that have no scores, sorted by document; no rows if all are scored."""
         if all(self._scored[of] == count for of, count in self._pairs.items()):  # all scored once
             return _NO_UNITS
         units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
@@ -256,7 +256,7 @@ def estimates_are_current(store: Store, study: str, model: str) -> bool:
 
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:
-    """Return the newest events version behind any results; None without results.
+    """Return the newest version of the events from which results were estimated; None without results.
 
     Only results under the newest plan and from the newest revision of the study's documents count.
     """

@@ -59,10 +59,10 @@ REPEATED = "repeated"
 
 
 def take_due_interim_looks(store: Store, views: Views, plan: FrozenPlan) -> None:
-    """Take the interim looks whose documents and replicates are complete, as a run does.
+    """Take the interim looks whose documents and replicates are complete; to be called before events are estimated.
 
-    Each version of the events is estimated once. So an interim look that is due must be taken before that, or the
-    estimates would keep the intervals of the previous interim look.
+    Each version of the events is estimated only once. If a due interim look were taken later, the estimates would keep
+    the intervals of the previous interim look.
     """
     while _is_due(store, views, plan):
         take_interim_look(store, views, plan)
@@ -147,7 +147,7 @@ def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMome
 
 
 def with_interim_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
-    """Return rows of ``results``; rows of primary endpoints get the values of the last interim look.
+    """Return ``results`` with the values of the last interim look in the rows of primary endpoints.
 
     Before the first interim look primary endpoints have no interval. Reduced estimates never have an interval here,
     since their intervals do not account for interim looks.

@@ -271,7 +271,7 @@ def _in_this_process() -> LocalGenerator:
 
 
 def _is_small(study: Study) -> bool:
-    """Return whether a study's model computes on the CPU and has small weight files, as side processes need."""
+    """Return whether side processes can take a study's model: it computes on the CPU and its weight files are small."""
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False

@@ -64,7 +64,7 @@ DATABASE: Final = "prefect.db"
 
 @contextmanager
 def orchestration(home: Path) -> Iterator[bool]:
-    """Give the flows run inside the block a Prefect server.
+    """Provide a Prefect server for the flows that run inside the block.
 
     If the environment or the active Prefect profile names a server, runs appear there; all other settings of the user
     stay. After the block the environment, the root logger and Prefect's settings are as before.
@@ -214,7 +214,7 @@ def _logging() -> Iterator[None]:
 def importing_prefect() -> Iterator[None]:
     """Turn Prefect's refusal of a setting, which it reads when it is imported, into a line that names the setting.
 
-    Prefect's warnings are ignored, such as that of a home folder that cannot be written, which no run here needs.
+    Prefect's warnings are ignored, such as that its home folder cannot be written: no run here needs that folder.
     """
     try:
         with warnings.catch_warnings():
@@ -288,7 +288,7 @@ def wait_until_started(server: object, thread: threading.Thread) -> None:
 
 
 def _database_fault() -> str | None:
-    """Return the disk's reason to refuse our server's database; None if the disk takes it."""
+    """Return why the disk cannot take our server's database, in words; None if it can."""
     home = Path(os.environ.get("PREFECT_HOME", Path.home()))
     fault = "the disk is full"
     try:
@@ -302,7 +302,7 @@ def _database_fault() -> str | None:
 
 
 def copy_kept(home: Path) -> bool:
-    """Copy the kept database into a home without a database; return whether the home has a database now."""
+    """Copy the database in the user's cache to ``home``, unless there is one; return whether ``home`` has one now."""
     place = home / DATABASE
     if place.exists():
         return True
@@ -321,7 +321,7 @@ def copy_kept(home: Path) -> bool:
 
 
 def keep(home: Path) -> None:
-    """Copy the database that a server in this home has just made to the user's cache, while it has no runs."""
+    """Copy the database that a server has just made in ``home``, still without runs, to the user's cache."""
     if not (home / DATABASE).is_file():
         return
     kept = _kept()
@@ -339,7 +339,7 @@ def keep(home: Path) -> None:
 
 
 def _kept() -> Path:
-    """Return the path of the kept database of this version of Prefect; other versions have other databases."""
+    """Return the path, in the user's cache, of an empty database for the installed version of Prefect."""
     from prefect import __version__  # noqa: PLC0415 - only if a study runs
 
     return cache_folder() / f"prefect-{__version__}.db"

@@ -83,17 +83,17 @@ class StudySnapshot:
 
     @property
     def done(self) -> int:
-        """Units done."""
+        """The number of units done, over all splits and actions."""
         return sum(work.done for work in self.work)
 
     @property
     def wanted(self) -> int:
-        """Units wanted, as far as known."""
+        """The number of units wanted, over all splits and actions, as far as it is known."""
         return sum(work.wanted for work in self.work)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the rest takes at the present rate; None if unknown."""
+        """The seconds that the remaining units take at the present rate; None if the rate is unknown."""
         return (self.wanted - self.done) / self.rate if self.rate else None
 
 

@@ -111,7 +111,10 @@ def _get_ready_to_draw() -> None:
 
 
 def present_inputs(store: Store) -> dict[str, int | None]:
-    """Return the data version of each table behind a page, and how many replicates wait for missing positions."""
+    """Return the data version of each table that pages are made from, keyed by table.
+
+    A further key has the number of replicates that wait for missing positions.
+    """
     return {**{table: store.data_version(table) for table in _TABLES}, _WAITING: _waiting_replicates(store)}
 
 
@@ -125,7 +128,7 @@ def waiting_words(store: Store, study: str, model: str) -> str:
 
 
 def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:
-    """Record that the folder's page is complete; written after all files of the page.
+    """Record that the folder's page is complete; to be called when all files of the page are written.
 
     ``inputs`` are those of ``present_inputs`` that the page was made from, ``revisions`` the newest revision of each
     action with estimates on the page.
@@ -153,7 +156,7 @@ def _estimated_revisions(results: pa.Table, study: str, model: str) -> dict[str,
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Write to a folder within the block; an error of the file system becomes an error of one line."""
+    """Turn an error of the file system, in a block that writes to the folder, into an error of one line."""
     try:
         yield
     except OSError as error:
@@ -230,7 +233,7 @@ class Pruned:
 
 
 def prune_pages(store: Store, seconds: float, study: str | None = None) -> Iterator[Pruned]:
-    """Delete pages of a store's studies, or of one, if page, last run and estimates are all at least ``seconds`` old.
+    """Delete pages of all studies, or of ``study``, if page, last run and estimates are all at least ``seconds`` old.
 
     A time ahead of the clock counts as now. Other files in a page's folder, such as the answers of gates, stay. Yield
     the deletion of each page.

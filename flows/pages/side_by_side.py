@@ -1,7 +1,7 @@
 """The page that compares several stores or studies, over the documents that they share.
 
-Differences are estimated like contrasts within a study: the same documents are resampled on both sides. No plan names
-them, so all are exploratory.
+Differences are estimated like contrasts within a study: the same documents are resampled on both sides. All estimates
+are exploratory, since no plan names such a difference.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def read_entries(
     *,
     model: str | None = None,
 ) -> list[tuple[Entry, DocumentMoments]]:
-    """Read the studies and models of some stores, by default all, with the moments of their documents."""
+    """Read the named studies of some stores, by default all studies, with the moments of their documents.
+
+    A study is read for each of its models, or only for ``model`` if that is given.
+    """
     stores = [Store.open(location) for location in locations]
     twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
     if twice:
@@ -73,7 +76,7 @@ def _own_page(store: Store, study: str, model: str) -> Path | None:
 
 
 def _names(studies: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Name each of (location, study, model) by as few parts as distinguish it from the others."""
+    """Name each study, a triple (location, study, model), by as few of these parts as set it apart from the others."""
 
     def candidates() -> Iterator[list[str]]:
         folders = [PurePath(location).name for location, _, _ in studies]
@@ -243,6 +246,6 @@ def write_comparison(
 
 
 def comparison_folder(locations: Sequence[str]) -> Path:
-    """Return the default folder of a comparison: a folder of the stores' names in ``reports``."""
+    """Return the default folder of a comparison: a folder in ``reports`` that is named after all of the stores."""
     names = [PurePath(absolute(location)).name for location in locations]
     return Path("reports") / folder_name("-and-".join(names))

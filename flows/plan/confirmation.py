@@ -108,7 +108,7 @@ def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: P
 
 
 def _write_new(files: dict[Path, str]) -> None:
-    """Write new files, the first file last: if that exists, all exist."""
+    """Write the texts in ``files``, keyed by path, to new files in reverse order: if the first exists, all exist."""
     for file in files:
         if file.exists():
             raise InputError(f"{file}: is there already; remove it, or write to another file with -o")

@@ -149,7 +149,7 @@ class InterimLooks:
         return len(self.documents)
 
     def names(self, number: int) -> set[str]:
-        """Return the documents of the interim look ``number``; the first interim look is number 1."""
+        """Return the names of the documents of interim look ``number``; the first interim look is number 1."""
         return {doc for stratum, count in self.documents[number - 1].items() for doc in self.order[stratum][:count]}
 
 
@@ -331,9 +331,9 @@ def units_done(
     """Return for each split and action how many units are done and wanted; a unit has all replicates of a document.
 
     ``actions`` maps names of actions to rows of table ``actions``. ``documents`` is the number of documents of each
-    split and stratum, ``covered`` the number of documents that hold exactly the replicates of each cell.
-    ``wanted_documents`` is the number of evaluation documents of each stratum that the ``plan`` needs by now; without a
-    plan the evaluation is left out.
+    (split, stratum). ``covered`` is the number of documents of each (action, estimator, split, stratum, replicates),
+    those that hold exactly so many replicates. ``wanted_documents`` is the number of evaluation documents of each
+    stratum that the ``plan`` needs by now; without a plan the evaluation is left out.
     """
     controls = {name: bool(row["control"]) for name, row in sorted(actions.items())}
     measured = [name for name, control in controls.items() if not control]

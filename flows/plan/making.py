@@ -53,7 +53,7 @@ _CIRCUMSTANCES = (
 
 @dataclass(frozen=True)
 class EvaluatedSize:
-    """The size of a study's present evaluation, by current units."""
+    """The size of a study's present evaluation; superseded units do not count."""
 
     replicates: int = 0  # the most replicates of one document and measured action
     documents: int = 0  # the most documents of one stratum, up to the last that has units
@@ -181,14 +181,14 @@ def make_plan(
     evaluated: EvaluatedSize = NOTHING,
     interval: str = STUDENTIZED,
 ) -> dict[str, Any]:
-    """Make the content of a plan: K and N from development variance and measured seconds, endpoints, levels.
+    """Make the content of a plan: endpoints, levels, and K and N from development variance and measured seconds.
 
     Args:
         material: the study with its documents and actions.
         development: moments of every replicate of the development documents.
         units: rows of ``units`` of the development documents.
-        efficiency: by action, the efficiency in seconds of residual branching on the development documents; None
-            if it is undefined.
+        efficiency: for each action, the efficiency of residual branching relative to coupled pairs on the development
+            documents, with seconds as the cost; None if it is undefined.
         answers: moments of every scored replicate of the development documents; None without any.
         grown: the result of ``grown_plan`` for the present plan, whose actions and endpoints are kept; None to choose
             anew.
@@ -296,10 +296,10 @@ def make_plan(
 
 
 def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> list[Endpoint]:
-    """Return an endpoint for each primary quantity and action (default: all), contrasts against the baseline.
+    """Return an endpoint for each primary quantity and each of ``actions``, by default all actions.
 
-    The action that measures an engine's floor has no endpoint: nearly all of its documents agree, so no number of
-    documents would settle an endpoint.
+    If the quantity is a contrast, the endpoint compares the action with the baseline. The action that measures an
+    engine's floor has no endpoint: nearly all of its documents agree, so no number of documents would settle one.
     """
     baseline = study.plan.baseline
     names = study.estimated if actions is None else [name for name in actions if name in study.estimated]
@@ -313,14 +313,17 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
 
 
 def _raised(study: Study, evaluated: EvaluatedSize) -> str:
-    """Return text to add to the plan's reason if what was evaluated already bounds K or N; else an empty text."""
+    """Return text for the plan's reason if the evaluated documents raise a bound of K or N; else an empty text."""
     if size_bounds(study, evaluated) == size_bounds(study, NOTHING):
         return ""
     return f"; evaluation documents have up to K = {evaluated.replicates} and N = {evaluated.documents} already"
 
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:
-    """Return the actions to branch by the estimator: "swrb" all, "hybrid" those of efficiency above 1, "plain" none."""
+    """Return the actions that get replicates of residual branching.
+
+    Under the estimator "swrb" these are all actions, under "hybrid" those of efficiency above 1, under "plain" none.
+    """
     estimator, actions = material.study.plan.estimator, material.measured_actions
     if estimator == PLAIN:
         return []
@@ -365,9 +368,9 @@ def _size(allocation: Allocation) -> dict[str, Any]:
 
 
 def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
-    """Return measured seconds per document (prefill, eviction) and per replicate (decoding), over all actions.
+    """Return measured seconds per document (prefill, eviction) and per replicate (decoding), summed over actions.
 
-    Equal replicates are decoded once, so their decoding counts as a cost of the document.
+    If all replicates of a document are ``equal``, they are decoded once, and decoding counts as a cost of the document.
     """
     documents = len(set(units["doc"].to_pylist()))
     prefill = sum(units["prefill_seconds"].to_pylist())
@@ -450,7 +453,7 @@ def freeze_plan(
 
 
 def _adopted(store: Store, study: Study, revision: int) -> FrozenPlan | None:
-    """Return the stored plan of this or a later revision, if the study file agrees with it."""
+    """Return the stored plan if its revision is ``revision`` or later, else None; the study file must agree with it."""
     plan = find_plan(store, study.name, study.model.id)
     if plan is None or plan.revision < revision:
         return None

@@ -142,9 +142,9 @@ def generated_documents(store: Store, study: str, model: str) -> set[str]:
 
 
 def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:
-    """Return a plan's actions whose outcomes were known before: if the plan is ``seen`` all, else the redone actions.
+    """Return the actions of a plan whose outcomes were known before: all if ``plan.seen``, else those that were redone.
 
-    An action counts as redone if units of evaluation documents were superseded.
+    An action counts as redone if its units of evaluation documents were superseded.
     """
     if plan.seen:
         return tuple(plan.actions)

@@ -129,7 +129,8 @@ def _check_plannable(material: Material) -> None:
 def _has_made_units(run: StudyRun) -> bool:
     """Return whether stored units were made from the model's present files, by the installed libraries.
 
-    If so, the model needs no further check. A model outside a folder may have changed at its source.
+    If so, the model needs no further check. The result is False for a model that is not in a local folder, unless the
+    run is offline, since the model may have changed at its source.
     """
     model, counts = run.study.model, run.stored
     location = model_location(model)
@@ -145,7 +146,10 @@ def _has_made_units(run: StudyRun) -> bool:
 
 
 def check_controls(store: Store, material: Material) -> int:
-    """Check that every full-retention control has delta = f = 0 exactly, in its derived rows; return how many pairs."""
+    """Check that every full-retention control has delta = f = 0 exactly in its derived rows.
+
+    Return the number of checked pairs.
+    """
     keys = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
     with open_views(store) as views:
         controls = views.rows("controls", **keys).to_pylist()
@@ -255,7 +259,7 @@ _NAMED = 3  # control tokens in a line
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
-    """Return a line on each setting of a file's studies, already checked, that may have another effect than meant."""
+    """Return a line on each setting of a file's checked studies that may have another effect than the user means."""
     lines = left_out(runs[0].study.documents)
     for run in runs:
         lines += _absent_eos_tokens(run.study)
@@ -296,7 +300,7 @@ def _absent_kernel_floor(study: Study) -> Iterator[str]:
 
 
 def _control_tokens(material: Material) -> Iterator[str]:
-    """Name control tokens of the tokenizer that stand in users' texts."""
+    """Yield a line on control tokens of the tokenizer that stand in users' texts, if there are any."""
     for templated in (False, True):
         documents = [
             document
@@ -321,7 +325,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _whole_caches(material: Material) -> Iterator[str]:
-    """Name actions that keep the whole cache of some prompts, so that they do nothing there."""
+    """Yield a line on each action that keeps the whole cache of some prompts, and so does nothing there."""
     documents = material.every_document
     for action in material.actions:
         if action.retention.rule is not None and action.codec is None:
@@ -374,7 +378,7 @@ def _unreached_bounds(study: Study) -> Iterator[str]:
 
 
 def _unscored_tasks(study: Study) -> Iterator[str]:
-    """Name tasks whose benchmark's scoring rule is not implemented."""
+    """Yield a line on tasks for which the scoring rule of their benchmark is not implemented."""
     for section in study.documents:
         unscored = [task for task in section.tasks if task_scoring(section.source, task) is None]
         if unscored:
@@ -385,7 +389,7 @@ def _unscored_tasks(study: Study) -> Iterator[str]:
 
 
 def _equal_prompts(material: Material) -> Iterator[str]:
-    """Name documents of unlike clusters that have equal prompts, since intervals take them as independent."""
+    """Yield a line on documents of different clusters with equal prompts: intervals take clusters as independent."""
     same = defaultdict[tuple[int, ...], list[Document]](list)
     for document in material.every_document:
         if document.tokens and document.stratum not in material.nominal:

@@ -109,7 +109,7 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
 
 
 def _in_order_of(stored: list[Any], requested: list[Any]) -> list[Any]:
-    """Order the requested document sections so that sections equal to stored ones keep their places."""
+    """Order the requested document sections; each one that is also in ``stored`` gets the place that it has there."""
     others = [section for section in requested if section not in stored]
     placed = [
         section if section in requested else others.pop(0) for section in stored if section in requested or others
@@ -154,7 +154,7 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
 
 
 def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[Difference]:
-    """Yield answers, scorings and clusters of stored documents that changed in their source."""
+    """Yield a difference each for answers, scoring and clusters, if the source changed them in stored documents."""
     corrections = defaultdict[str, list[tuple[str, Any, Any]]](list)
     for document in (document for document in run.material.every_document if document.doc in rows):
         for name, (before, now) in changed(document, rows[document.doc]).items():
@@ -180,7 +180,7 @@ def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
 
 
 def _actions(run: StudyRun) -> Iterator[Difference]:
-    """Yield actions that are new, changed, or no longer in the file."""
+    """Yield differences in actions: those that are new, changed, or no longer in the study file."""
     study, store = run.study, run.store
     stored = current_actions(store.read("actions"), study.name)
     units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
@@ -282,10 +282,10 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 
 
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
-    """Begin a new revision of each action whose present revision was reported already or has another identity.
+    """Begin a new revision of each named action whose present revision was reported or has another identity.
 
-    So if a run was killed, the same call goes on with the revision that it began, and prints a line about it. An action
-    that the store lacks is skipped, since the run generates it.
+    So after a run was killed, the same call goes on with the revision that the run began, and prints a line about that.
+    An action that the store lacks is skipped, since the run generates it.
     """
     rows = begun_revisions(runs, names)
     begun = {(row["study"], row["action"]) for row in rows}
@@ -331,7 +331,7 @@ def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any
 def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
     """Return whether a revision was begun with the present identity and its result was not reported yet.
 
-    A revision whose units keep unlike entries cannot go on.
+    The result is also False if units of one document and estimator keep or read different entries.
     """
     for run in runs:
         units = run.store.units(run.study.name, run.study.model.id, KEPT_COLUMNS)

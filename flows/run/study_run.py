@@ -124,11 +124,11 @@ class StudyRun:
 
     @cached_property
     def identity(self) -> Callable[[Action], ActionIdentity]:
-        """The function that returns an action's identity without loading a model; hashes not known so are None."""
+        """The function that returns an action's identity without loading a model; a hash that stays unknown is None."""
         return self.identify(self.study, required=False)
 
     def whole_identity(self, action: Action) -> ActionIdentity:
-        """Return the identity of an action; if its model is missing here, download and load the model first."""
+        """Return the identity of an action; if a hash is unknown, the generator finds it, and may load the model."""
         known = self.identity(action)
         unknown = known.weights_sha256 is None or known.selector_sha256 is None
         return self._whole_identity(action) if unknown else known

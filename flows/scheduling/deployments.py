@@ -1,4 +1,4 @@
-"""Deployments of studies on the user's Prefect server, the end of silent runs, and notifications on runs that end."""
+"""Deployments of studies on the user's Prefect server, which also ends dead runs and notifies when runs end."""
 
 from __future__ import annotations
 
@@ -140,9 +140,9 @@ def users_server() -> Iterator[str]:
 
 
 def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
-    """Make the deployment, or change the deployment of its name, for the workers of a pool; make a missing pool.
+    """Make the deployment for the workers of a pool, in place of any deployment of the same name.
 
-    Runs start in the present working folder.
+    The pool is made if it is missing. Runs start in the present working folder.
     """
     deployment = _deployment(schedule, work_pool)
     _check_store(deployment, schedule)
@@ -289,9 +289,10 @@ def each_tagged_run(tag: str) -> dict[str, Any]:
 
 
 def notify(deployment: str, tag: str, block: str) -> None:
-    """Notify a block TYPE/NAME, in place of any earlier block, when a tagged run ends or does not start in time.
+    """Have the server notify ``block``, TYPE/NAME, when a run with the tag ends or does not start in time.
 
-    A run ends if it completes, fails or crashes. A run that waits for the run before it is not late.
+    The block takes the place of an earlier block of the deployment. A run ends if it completes, fails or crashes. A run
+    that waits for the run before it is not late.
     """
     ends, every = _events(*_ENDS), each_tagged_run(tag)
     started = _events("Running", "Cancelled") | ends
