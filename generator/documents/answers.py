@@ -65,7 +65,8 @@ def score_text(text: str, answers: Sequence[str], scoring: str) -> float:
 def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[int, int] | None:
     """Return the range of characters that states the answers, as (start, end) of a slice; None if no answer occurs.
 
-    Each answer counts at its first occurrence. If any answer is enough, the answer that ends first counts.
+    The range covers the first occurrence of each answer or, if the rule asks for any one answer, the occurrence that
+    ends first.
     """
     lowered = text.lower()
     searched, places = _normalized(text) if scoring == NORMALIZED else (lowered, range(len(lowered)))
@@ -94,7 +95,7 @@ def folded(text: str, scoring: str) -> str:
 
 
 def _normalized(text: str) -> tuple[str, list[int]]:
-    """Return a text as SQuAD's evaluation normalizes it, and the place of each of its characters in ``text.lower()``.
+    """Return a text as SQuAD's evaluation normalizes it, and the place in ``text.lower()`` of each resulting character.
 
     Four steps follow each other: the text is put in lower case, ASCII punctuation is removed, each article becomes
     white space, and each run of white space becomes one space. The place of a space is that of the letter before it.
@@ -122,7 +123,7 @@ def score_pairs(
 ) -> list[PairScore]:
     """Return the scores of pairs of continuations of a document, X and Y up to their EOS.
 
-    Equal continuations are decoded once, since X is the same under every action.
+    Equal continuations are decoded once; many are equal, since a replicate's X is the same under every action.
     """
     distinct = list(dict.fromkeys(tokens for pair in pairs for tokens in pair))
     texts = dict(zip(distinct, decode(distinct), strict=True)) if distinct else {}
@@ -134,9 +135,9 @@ def score_pairs(
 def token_span(
     tokens: Tokens, text: str, answers: Sequence[str], scoring: str, decode: Decode
 ) -> tuple[int, int] | None:
-    """Return the first and last position, from 1, of the tokens that state the answers; None if there are none.
+    """Return the first and last position, from 1, of the tokens that state the answers; None if no answer occurs.
 
-    ``text`` is the decoded continuation; ``decode`` decodes its beginnings.
+    ``text`` is the text of all ``tokens``; ``decode`` returns the texts of beginnings of ``tokens``.
     """
     characters = answer_characters(text, answers, scoring)
     if characters is None:
@@ -179,11 +180,11 @@ class Record:
 
 
 def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) -> list[Record]:
-    """Return the places where a prompt states a document's answers, by answer, by piece of the answer, and by place.
+    """Return the places where a prompt states a document's answers, sorted by answer, piece of the answer, and place.
 
     ``tokens`` are the texts of the prompt's tokens, each decoded alone; ``scoring`` is the rule for the answers. An
     answer that the prompt does not state as a whole is cut into the longest pieces of two words or more that the prompt
-    states. An answer or a piece that the prompt states too often has no records.
+    states. An answer or a piece that the prompt states more than ``MOST_PLACES`` times has no records.
     """
     ignored = str.maketrans("", "", string.punctuation if scoring == NORMALIZED else "")
     plain = ["".join(token.lower().translate(ignored).split()) for token in tokens]
@@ -206,7 +207,8 @@ def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) ->
 def _pieces(text: str, words: Sequence[str], wanted: Callable[[Sequence[str]], re.Pattern[str]]) -> list[list[_Place]]:
     """Cut an answer, the list ``words``, into pieces that a text contains; return the places of each piece.
 
-    The text has no white space; ``wanted`` returns the pattern that finds successive words in it.
+    An answer that the text contains as a whole is one piece. ``text`` has no white space; ``wanted`` turns a list of
+    words into a pattern that finds them there, one directly after the other.
     """
     if not words:
         return []

@@ -29,7 +29,7 @@ class SourceRow:
         return self.fields.get(name) is not None
 
     def text(self, *names: str) -> str:
-        """Return the text of the first of these fields that is present."""
+        """Return the text of the first of the fields ``names`` that is there and not null."""
         return self.encodable(" or ".join(names), self._get(names, str, "text"))
 
     def number(self, name: str) -> float:

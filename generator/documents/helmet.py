@@ -136,7 +136,7 @@ def _shots(section: DocumentsSection) -> int:
 
 
 class _RagAuthor:
-    """Writes RAG prompts; their worked examples, from the task's file of examples, have other questions."""
+    """Writes RAG prompts; their worked examples, from the task's file of examples, never have the prompt's question."""
 
     chat = False
 

@@ -65,11 +65,11 @@ class JsonlSource(DocumentSource):
             yield Candidate(name, cluster_of(row), TASK, number)
 
     def named_splits(self, sections: Sequence[DocumentsSection]) -> dict[str, str]:
-        """Return the splits that rows of the sections' files name for their clusters."""
+        """Return the split of each cluster for which a row of the sections' files names a split."""
         return cluster_splits(map(_file, sections))
 
     def has_chats(self, section: DocumentsSection) -> bool:
-        """Return whether any row of the file has ``messages``; False without the file, which a worker may lack."""
+        """Return whether any row of the file has ``messages``; False if the file is not on this machine."""
         try:
             file = _file(section)
         except InputError:
@@ -77,7 +77,7 @@ class JsonlSource(DocumentSource):
         return any(row.has("messages") for _, row in read_rows(file))
 
     def missed(self, section: DocumentsSection) -> str:
-        """Return a remark: how many rows the file has for the section or, if all are of other strata, these strata."""
+        """Return a remark: how many rows the file has for the section or, if all name other strata, which strata."""
         file = _file(section)
         of_row = [row.text("stratum") if row.has("stratum") else section.stratum_name for _, row in read_rows(file)]
         rows_of_stratum = of_row.count(section.stratum_name)
@@ -129,7 +129,7 @@ class JsonlSource(DocumentSource):
 
 
 def cluster_splits(files: Iterable[Path]) -> dict[str, str]:
-    """Return the splits that rows of files name for their clusters; the rows of a cluster must agree."""
+    """Return the split of each cluster for which rows name a split; rows of one cluster must name the same split."""
     named: dict[str, tuple[str, SourceRow]] = {}
     for file in dict.fromkeys(files):
         for row in (row for _, row in read_rows(file) if row.has("split")):

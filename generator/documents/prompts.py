@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The tokens that are found in a text before the rest is tokenized, by id; ``special`` marks control tokens."""
+        """The added tokens by id, each with ``special``; a text is searched for them before the rest is tokenized."""
 
     def __hash__(self) -> int:
         """Return a hash of this object, which is the key of caches such as that of its control tokens."""
@@ -53,20 +53,23 @@ class Tokenizer(Protocol):
 
 
 def text_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> list[int]:
-    """Return the token ids of a text, with nothing added; without ``controls``, control tokens are read as text."""
+    """Return the token ids of a text, with nothing added; if not ``controls``, control tokens are read as text."""
     options = {"add_special_tokens": False, "split_special_tokens": not controls, "verbose": False}
     return list(tokenizer(text, **options)["input_ids"])
 
 
 def plain_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the token ids of a prompt without a chat template; they begin as the tokenizer begins any text."""
+    """Return the token ids of a prompt without a chat template, with the tokenizer's prefix once at their beginning."""
     prefix = list(_prefix(tokenizer))
     begun = begun_once(tokenizer, text_tokens(tokenizer, text))
     return begun if begun[: len(prefix)] == prefix else prefix + begun
 
 
 def begun_once(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """Return token ids with one beginning in place of several: the prefix that the tokenizer adds, or else BOS."""
+    """Return ``tokens`` without the repetitions of the tokenizer's prefix with which they begin: one prefix stays.
+
+    If the tokenizer adds no prefix, BOS counts as the prefix.
+    """
     bos = tokenizer.bos_token_id
     start = [*_prefix(tokenizer)] or ([] if bos is None else [bos])
     while start and tokens[: 2 * len(start)] == 2 * start:
@@ -95,7 +98,7 @@ def control_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
     """Return the ids of a tokenizer's control tokens by their texts.
 
     They are the tokens marked as special, and the added tokens that the chat template writes, since these may end a
-    turn. Of the latter, white space is left out.
+    turn. An added token that is white space is left out unless it is special.
     """
     written = template_text(tokenizer)
     return {
@@ -145,7 +148,10 @@ class TemplateRefusalError(InputError):
 
 
 class TokenizerWithVariables:
-    """A tokenizer whose chat template gets further variables, such as ``enable_thinking``; it must read them all."""
+    """A tokenizer that gives its chat template further variables, such as ``enable_thinking``.
+
+    A variable that the template does not read is refused.
+    """
 
     def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
         templates = template_text(tokenizer)
@@ -395,7 +401,8 @@ _CLOSE_ENOUGH = 0.99  # of the bound: the search stops there
 class PromptText:
     """A prompt as text: a question or instruction, and an opening with which its answer begins.
 
-    A plain prompt has ``plain_opening``; a chat has ``chat_opening``, and ``system`` if its template takes the message.
+    ``plain_opening`` is the opening in a plain prompt, ``chat_opening`` the one in a chat. A chat begins with the
+    system message ``system``, unless that is None or the chat template refuses it.
     """
 
     text: str
@@ -429,8 +436,8 @@ def longest_prompt(
 ) -> tuple[PromptText, tuple[int, ...]] | None:  # fmt: skip
     """Find the prompt with the most parts that fits into ``tokens`` tokens; None if even ``least`` parts do not fit.
 
-    The prompt is returned with its token ids. ``compose`` makes the prompt of a number of parts, which is at most
-    ``most``; more parts make a longer prompt. The search stops at a prompt of 99% of ``tokens``.
+    The prompt is returned with its token ids. ``compose`` makes the prompt with a given number of parts, from ``least``
+    to ``most``; more parts make a longer prompt. The search stops at a prompt that fills 99% of ``tokens``.
     """
 
     def measured(parts: int) -> tuple[PromptText, tuple[int, ...]]:

@@ -146,7 +146,7 @@ def _chosen(
 def _in_turn(
     split: str, wanted: int, first: Sequence[Candidate], tasks: Sequence[_TaskCandidates], splits: Mapping[str, str]
 ) -> list[Candidate]:
-    """Return up to ``wanted`` candidates of a split: first those in ``first``, then others, from each task in turn."""
+    """Return up to ``wanted`` candidates of a split: those in ``first``, then others, which the tasks give in turn."""
     taken = list(first[:wanted])
     counts = {task: len(task.held[split]) for task in tasks}
     others = {task: task.of(split, splits) for task in tasks}
@@ -184,7 +184,7 @@ def _too_few(
 
 
 def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_TaskCandidates]) -> None:
-    """Read the tasks until all held documents are found; raise InputError if some are missing."""
+    """Read candidates until all documents that the study already has are found; raise InputError if any is missing."""
     wanted = held.of(section.stratum_name)
     present = set[str]()
     for task in tasks:
@@ -200,7 +200,10 @@ def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_
 
 
 def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_TaskCandidates]) -> list[Candidate]:
-    """Return a split's held documents: first the frozen ones in order, then the others, from each task in turn."""
+    """Return the candidates for a split's documents that the study already has, ``held``.
+
+    Those that a plan has frozen come first, in the order of their places. The tasks give the others in turn.
+    """
     ranked = [
         (place if (place := held[candidate.doc].place) is not None else len(held), turn, number, candidate)
         for number, task in enumerate(tasks)
@@ -258,7 +261,7 @@ def check_source(section: DocumentsSection) -> None:
 
 
 class _TaskCandidates:
-    """One task's candidates in their order; ``held`` has, by split, those of documents that the study already has."""
+    """One task's candidates in their order; ``held`` has, by split, the candidates that are documents of the study."""
 
     def __init__(
         self,
@@ -295,7 +298,7 @@ class _TaskCandidates:
         return present
 
     def of(self, split: str, splits: Mapping[str, str]) -> Iterator[Candidate]:
-        """Yield the free candidates of a split; a cluster's split is in ``splits``, or follows from its hash."""
+        """Yield the candidates left to choose in a split; clusters not in ``splits`` have the split of their hash."""
         return (
             candidate
             for candidate in self.free()
@@ -311,7 +314,7 @@ class _TaskCandidates:
                 yield candidate
 
     def _is_free(self, candidate: Candidate) -> bool:
-        """Return whether a candidate is of the section's part, and not excluded, held, or removed from the study."""
+        """Return whether a candidate is of the section's part, not excluded, and never was a document of the study."""
         is_held = candidate.doc in self._held or candidate.doc in self._elsewhere
         return (
             not is_held

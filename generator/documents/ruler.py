@@ -131,7 +131,11 @@ def _value(draws: DocumentDraws, kind: str) -> str:
 
 
 def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws, int, int, Tokenizer], Composed]:
-    """Return ``compose`` of a task that asks for one needle among other needles or sentences of noise, ``haystack``."""
+    """Return the function ``compose`` of a task that asks for one needle.
+
+    ``key`` and ``value`` are the kinds of a needle's key and value, such as "word" and "number". The needle lies among
+    sentences of noise if ``haystack`` is "noise", else among other needles.
+    """
 
     def needle(draws: DocumentDraws) -> tuple[str, str, str]:
         name, content = _key(draws, key), _value(draws, value)
@@ -203,7 +207,7 @@ def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tok
 
 
 def _frequent_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-    """Write at most ``parts`` coded words with zeta-distributed counts; the most frequent is dots, to be ignored."""
+    """Write at most ``parts`` coded words with zeta-distributed counts; the most frequent one is dots and no answer."""
     vocabulary = ["...", *draws.different_letters(string.ascii_lowercase, 6, max((length - 50) // 50, 4) - 1)]
     total = math.pi**2 / 6  # zeta(2)
     text: list[str] = []
@@ -233,8 +237,8 @@ _QUESTIONS = ("qa_1", "qa_2")
 class RulerSource(DocumentSource):
     """RULER (Hsieh et al. 2024). ``length`` bounds prompt plus generated tokens, as in the benchmark.
 
-    Without ``path``, prompts are generated as long as the length allows, and each is its own cluster. With ``path``,
-    all tasks are read from a folder of the benchmark's files, in their order. The cluster of a question task's row is
+    Without ``path``, prompts are generated that fill the length, and each is its own cluster. With ``path``, the rows
+    of all tasks are read from a folder of the benchmark's files, in order. The cluster of a question task's row is
     its question, so that one question at several lengths is in one split. A row's ``answer_prefix``, or ``gen_prefix``
     in rows of lm-evaluation-harness, opens the answer. Older files, whose input ends with the opening, can be read too.
     """
@@ -367,7 +371,7 @@ def _answers(row: SourceRow) -> tuple[str, ...]:
 
 
 def _question(row: SourceRow) -> str:
-    """Return the cluster of the row's question, without the opening of the answer that follows it in older files."""
+    """Return the cluster of the row's question; the answer's opening, which follows it in older files, is left out."""
     _, separator, question = row.text("input").rpartition("Question:")
     if not separator:
         raise row.error("field 'input': expected a text that ends with 'Question: …'")

@@ -1,4 +1,4 @@
-"""The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some.
+"""The interface of a document source: it lists candidates before anything is tokenized, and makes the chosen documents.
 
 A stratum first takes the documents that the stored study already has, and then others in the source's order.
 """
@@ -196,7 +196,7 @@ _T = TypeVar("_T")
 
 
 class DocumentDraws:
-    """A stream of random draws, which is a function of ``parts`` alone."""
+    """A stream of random draws, which is a function of the constructor's ``parts`` alone."""
 
     def __init__(self, *parts: str | int) -> None:
         self._random = keyed_generator("\0".join(map(str, parts)))

@@ -1,10 +1,10 @@
 """Synthetic retrieval documents: records hidden in filler, a question about some of them, and how an answer is drawn.
 
-A body of exactly ``length`` tokens opens with ``<bos>`` and holds five-token records cut into a filler text:
+A body of exactly ``length`` tokens opens with ``<bos>`` and holds five-token records at random places of a filler text:
 
 - ``needle``: 16 records ``REC k v v' ;`` and a question about 5 of the keys;
 - ``variable_tracking``: 15 records in 5 chains of three hops, ``REC k k' v ;``, ``REC k' k'' v' ;``,
-  ``REC k'' v'' v''' ;``, in shuffled places, and a question about 3 of the first keys.
+  ``REC k'' v'' v''' ;``, in random order, and a question about 3 of the first keys.
 
 The question is ``Q k ? k ? ... A``. A right answer states the requested items in any order, each after an ``A`` (the
 prompt ends with the first), as its records without ``REC`` and ``;``, and followed by a geometric number of filler

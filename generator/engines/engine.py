@@ -24,7 +24,7 @@ class Capabilities:
 
     Attributes:
         row_invariant: Whether the logits of a stream are the same bits whatever streams are decoded beside it, and
-            wherever its entries lie. The floor must then be exactly 0, or a run fails.
+            wherever its entries lie. A second run of the reference must then have distances of 0, or the study fails.
         most_streams: The most streams that a session can have open at once.
         full_distributions: Whether logits cover all tokens; otherwise only the most probable token is known.
     """
@@ -84,7 +84,7 @@ class Side(Protocol):
 
     @property
     def reported(self) -> Mapping[str, Any]:
-        """The facts that determine the distributions, as an engine outside this process reports them; {} for others."""
+        """The facts that determine the distributions, as a server reports them; {} for an engine in this process."""
         return {}
 
     @property
@@ -100,7 +100,7 @@ class Side(Protocol):
         """Open a cache with room for ``entries`` entries of the prompt and all streams."""
 
     def cache_bytes(self, entries: int) -> int:  # noqa: ARG002 - an engine outside this process takes none
-        """Return roughly how many bytes of this machine a cache with room for ``entries`` entries takes."""
+        """Return roughly how many bytes of this machine's memory a cache with room for ``entries`` entries takes."""
         return 0
 
     def weight_bytes(self) -> int:
@@ -118,8 +118,8 @@ class Described(Protocol):
 class Engine(Described, Protocol):
     """An engine in this process: it finds weights that a study file names, and makes sides from them and settings.
 
-    An adapter that inherits from this class has the defaults: weights are those of a transformer, a folder or a Hugging
-    Face id, with their tokenizer.
+    An adapter may inherit ``location`` and ``tokenizer`` if its weights are those of a transformer, a folder or a
+    Hugging Face id, in which their tokenizer lies, too.
 
     Attributes:
         ends: The source of the tokens that end a text, for messages that name each token with its source.
@@ -158,8 +158,8 @@ def settings_of(
 ) -> _Settings:
     """Return an object of ``kind``, a dataclass with defaults, with the ``settings`` that a study file gives by name.
 
-    ``bounds`` has the least and the largest value of each whole number, by name. Error lines begin with ``where``, and
-    call a setting one of ``whose``, such as "servers".
+    ``bounds`` has the least and the largest value of each whole number, by name. Error lines begin with ``where``;
+    ``whose`` says in them whose settings these are, such as "servers".
     """
     known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
     for name, value in settings.items():

@@ -13,7 +13,7 @@ properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py
 
 Layers with a sliding window have a cache as large as that of the other layers, in which streams can be forked and
 closed; attention reads only the entries within the window. A call ends before a window's entries are overwritten, so
-no logits depend on entries outside it.
+no logits depend on entries outside the window.
 
 The library does not check one condition, which is checked here. Without flash attention it takes keys in blocks of 32
 values, and silently computes something else for heads whose size is no multiple of 32.
@@ -228,9 +228,10 @@ class Context:
     def _decode(
         self, tokens: Sequence[int], positions: Sequence[int], streams: Sequence[int], wanted: Sequence[int], what: str
     ) -> None:
-        """Decode a token of each row; if the cache is full, free the entries of closed streams and try again.
+        """Decode ``tokens`` at ``positions`` of ``streams``; if the cache is full, first free closed streams' entries.
 
-        ``wanted`` has 1 for each row whose logits are needed, else 0; errors say what is decoded in the words ``what``.
+        All lists have one entry for each row of the call. ``wanted`` is 1 for rows whose logits are needed, else 0.
+        ``what`` says in errors what is decoded.
         """
         count = len(tokens)
         each = (c_int32 * count)(*streams)
@@ -330,7 +331,7 @@ class LlamaCpp(Engine):
         return str(gguf_file(written, folder))
 
     def tokenizer(self, location: str) -> str:
-        """Return the file itself, or the embedded model's tokenizer for its files, which have none."""
+        """Return the file itself; for files of the embedded model, which lack a tokenizer, that model's tokenizer."""
         return tokenizer_of(location)
 
     def description(self) -> Mapping[str, Any]:
@@ -377,7 +378,7 @@ class LlamaCppSide(Side):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The side's capabilities; rows are not invariant, since sums follow the order of cache entries."""
+        """The side's capabilities: without ``row_invariant``, since sums follow the order of entries in the cache."""
         return Capabilities(row_invariant=False, most_streams=MOST_STREAMS)
 
     @property

@@ -193,7 +193,7 @@ class EngineStreams(StreamDecoder):
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams can be cut back: always False here."""
+        """Whether a parked stream can be continued from positions before the one at which it was parked: False here."""
         return False
 
     def park(self, rows: Tensor, places: Tensor) -> None:
@@ -237,8 +237,8 @@ _STREAMS = 5  # of one replicate under residual branching, at most; a coupled ro
 class EngineModel:
     """Sides of an engine, as a ``Model`` of ``kvdrift.generator.generation.model``.
 
-    ``sides`` are those of the actions by name, including the control's. ``tokenizer_sha256`` is that of the tokenizer
-    of prompts; None without a tokenizer. ``ends`` are the tokens that end a text on all sides.
+    ``sides`` has the side of each action, the floor among them, by the action's name. ``tokenizer_sha256`` is SHA-256
+    of the prompts' tokenizer; None without a tokenizer. ``ends`` are the tokens that end a text on all sides.
     """
 
     id: str
@@ -256,7 +256,7 @@ class EngineModel:
 
     @property
     def batch_deviation(self) -> float | None:
-        """0 if rows do not depend on other rows; else None, since only the control measures the effect."""
+        """0 if other rows of a batch change no row's logits; else None, since only the floor measures by how much."""
         return 0.0 if self.reference.capabilities.row_invariant else None
 
     @functools.cached_property
@@ -278,7 +278,7 @@ class EngineModel:
         return self.sides[action.name].weight_bytes() or None
 
     def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread decodes
-        """Return the model itself, since the engine has threads of its own."""
+        """Return the model itself, ``count`` times, since the engine has threads of its own."""
         return [self] * count
 
     def computing(self) -> AbstractContextManager[None]:
@@ -308,7 +308,7 @@ class EngineModel:
 class PreparedSides:
     """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``).
 
-    ``open_streams`` holds the decoder that ``kernels`` made last; all samplings of the document share this list.
+    ``open_streams`` holds the decoder that ``kernels`` made last; the copies that ``under`` returns share this list.
     """
 
     model: EngineModel
@@ -370,7 +370,7 @@ class PreparedSides:
         }  # fmt: skip
 
     def kept(self, number: int) -> tuple[()]:  # noqa: ARG002
-        """Return nothing, since an engine does not report its entries."""
+        """Return nothing, since an engine does not report which entries it keeps."""
         return ()
 
 
@@ -413,7 +413,7 @@ class EngineFootprint:
 
     @property
     def fits(self) -> bool:
-        """Whether the bytes are available."""
+        """Whether the weights and caches fit into the free memory."""
         return self.weights + self.caches <= self.available
 
     @property
@@ -428,7 +428,7 @@ class EngineFootprint:
 
 
 def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
-    """Return the bytes that generation takes for the longest of prompts of ``lengths`` tokens."""
+    """Return the bytes that generation takes for the longest prompt; ``lengths`` are the prompts' lengths in tokens."""
     longest, sides = max(lengths), [model.reference, *model.sides.values()]
     weights = {side.weights_sha256: side.weight_bytes() for side in sides}
     caches = sum(side.cache_bytes(longest + streams_at_once(side, longest, horizon) * horizon) for side in sides)

@@ -80,7 +80,7 @@ def load_prompt_tokenizer(section: ModelSection) -> Any:
 
 
 def _of_servers(study: Study) -> EngineModel:
-    """Return the model whose sides are servers; the reference's server has slots for the floor, too."""
+    """Make the model of a study whose sides are servers; the floor has half of the slots of the reference's server."""
     section = study.model
     engine, settings = Servers(Requests.of(section.requests or {})), section.settings or {}
     reference, floor = engine.side(section.url or "", settings, "model.url").halves()
@@ -146,7 +146,7 @@ def _tokenizer(section: ModelSection, reference: Side, *, of_reference: bool) ->
 
 
 def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:
-    """Raise an error if ``side``, which is a kernel floor's, has another cache than the reference."""
+    """Raise an error if ``side``, that of action ``kernel-floor``, stores entries in other types than the reference."""
     for name in engine.fewer_bits:
         ours, theirs = reference.requested[name], side.requested[name]
         if theirs != ours:

@@ -35,7 +35,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class SideCheck(Generic[Tried]):
-    """A check that an adapter, or a server, must pass: its name, and its subject in one line.
+    """A check that an adapter, or a server, must pass; ``tried`` says in one line what is tried.
 
     ``function`` runs the check on an engine and weights, or on a server's side; it returns a line about the result,
     or raises an error that names the fault.
@@ -190,7 +190,7 @@ Distributions = NDArray[np.float64]
 
 
 def _distribution(side: ServerSide, values: NDArray[np.float32]) -> Distributions:
-    """Return probabilities from a session's values: from logarithms, or 1 for the token written by a greedy side."""
+    """Return a session's values as probabilities: the values themselves for a greedy side, else their exponentials."""
     wide = values.astype(np.float64)
     return np.exp(wide) if side.capabilities.full_distributions else wide
 

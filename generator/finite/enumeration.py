@@ -92,7 +92,8 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
 def distribution_distance(p: FloatArray, q: FloatArray) -> FloatArray:
     """Compute the total variation of distributions [..., V], as [...].
 
-    It is exactly 0 for equal distributions and where rounding leaves an excess on one side only.
+    It is exactly 0 for equal distributions. It is also 0 if p is nowhere above q, or q nowhere above p: such
+    a difference comes from rounding alone.
     """
     differ = np.logical_and((p > q).any(axis=-1), (q > p).any(axis=-1))
     return np.where(differ, 0.5 * np.abs(p - q).sum(axis=-1), 0.0)
@@ -103,8 +104,8 @@ def coupling_kernel(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArra
 
     This is the paper's eq. coupling-kernel.
 
-    Each residual is normalized by its own sum, which rounding may make differ from e, so that the kernel of a row sums
-    to 1 as nearly as p and q do.
+    Each residual is divided by its own sum, which by rounding may differ from e. So each [V, V] kernel sums to 1 as
+    nearly as p and q do.
     """
     distance = distribution_distance(p, q)
     residual_x, residual_y = np.maximum(p - q, 0.0), np.maximum(q - p, 0.0)
@@ -177,7 +178,7 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
 
 
 def _normalized_overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return e_s [B] and the normalized overlap [B, V] of distributions [B, V]; without an overlap, e_s is 1."""
+    """Return the total variation e_s [B] and normalized overlap [B, V] of p and q [B, V]; without overlap, e_s is 1."""
     common = np.minimum(p, q)
     total = common.sum(axis=1, keepdims=True)
     deficit = np.where(total[:, 0] > 0.0, distribution_distance(p, q), 1.0)
@@ -187,8 +188,8 @@ def _normalized_overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, Float
 def _branches(paths: PairPaths, size: int) -> list[list[FloatArray]]:
     """Return for each s three conditional means given tau = s and the common prefix of s - 1 tokens.
 
-    They are the means of D_H, of D_H^2 and of the number of evaluated positions after s. Each is float64 [V**(s - 1)],
-    with an entry for each prefix: 0 for a prefix with which no pair has tau = s.
+    They are the means of D_H, the share of positions that differ, of D_H^2, and of the number of evaluated positions
+    after s. Each is float64 [V**(s - 1)], with an entry for each prefix: 0 for a prefix with which no pair has tau = s.
     """
     horizon = paths.x.shape[1]
     entry, loss = paths.entry, paths.mismatch.mean(axis=1)
@@ -209,7 +210,7 @@ def _branches(paths: PairPaths, size: int) -> list[list[FloatArray]]:
 
 @dataclass(frozen=True, eq=False)
 class ExactQuantities:
-    """The decomposition, the depth profile and the moments of both estimators, for one action of one system.
+    """The exact quantities of one action of one system, with the moments of coupled rollouts and residual branching.
 
     The fields up to ``mean_entry`` are the decomposition's quantities of the same names.
     """
@@ -285,7 +286,10 @@ def exact_rows(system: FiniteSystem, action: str) -> list[dict[str, Any]]:
 
 
 def _profile(paths: PairPaths) -> tuple[FloatArray, FloatArray]:
-    """Compute p_s [H] and rho_{s,j} [H, H] (paper, sec. "finite-branch-window")."""
+    """Compute p_s = P(tau = s), [H], and rho_{s,j} = P(mismatch at s + j | tau = s), [H, H].
+
+    See the paper, sec. "finite-branch-window".
+    """
     entry, mismatch = paths.entry, paths.mismatch
     horizon = mismatch.shape[1]
     p, rho = np.zeros(horizon), np.zeros((horizon, horizon))

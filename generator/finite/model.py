@@ -62,11 +62,14 @@ class FiniteStreams(StreamDecoder):
 
     @property
     def cuts_back(self) -> bool:
-        """Whether ``select`` can shorten a parked history to the present position: True, by dropping digits."""
+        """Whether a parked stream can be continued from positions before the one at which it was parked: True here."""
         return True
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by ``rows``, int64 [streams]; with n streams open, row n + i is parked stream i."""
+        """Replace the open streams: new stream i continues old stream ``rows[i]``, int64 [streams].
+
+        With n streams open, row n + i is parked stream i, with its history up to the present position.
+        """
         # A parked history is cut back to the present position by dropping its last digits.
         beyond = (self._parked_length - self._position).clamp_(min=0)
         parked = self._parked_code // torch.pow(self.vocabulary_size, beyond)
@@ -129,7 +132,7 @@ class FiniteModel:
         return {name: _distributions_sha256(systems, name, horizon) for name in (None, *names)}
 
     def twins(self, count: int, before: Callable[[], None]) -> list[FiniteModel]:  # noqa: ARG002 - no pass takes long
-        """Return the model itself, which threads can share."""
+        """Return the model itself, ``count`` times, since threads can share it."""
         return [self] * count
 
     def computing(self) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ A file of systems is JSON:
 
 A kernel maps histories to distributions. A history is its tokens 0..V-1 in decimal with a space between them, "" at
 position 1. A kernel has all histories of 0..H-1 tokens; those that contain an EOS token may be left out, since the
-distribution after one is the point mass on the first token of "eos". "eos" may be left out if there is no EOS token.
+distribution after it is always the point mass on the first token of "eos". Without EOS tokens, "eos" may be left out.
 A distribution lists the probabilities of tokens 0..V-1.
 """
 

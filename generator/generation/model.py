@@ -46,11 +46,11 @@ class Model(Protocol):
 
     @property
     def row_multiple(self) -> int:
-        """The number of rows computed at once is a multiple of this."""
+        """The number of rows that are computed at once is a multiple of this number."""
 
     @property
     def pairs_at_once(self) -> int:
-        """The most pairs (action, replicate) of documents that are decoded side by side.
+        """The most pairs (action, replicate), of several documents together, that are decoded side by side.
 
         0 if each document is decoded alone, and by one thread, since one document keeps the device busy.
         """
@@ -106,4 +106,4 @@ class PreparedDocument(Protocol):
         """
 
     def kept(self, number: int) -> Sequence[KeptEntries]:
-        """Return the prompt entries that cache ``number`` has, by position; empty if they are unknown."""
+        """Return the prompt entries that cache ``number`` has after prefill and after later steps; empty if unknown."""

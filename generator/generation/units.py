@@ -80,7 +80,7 @@ class PendingUnit:
         return range(self.first, self.first + self.count)
 
     def study(self, whole: str) -> str:
-        """Return the name of the unit's study: that in ``of`` or, without ``of``, that of the whole work, ``whole``."""
+        """Return the name of the unit's study: that of ``of`` or, if ``of`` is None, ``whole``, the study generated."""
         return whole if self.of is None else self.of.study
 
     def within(self, start: int, stop: int) -> PendingUnit:
@@ -124,7 +124,7 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
 
 
 def _pairs(pending: Sequence[PendingUnit]) -> int:
-    """Return how many pairs of a document are decoded together: the most pairs that have the same sampling."""
+    """Return how many pairs (action, replicate) of a document are decoded at once: the most with one sampling."""
     counts = Counter[StudySampling | None]()
     for item in pending:
         counts[item.of] += item.count
@@ -173,7 +173,7 @@ def generate_together(
 def generate_documents(
     model: Model, study: str, work: Work, horizon: int, seed: int
 ) -> Generator[list[Unit], None, None]:
-    """Generate all units of some work, and yield those of each document, in any order.
+    """Generate all units of some work, and yield a list of units for each document; documents come in any order.
 
     Events are equal in one thread and in several. If the generator is closed or raises an error, its threads stop at
     their next position.
@@ -189,7 +189,7 @@ def generate_documents(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A prefilled document with the caches of its items; ``items[a - 1]`` has cache a."""
+    """A prefilled document, the units to generate (``items``), and their caches; cache a belongs to item a - 1."""
 
     document: Document
     items: Sequence[PendingUnit]
@@ -213,7 +213,7 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
 
 
 def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: str) -> list[list[_Prepared]]:
-    """Group the documents with items of ``of`` and ``estimator``; the documents of a group are decoded side by side."""
+    """Group the documents with units of study ``of`` and ``estimator``; those of a group are decoded side by side."""
     having = [
         prompt if of is None else replace(prompt, caches=prompt.caches.under(of.sampling))
         for prompt in prepared
@@ -227,9 +227,10 @@ def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: 
 def _decode(
     group: Sequence[_Prepared], of: StudySampling | None, estimator: str, horizon: int, sharing: SharingOptions
 ) -> tuple[dict[_Place, Any], float]:
-    """Decode the items of ``of`` and ``estimator``; return the steps of each, [replicates, H], and the seconds of all.
+    """Decode a group's units of study ``of`` and ``estimator``; return each unit's steps, and the seconds of all.
 
-    The seconds leave out the trial steps that a model makes before it decodes a new number of streams.
+    Steps are [replicates, H]. The seconds leave out the trial steps that a model makes before it decodes a new number
+    of streams.
     """
     items = {
         (d, a): item
@@ -264,7 +265,7 @@ def _decode(
 
 
 def _batch(items: Mapping[_Place, PendingUnit], numbers: Sequence[int]) -> dict[_Place, PendingUnit]:
-    """Return the items that have some of the consecutive replicates ``numbers``, each cut to those replicates."""
+    """Return the items with replicates from the first to the last of ``numbers``, each cut to these replicates."""
     shares = {place: item.within(numbers[0], numbers[-1] + 1) for place, item in items.items()}
     return {place: share for place, share in shares.items() if share.count}
 
@@ -308,7 +309,7 @@ def _coupling(
 def _branching(
     group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, sharing: SharingOptions
 ) -> Callable[[], list[ResidualBranches]]:
-    """Return a function that runs residual branching of one document's items, with uniforms of its own."""
+    """Return a function that runs residual branching of one document's items; coupled rollouts have other uniforms."""
     (prompt,) = group
     actions = []
     for (_, a), item in items.items():
@@ -409,7 +410,8 @@ def join_replicates(parts: Sequence[Decoded]) -> Decoded:
 def event_rows(record: Mapping[str, Any], decoded: CoupledSteps | ResidualBranches) -> pa.Table:
     """Make the rows of ``events`` of one unit, from its row of ``units`` and the decoded steps of its replicates.
 
-    Rows are sorted by replicate and position; with residual branching, a replicate's scan comes before its branch.
+    Rows are sorted by replicate and position; with residual branching, a replicate's rows of kind "scan" come before
+    those of kind "branch".
     """
     if isinstance(decoded, CoupledSteps):
         steps = {name: getattr(decoded, name) for name in _STEP_COLUMNS}  # [replicates, H] each
@@ -435,7 +437,7 @@ def _rows(
     steps: Mapping[str, NDArray[Any]],
     weight: NDArray[np.float64] | None,
 ) -> pa.Table:
-    """Return the rows of one kind at the ``chosen`` positions [replicates, H]."""
+    """Return rows of ``events``, all of one ``kind``, for the positions at which ``chosen`` [replicates, H] is True."""
     replicate, column = chosen.nonzero()
     for name in ("delta", "f"):
         lost = ~np.isfinite(steps[name][chosen])

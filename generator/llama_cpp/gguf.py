@@ -45,7 +45,7 @@ class GgufFacts:
     unsupported: str | None  # the reason why streams of this model cannot be forked and compared; None if they can
 
     def entry_bytes(self, type_k: str, type_v: str) -> int:
-        """Return roughly how many bytes the keys and values of one token take in all layers, windowed ones included."""
+        """Return roughly how many bytes a token's keys and values take in all layers, with or without a window."""
         sizes = ((self.key_size, type_k), (self.value_size, type_v))
         return round(sum(self.kv_heads * size * BYTES[kind] for size, kind in sizes))
 
@@ -166,7 +166,7 @@ class GgufTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id of BOS; None if the file names none, since llama.cpp then reports a token of plain text as BOS."""
+        """The id of BOS; None if llama.cpp calls a token of plain text BOS, as it does for a file that names no BOS."""
         token = int(self._calls.llama_vocab_bos(self._weights.vocabulary))
         return token if token >= 0 and self._calls.llama_vocab_is_control(self._weights.vocabulary, token) else None
 
@@ -200,7 +200,7 @@ class GgufTokenizer:
             room = -count
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
-        """Return a conversation as the file's chat template writes it, or with ``tools`` its template for tools."""
+        """Write a conversation by the file's chat template; with ``tools``, by its template for tools if any."""
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
 
         render: Any = render_jinja_template
@@ -227,7 +227,7 @@ class GgufTokenizer:
             room = -length
 
     def get_vocab(self) -> dict[str, int]:
-        """Return token ids by the names that the file gives; a name that two tokens share has the larger id."""
+        """Return a dict from each token's name in the file to its id; a name of several tokens has the largest id."""
         return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
 
     def names(self) -> list[bytes]:

@@ -47,9 +47,10 @@ class ServerFacts:
 def whole_distribution(
     tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str
 ) -> NDArray[np.float32]:
-    """Return the log-probabilities of all V tokens, float32 [V], from the ``logarithms`` of token ids in any order.
+    """Return the log-probabilities of all V tokens by token id, float32 [V].
 
-    None is the logarithm of probability 0, since JSON has no infinity and servers write null. Errors name ``where``.
+    ``logarithms[i]`` is that of token id ``tokens[i]``; ids come in any order. None is the logarithm of probability 0,
+    since JSON has no infinity and servers write null. Errors name ``where``.
 
     Raises:
         InputError: A token is missing, or is beyond the vocabulary.
@@ -288,7 +289,7 @@ class LlamaServer:
     def distribution(
         self, connection: Connection, slot: int, tokens: Sequence[int], vocabulary: int, *, cached: bool = True
     ) -> tuple[NDArray[np.float32], int]:
-        """Make a slot hold ``tokens``; return the distribution after them, float32 [V], and how many were computed.
+        """Make a slot hold ``tokens``; return the log-probabilities after them, [V], and how many tokens were computed.
 
         Raises:
             LostServerError: The server was gone, and is back.
@@ -312,7 +313,7 @@ class LlamaServer:
     def _complete(
         connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool, vocabulary: int
     ) -> dict[str, Any]:
-        """Return the answer to a request that decodes ``tokens``; if ``vocabulary`` is 0, it has no distribution."""
+        """Decode ``tokens`` in a slot and return the answer, which has a distribution unless ``vocabulary`` is 0."""
         body = {
             "prompt": list(tokens), "id_slot": slot, "cache_prompt": cached, "n_predict": 1 if vocabulary else 0,
             "n_probs": vocabulary, "samplers": [], "post_sampling_probs": False, "temperature": 1.0, "seed": 1,
@@ -352,7 +353,7 @@ class _Vocabulary:
 def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any) -> _Vocabulary:
     """Return the facts about a server's tokens, which are requested once for each address and report.
 
-    ``vocabulary`` is the number of tokens, ``reported`` the report, ``eos`` the text of the EOS.
+    ``vocabulary`` is the number of tokens, ``reported`` the server's report, ``eos`` the text of the EOS.
     """
     key = (connection.url, reported)
     if key in _vocabularies:

@@ -171,7 +171,7 @@ class Connection:
                 return request()
 
     def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
-        """Apply a function that makes requests to several items concurrently; return the results in the items' order.
+        """Apply ``function``, which makes requests, to all items concurrently; return the results in the items' order.
 
         ``most`` is the number of items that the server can work on at once; 0 if unknown.
         """
@@ -236,7 +236,10 @@ class Connection:
         return self._client.get(path) if body is None else self._client.post(path, json=body)
 
     def _wait(self, losses: int, why: str) -> None:
-        """Wait until the server is ready, and call ``on_return``; one thread does so for all."""
+        """Wait until the server is ready, and call ``on_return``; one thread does both for all that lost the server.
+
+        ``losses`` is the number of earlier losses when the request was sent; ``why`` says in errors how that failed.
+        """
         with self._returning:
             if self._losses != losses:
                 return  # another thread has waited

@@ -77,7 +77,7 @@ class ServerSide(Side):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The side's capabilities; rows are not invariant, since the server chooses which requests share a batch."""
+        """The side's capabilities: without ``row_invariant``, since the server chooses which requests share a batch."""
         streams = len(self._slots) if self.server.slots else _MOST_HISTORIES
         return Capabilities(row_invariant=False, most_streams=streams, full_distributions=self.settings.api != OPENAI)
 
@@ -133,7 +133,7 @@ def _facts(connection: Connection, settings: ServerSettings, where: str) -> Serv
 
 
 def check_slots(side: ServerSide, where: str) -> None:
-    """Raise an error if a server with slots has too few for a replicate, which has two streams of each side."""
+    """Raise an error if a server has slots, but fewer than the two that a replicate needs for each side on it."""
     needed = _STREAMS * side.part[1]
     if 0 < side.server.slots < needed:
         floor = " of the reference, and two of the floor" if side.part[1] > 1 else ""
@@ -144,7 +144,7 @@ def check_slots(side: ServerSide, where: str) -> None:
 
 
 def check_same_model(action: str, reference: ServerSide, side: ServerSide) -> None:
-    """Raise an error if a server's model has another width or number of weights than the reference's, as reported."""
+    """Raise an error if the reference's server and that of ``side`` report different widths or numbers of weights."""
     for name, what in (("n_embd", "channels"), ("n_params", "weights")):
         ours, theirs = reference.reported.get(name), side.reported.get(name)
         if None not in (ours, theirs) and ours != theirs:
@@ -159,7 +159,7 @@ _POSITIONS = 8
 
 @dataclass(frozen=True)
 class PositionCost:
-    """The cost of one stream on one server: seconds to read the prompt once, and seconds and bytes of a position."""
+    """The cost of one stream on a server: seconds to read the prompt; seconds and received bytes of each position."""
 
     side: ServerSide
     prompt_seconds: float

@@ -84,9 +84,9 @@ class DistributionSession(TokenStreams):
 class GreedySession(DistributionSession):
     """Greedy distributions: all probability is on the token that the server writes at temperature 0.
 
-    A request lets the server write several tokens, which ``written`` returns, and whether the text ended there. While a
-    stream continues with the tokens that the server wrote, no further request is made. If it continues with another
-    token, the server is asked for the tokens after it.
+    In one request, which ``written`` makes, the server writes several tokens and says whether the text ended there.
+    While a stream continues with the tokens that the server wrote, no further request is made. If it continues with
+    another token, the server is asked for the tokens after that.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GreedySession(DistributionSession):
         self._written: dict[Tokens, int] = {}  # the next token after each history of this prompt
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Take a prompt in place of an earlier one; return the probabilities after it, [V]: 1 for the token written."""
+        """Take a prompt in place of an earlier one; return [V]: 1 for the token that the server writes next, else 0."""
         self._written = {}
         return super().prefill(tokens)
 
@@ -135,7 +135,10 @@ class SlotSession(TokenStreams):
         self._slots = [_Slot(number) for number in slots]
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Decode a prompt in the first slot; return the log-probabilities after it. Other slots read it when needed."""
+        """Decode a prompt in the first slot; return the log-probabilities after the prompt, [V].
+
+        Any other slot reads the prompt once a stream needs the slot.
+        """
         self._prompt, self._streams = tuple(tokens), {}
         for slot in self._slots:
             slot.held = ()
@@ -186,7 +189,10 @@ class SlotSession(TokenStreams):
         return [placed[stream] for stream in streams]
 
     def _read_prompt(self, slot: _Slot, history: Tokens) -> None:
-        """Make a slot read the prompt, unless it holds the prompt. Slots read in turn, so that no two share a batch."""
+        """Make a slot read the prompt, with which ``history`` begins, unless the slot already holds it.
+
+        ``step`` lets one slot read after the other, so that no two share a batch.
+        """
         if _common(slot.held, history) < len(self._prompt):
             arguments = self._connection, slot.number, self._prompt
             self._connection.patiently(lambda: self._api.take(*arguments, cached=False))
