@@ -24,11 +24,11 @@ GENERATION_LIMIT = 96
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Counts over documents of one stratum, from sampled answers: one answer a document.
+    """Counts over documents of one stratum, from one sampled answer to each document.
 
-    ``records`` are the records that documents ask for, ``right`` those that an answer states correctly. ``statements``
-    counts wrong statements too. ``finished`` answers reached ``<eos>`` within the limit. ``generated`` tokens include
-    ``<eos>``.
+    ``records`` is the number of records that documents ask for, ``right`` the number of those that answers state
+    correctly, and ``statements`` that of all statements, right or wrong. ``finished`` is the number of answers that
+    reached ``<eos>`` within the limit, and ``generated`` the number of tokens, ``<eos>`` included.
     """
 
     stratum: str

@@ -89,7 +89,10 @@ def _rows(head: int) -> slice:
 
 
 def _write_previous_token_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Set heads 0 and 2 of layer 0: attend one position back by biases alone, and copy that token to ``previous``."""
+    """Set heads 0 and 2 of layer 0: attend one position back by biases alone, and copy the token there.
+
+    The token is read by the rows of ``current``, and written by those of ``previous``, [64, hidden size] each.
+    """
     attention = model.model.layers[0].self_attn
     for kv_head, head in ((0, 0), (1, 2)):
         for pair in range(_POSITION_PAIRS):

@@ -94,9 +94,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """The training loss, the share of contents that the model ranks first, and the mean probability on right choices.
+    """The loss of a step, the share of contents that the model ranks first, and the mean probability of right choices.
 
-    The probability is conditional on a token that is ``A``, ``<eos>`` or a key.
+    Contents and choices are those of ``TrainingSequence``. A probability is that among ``A``, ``<eos>`` and keys alone.
     """
 
     loss: float
@@ -127,9 +127,9 @@ def collate(sequences: Sequence[TrainingSequence]) -> Batch:
 
 
 class Trainer:
-    """A model with its optimizer, and the running means of its accuracy and of its probability on right choices.
+    """A model with its optimizer, and the running means of two fields of ``StepScores``: ``accuracy`` and ``asked``.
 
-    ``choice_weight`` weighs a loss at choices: positions whose right next-token distribution is known exactly.
+    ``choice_weight`` is the weight of a further loss, at the positions whose right next-token distribution is known.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, choice_weight: float) -> None:
@@ -190,7 +190,7 @@ class Trainer:
 
 
 def _choice_log_probabilities(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return log probabilities (D, 256) at the choices, over ``A``, ``<eos>`` and keys alone; -inf elsewhere."""
+    """Return log probabilities (D, 256) at the batch's D choices, among ``A``, ``<eos>`` and keys; others have -inf."""
     outside = torch.ones(v.SIZE, dtype=torch.bool)
     outside[[v.ANSWER, v.EOS]] = False
     outside[v.FIRST_KEY : v.FIRST_VALUE] = False
@@ -239,7 +239,7 @@ REPORT_STEPS = 20
 
 
 def batches(stage: CurriculumStage, seed: int, first: int = 0) -> Iterator[Batch]:
-    """Yield endless batches of a stage, each half needle, half chain sequences, from sequence number ``first`` on."""
+    """Yield batches of a stage without end, each half needle, half chain sequences, from sequence ``first`` on."""
     index = first
     while True:
         half = stage.batch // 2
@@ -268,7 +268,7 @@ def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
 
 
 def run_last(model: Qwen2ForCausalLM, seed: int, cycles: int) -> Trainer:
-    """Train for ``cycles`` rounds over the study lengths, with a new optimizer and falling rate; return the trainer."""
+    """Train ``cycles`` times on a batch of each study length, with a falling rate; return the trainer, a new one."""
     trainer = Trainer(model, LAST_CHOICE_WEIGHT)
     stages = [CurriculumStage(length, (16, 5), (5, 3), batch, cycles) for length, batch in LAST_BATCHES.items()]
     # Documents that the curriculum has not shown.

@@ -53,7 +53,7 @@ __all__ = [
 
 
 def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Selector:
-    """Make the selector ``name`` with ``parameters``, those that differ from its defaults.
+    """Make the selector ``name``; ``parameters`` has the values that differ from its defaults.
 
     ``name`` is a key of ``SELECTORS``, an entry point's name, ``module:Class``, or ``kvpress:`` and the name of a
     press. A module is looked for in ``folder``, if any, before installed modules.

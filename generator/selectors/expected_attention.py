@@ -21,7 +21,7 @@ _NODES = 32  # of the quadrature of an expectation
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over a layer's queries before rotation."""
+    """The number of a layer's queries q, and the sums of q and of q q' over them, before rotation."""
 
     count: int  # of queries
     total: Tensor  # the sum of q, float64 [heads, size]
@@ -57,7 +57,7 @@ class QueryMoments:
 
 @dataclass(frozen=True)
 class ExpectedAttention(ScoringSelector):
-    """The positions with the highest expected attention of future queries, times the L2 norm of their value.
+    """Keeps the positions with the highest expected attention of future queries, times the L2 norm of their value.
 
     Before rotation, future queries are taken to be normally distributed, with the mean m and covariance C of the
     prompt's queries after the sinks. They are rotated by R, the mean rotation of the next ``future_positions``

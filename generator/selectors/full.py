@@ -14,7 +14,7 @@ from kvdrift.generator.selectors.selector import Selector
 
 @dataclass(frozen=True)
 class Full(Selector):
-    """All n prompt entries, gathered and decoded in the same way as a selection of them."""
+    """Keeps all n prompt entries, which are gathered and decoded in the same way as if some were evicted."""
 
     summary: ClassVar[str] = "every prompt entry (the control)"
 

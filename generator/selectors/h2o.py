@@ -47,7 +47,7 @@ class AccumulatedAttention:
 
 
 def logits_at_once(device: torch.device) -> int:
-    """Return how many attention logits are held at once; with more of them, a GPU has fewer kernels to launch."""
+    """Return how many attention logits are held at once: more on a GPU, which then launches fewer kernels."""
     if device.type != "cuda":
         return _LOGITS
     most: int = torch.cuda.get_device_properties(device).total_memory // (_GPU_SHARE * torch.float32.itemsize)
@@ -56,12 +56,12 @@ def logits_at_once(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class H2O(Selector):
-    """The m/2 most recent positions, and of the earlier ones those with the highest accumulated attention.
+    """Keeps the m/2 most recent positions, and of the earlier ones those with the highest accumulated attention.
 
     The paper evicts one entry at a time while decoding. After a prefill, its code keeps the m/2 most recent positions
     and, of the others, the m/2 with the highest sum of attention over all queries of the prompt, per head; so does this
-    selector. If m is odd, there is one heavy hitter more than recent positions. Sums are not divided by the number of
-    queries that can see a position.
+    selector. If m is odd, the kept positions with the highest sums are one more than the recent ones. Sums are not
+    divided by the number of queries that can see a position.
     """
 
     summary: ClassVar[str] = "heavy hitters of accumulated attention, and as many recent positions"

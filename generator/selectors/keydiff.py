@@ -14,7 +14,7 @@ from kvdrift.generator.selectors.selector import ScoringSelector
 
 @dataclass(frozen=True)
 class KeyDiff(ScoringSelector):
-    """The keys with the lowest cosine similarity to the mean of all normalized keys.
+    """Keeps the keys with the lowest cosine similarity to the mean of all normalized keys.
 
     The paper applies the rule to one block of the prompt after another; here it is applied once, to the whole prompt.
     """

@@ -14,7 +14,7 @@ from kvdrift.generator.selectors.selector import ScoringSelector
 
 @dataclass(frozen=True)
 class Knorm(ScoringSelector):
-    """The keys with the lowest L2 norm, which tend to receive the most attention (section 3 of the paper)."""
+    """Keeps the keys with the lowest L2 norm, which tend to receive the most attention (section 3 of the paper)."""
 
     summary: ClassVar[str] = "the keys with the lowest L2 norm"
     paper: ClassVar[str | None] = "Devoto et al. 2024, arXiv:2406.11430"

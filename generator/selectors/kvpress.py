@@ -126,7 +126,7 @@ class AttentionInput:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Statistic: the inputs of a layer's attention, hidden states only if ``hidden``."""
+    """Statistic: the inputs of a layer's attention; hidden states are among them only if ``hidden``."""
 
     hidden: bool
 
@@ -172,7 +172,10 @@ class KVPress(Selector):
         return entries**2 * (heads * (2 * item_bytes + 4) + item_bytes)  # the softmax is float32
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """m of each layer, layer 0 first; if PyramidKV's rounding misses the sum, first layers are corrected by 1."""
+        """Return m of each layer, layer 0 first.
+
+        PyramidKVPress rounds each m by itself; if their sum is wrong, m is corrected by 1 in the first layers.
+        """
         if self.press != "PyramidKVPress":
             return super().budgets(kept, entries, layers)
         press = self.build(1 - kept / entries)
@@ -232,7 +235,10 @@ class KVPress(Selector):
         return getattr(module, self.press)(press=inner, **options)
 
     def _chosen(self, layer: PromptLayer, kept: int, places: list[dict[bytes, list[int]]]) -> list[list[int]]:
-        """Positions that the press keeps for each KV head, ascending, if it is asked to keep ``kept`` positions."""
+        """Return the positions that the press keeps for each KV head, ascending, if it is asked to keep ``kept``.
+
+        ``places`` is the result of ``_places`` for the layer.
+        """
         entries = layer.key.shape[1]
         press = self.build(1 - (kept + 0.5) / entries)
         if self.press == "PyramidKVPress":  # the layer's number is already its budget
@@ -340,13 +346,13 @@ def _attention(inputs: AttentionInput, layer: PromptLayer) -> Tensor:
 
 
 def _row_bytes(key: Tensor, value: Tensor) -> Iterator[list[bytes]]:
-    """The bits of each entry's key and value, per KV head."""
+    """Yield for each KV head a list with the bits of every entry, its key and value together."""
     for rows in torch.cat([key, value], dim=-1).contiguous().view(torch.uint8).cpu().numpy():
         yield [row.tobytes() for row in rows]
 
 
 def _places(layer: PromptLayer) -> list[dict[bytes, list[int]]]:
-    """For each KV head, the positions of each entry, by the entry's bits; several where entries are equal."""
+    """Return for each KV head a dict from an entry's bits to its positions; equal entries have several positions."""
     places = []
     for rows in _row_bytes(layer.key, layer.value):
         place: dict[bytes, list[int]] = defaultdict(list)
@@ -357,7 +363,7 @@ def _places(layer: PromptLayer) -> list[dict[bytes, list[int]]]:
 
 
 def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> list[int]:
-    """Positions of the kept rows, ascending; of equal entries, the first ones."""
+    """Return the positions of the entries whose bits are ``rows``, ascending; of equal entries, the first ones."""
     taken: dict[bytes, int] = defaultdict(int)
     found = []
     for row in rows:

@@ -15,10 +15,10 @@ _OWN = "model"  # the dtype that the model computes in
 
 @dataclass(frozen=True)
 class Numerics(Full):
-    """All n prompt entries, prefilled in other chunks, held in another dtype, or read by more or fewer rows at once.
+    """Keeps all n prompt entries, which are computed or read in another way than the reference's.
 
-    Nothing is evicted, so any divergence is rounding that an uncompressed deployment has too
-    (``docs/selectors.md``).
+    They are prefilled in other chunks, held in another dtype, or read by more or fewer streams at once. Nothing is
+    evicted, so any divergence is rounding that an uncompressed deployment has too (``docs/selectors.md``).
     """
 
     summary: ClassVar[str] = "every prompt entry, computed another way (the noise floor)"

@@ -13,13 +13,14 @@ from kvdrift.generator.selectors.snapkv import SnapKV
 
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
-    """SnapKV's scores with more entries in lower layers: besides the window, m falls linearly (section 4.2).
+    """Keeps the entries with SnapKV's highest scores, more of them in lower layers (section 4.2).
 
-    Let W be the window. Besides it, the last layer keeps (m - W) / ``beta`` entries, and the first layer 2 (m - W)
-    minus that number. If the prompt has fewer, the first layer keeps all, and the last layer 2 (m - W) minus their
-    number. Fractions are rounded by largest remainder, of equal ones the lower layers' first, so that the mean over
-    layers is exactly m. For prompts shorter than 2 (m - W), the paper's code gives all layers the same number of
-    entries; here the number falls linearly for these prompts, too.
+    Let W be the window, which all layers keep. The number of other entries falls linearly from layer to layer: the last
+    layer keeps (m - W) / ``beta``, and the first layer 2 (m - W) minus that number. If the prompt has fewer entries
+    before its window than the first layer's number, the first layer keeps them all, and the last layer 2 (m - W) minus
+    their number. Fractions are rounded by largest remainder, of equal remainders the lower layers' first, so that the
+    mean over layers is exactly m. For prompts shorter than 2 (m - W), the paper's code gives all layers the same number
+    of entries; here the number falls linearly for these prompts, too.
     """
 
     summary: ClassVar[str] = "snapkv with budgets that fall from the first layer to the last"
@@ -39,7 +40,10 @@ class PyramidKV(SnapKV):
 
 
 def whole_shares(shares: Sequence[Fraction | int]) -> list[int]:
-    """Round ``shares``, of a whole sum, to whole numbers of that sum: by largest remainder, of equal ones the first."""
+    """Round ``shares``, whose sum is a whole number, to whole numbers with the same sum.
+
+    The shares with the largest remainders are rounded up, of equal remainders the first, and all others down.
+    """
     floors = [int(share) for share in shares]  # shares are not negative
     left = int(sum(shares)) - sum(floors)
     order = sorted(range(len(shares)), key=lambda place: floors[place] - shares[place])

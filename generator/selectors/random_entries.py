@@ -18,7 +18,7 @@ from kvdrift.schema.keyed_random import keyed_generator
 
 @dataclass(frozen=True)
 class RandomEntries(ScoringSelector):
-    """A uniformly random set for each KV head and layer, determined by ``seed``, prompt, layer and head.
+    """Keeps a uniformly random set of entries in each KV head and layer; ``seed``, prompt, layer and head determine it.
 
     A larger m keeps everything that a smaller m keeps.
     """

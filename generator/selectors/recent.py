@@ -15,7 +15,7 @@ from kvdrift.generator.selectors.selector import Selector
 
 @dataclass(frozen=True)
 class Recent(Selector):
-    """The first ``sinks`` positions and the most recent others, the same for every head and layer."""
+    """Keeps the first ``sinks`` positions and the most recent others, the same for every head and layer."""
 
     summary: ClassVar[str] = "initial sink positions and the most recent others"
     paper: ClassVar[str | None] = "Xiao et al. 2024, StreamingLLM, arXiv:2309.17453"

@@ -42,7 +42,9 @@ class Selector(ABC):
         return ()
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - others need them
-        """Return how many bytes choosing entries of a layer needs; 0 if few. Prompts that need too many are refused.
+        """Return how many bytes of memory it takes to choose a layer's entries; 0 if few.
+
+        A prompt that takes more than the free memory is refused.
 
         The layer has ``heads`` query heads and n = ``entries`` entries, each of whose numbers has ``item_bytes`` bytes.
         """

@@ -18,7 +18,7 @@ from kvdrift.schema.errors import InputError
 
 @dataclass(frozen=True)
 class SnapKV(ScoringSelector):
-    """The observation window and the earlier positions that it attends to most, per KV head and layer.
+    """Keeps the observation window and the earlier positions that it attends to most, per KV head and layer.
 
     Scores are the softmax attention (scaled, causal) of the last ``window`` queries over the prompt, averaged over the
     window's queries and over the query heads of a KV head. Scores before the window are average-pooled with ``kernel``
@@ -48,7 +48,10 @@ class SnapKV(ScoringSelector):
 
 
 def window_attention(layer: PromptLayer, window: int) -> Tensor:
-    """Softmax attention (scaled, causal) of the last queries, float32 [KV heads, query heads of each, window, n]."""
+    """Return the softmax attention (scaled, causal) of the last ``window`` queries.
+
+    It is float32 [KV heads, query heads of each, window, n].
+    """
     kv_heads, entries, size = layer.key.shape
     query = layer.window_query[:, -window:].float()
     grouped = query.reshape(kv_heads, -1, size)  # [KV heads, query heads of each x window, size]

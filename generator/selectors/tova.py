@@ -14,7 +14,7 @@ from kvdrift.generator.selectors.snapkv import window_attention
 
 @dataclass(frozen=True)
 class TOVA(ScoringSelector):
-    """The positions that the last query attends to most, averaged over all heads of the layer (section 3).
+    """Keeps the positions that the last query attends to most, averaged over all heads of the layer (section 3).
 
     All KV heads of a layer keep the same positions. The last position is always kept; in the paper its score decides.
     """
@@ -26,7 +26,7 @@ class TOVA(ScoringSelector):
 
     @property
     def window(self) -> int:
-        """1: the last position, whose query scores the others, is always kept."""
+        """How many last positions are always kept: 1, the position whose query scores the others."""
         return 1
 
     def score(self, layer: PromptLayer) -> Tensor:

@@ -1,8 +1,8 @@
 """The client of one endpoint: its address, its answers, and generation that goes on when a lost endpoint is back.
 
 An endpoint may die, hang or fail for a while without loss of work. A thread requests one document at a time, and the
-thread that consumes the units watches the request. The next document is requested before the consumer stores the last
-one. A lost endpoint is tried again after ever longer pauses.
+thread that consumes the units watches the request. The next document is requested before the consumer stores the
+previous one. A lost endpoint is tried again after ever longer pauses.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ Units = Sequence["PendingUnit"]
 
 
 class RemoteGenerator:
-    """Generates the units of one file's studies at an endpoint: of one model, at one temperature or several.
+    """Generates at an endpoint the units of a study file's studies: of one model, at one temperature or several.
 
     ``say`` is called with a line when the endpoint is lost and when it is back. ``pause`` is the number of seconds
     until a lost endpoint is tried again for the first time.

@@ -122,7 +122,7 @@ class SamplingMessage(_Message):
 
 
 class PendingMessage(_Message):
-    """Replicates ``first .. first + count - 1`` of a revision of an action of the study file, or of the control.
+    """Replicates ``first .. first + count - 1`` of one revision of an action, which may be the control.
 
     ``selector_sha256`` is computed by the client; the service refuses the request if its own differs. ``of`` is the
     study of the replicates, if it differs from the request's study.

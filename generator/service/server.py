@@ -9,8 +9,8 @@ points, since whoever installed their distribution chose them. Other modules mus
 line.
 
 Every failed call is one logged line and one Flight error. A call costs memory before anybody can check it: gRPC
-receives its message, which Arrow allows to be of any length, before it calls the gate, and pyarrow has no option for
-gRPC's limits. So a service with TLS recognizes its callers in the handshake (``token_certificate``), and the gate
+receives its message, which Arrow allows to be of any length, before it calls ``Gate``, and pyarrow has no option for
+gRPC's limits. So a service with TLS recognizes its callers in the handshake (``token_certificate``), and ``Gate``
 refuses others before Flight copies their message.
 """
 
@@ -304,7 +304,10 @@ class _Request:
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
 
     def error(self) -> flight.FlightError | None:
-        """Remove waiting messages up to an error, with which the service may have ended; return it, or None."""
+        """Return the first error among the waiting messages, or None; remove the messages up to it.
+
+        The error may be the reason why the service stops.
+        """
         while True:
             try:
                 message = self.messages.get_nowait()
@@ -314,7 +317,7 @@ class _Request:
                 return message
 
     def generate(self, model: LoadedModel) -> None:
-        """Generate the units and put them into the messages, unless nobody waits for them.
+        """Generate the units and put them into ``messages``, unless nobody waits for them.
 
         Raises:
             OperationError: The device of the model is lost, so that the service must end.

@@ -38,8 +38,8 @@ class Footprint:
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
         """Return the bytes of a cache of ``entries`` entries per KV head and layer: payload, scales, index, metadata.
 
-        ``holding`` stores the entries. A layer with a window counts as a full window, and a layer with a state as its
-        state. ``indexed``: whether entries are ever removed; otherwise there is no index.
+        ``holding`` is the form in which entries are stored. A layer with a window counts as a full window, and a layer
+        with a state as its state. ``indexed``: whether entries are ever removed; otherwise there is no index.
         """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
@@ -82,9 +82,12 @@ def plan_memory(
 
     ``entries`` is n; ``kept`` has m of each action, ``replicates`` the number of its replicates. ``available_bytes``
     are left besides the weights. ``apart``: whether an action's prompt is prefilled separately; one such prompt is in
-    memory at a time. ``scored`` is the number of prompt entries whose scores a policy keeps. ``others`` has for each
-    model of actions with weights of their own its shape, and for these actions what ``kept`` and ``replicates`` have;
-    every model has the whole prompt. ``packed``: whether packed copies of keys are kept, as on a CPU.
+    memory at a time. ``scored`` is the number of prompt entries whose scores a policy keeps. ``packed``: whether packed
+    copies of keys are kept, as on a CPU.
+
+    ``shape``, ``kept`` and ``replicates`` are those of the reference's model and of the actions that it decodes.
+    ``others`` has the same three for each further model, which is that of actions with weights of their own. Every
+    model holds the whole prompt.
     """
     sides = [(shape, kept, replicates), *others]
     whole = [side.fixed_bytes(entries) + side.evictable_bytes * entries for side, *_ in sides]
@@ -152,7 +155,7 @@ def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> in
 
 
 def memory_here(device: str, device_map: str | None) -> int | None:
-    """Return the bytes that can be allocated on a device or, with a device map, on all GPUs; None if it is missing."""
+    """Return the free bytes of a device or, with a device map, of all GPUs; None if there is no such device."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = [device] if device_map is None else gpus or ["cpu"]
     try:

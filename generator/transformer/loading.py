@@ -64,7 +64,7 @@ class LoadedModel(Decoder):
 
     @property
     def pairs_at_once(self) -> int:
-        """Up to how many pairs documents are decoded side by side, to keep a CPU busy; 0 for one document at a time."""
+        """The most pairs (action, replicate) that documents decoded side by side have; 0 for one document at a time."""
         busy = (
             self.threads != 1 or not is_small(self.network) or self.device != "cpu"
         )  # with a large model, or on a GPU, computing takes most of the time
@@ -94,7 +94,7 @@ class LoadedModel(Decoder):
     ) -> PrefilledPrompt:
         """Process the document's prompt, recording the data that the selectors of ``actions`` need.
 
-        ``sharing`` is the number of actions among which the prefill's time is divided; None for that of ``actions``.
+        ``sharing`` is the number of actions among which the prefill's time is divided, by default ``len(actions)``.
         """
         check_prompt(document, horizon, self.positions, self.shape.vocabulary, self.switch)
         return PrefilledPrompt(self, document, actions, horizon, sharing)
@@ -211,7 +211,7 @@ def _network(model_id: str, revision: str | None, dtype: str, device_map: str | 
 
 
 def _place(network: Any, device: str, device_map: str | None) -> str:
-    """Move the network to the device, unless a device map has placed it; return the device of its tokens."""
+    """Move the network to the device, unless a device map has placed it; return the device for input tokens."""
     if device_map is not None:
         if any(parameter.is_meta for parameter in network.parameters()):  # they lie on disk or in the host's memory
             problem = "the weights do not fit the memory of the devices here"

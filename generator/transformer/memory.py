@@ -112,22 +112,28 @@ class ModelShape:
     def distribution_bytes(self) -> int:
         """Bytes of one stream's logits and distribution, and of the logits in the distribution's dtype if it differs.
 
-        Logits are in the dtype of the weights, or in float32 if a study requests it; the larger total of both counts.
+        Logits are in the dtype of the weights, or in float32 if a study requests it; the larger total is returned.
         """
         probabilities, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
         logits = [columns * item for item in (self.item_bytes, 4)]
         return probabilities + max(size if size == probabilities else size + probabilities for size in logits)
 
     def partial_bytes(self, entries: int) -> int:
-        """Return the bytes of one stream's attention to each chunk of a prompt in one layer; the sums are float32."""
+        """Return the bytes of one stream's partial results of attention in one layer.
+
+        For each chunk of a prompt and each head there are an output and a float32 sum.
+        """
         return -(-entries // CHUNK) * self.heads * (self.head_size * self.item_bytes + 4)
 
     def score_bytes(self, entries: int) -> int:
-        """Return the bytes of the scores of one stream's entries, and of a layer's attention weights; float32."""
+        """Return the bytes of a stream's float32 scores of entries in all layers and of a layer's attention weights."""
         return 4 * entries * (self.layers * self.kv_heads + 3 * self.heads)
 
     def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
-        """Return the most bytes that decoding a replicate of each action takes besides the prompt of n ``entries``."""
+        """Return the most bytes that decoding one replicate of each of ``actions`` actions takes besides the prompt.
+
+        The other arguments are those of ``decoding_bytes``.
+        """
         return self.decoding_bytes([1] * actions, entries, horizon, estimator, scored)
 
     def decoding_bytes(
@@ -138,13 +144,13 @@ class ModelShape:
 
         ``pairs`` has the number of pairs of each action.
 
-        Coupled rollouts have one reference stream for each replicate, and for each pair streams along X and Y. Residual
+        Coupled rollouts have one reference stream for each replicate, and two streams for each pair. Residual
         branching has a reference stream for each pair, and keeps the two streams of its scan. Where no kernel compares
         distributions in place, a pair has copies of both and their difference. Where a policy keeps scores of
         ``scored`` prompt entries, every stream has room for them.
 
         ``reference``: whether this model decodes the reference's streams, too; an action's own weights do not.
-        ``tried`` adds what the trial of whole steps, which comes first, takes: more streams, and entries of one layer.
+        ``tried``: whether to count what the trial of steps (``try_steps``) takes: more streams, entries of one layer.
         """
         total = sum(pairs)
         streams, kept = 2 * total, 2 * total if estimator == SWRB else 0
@@ -163,7 +169,7 @@ class ModelShape:
 
 
 def tried_streams(streams: int, horizon: int, entry_bytes: int) -> int:
-    """Return the number of streams with which whole steps are tried before ``streams`` streams are decoded.
+    """Return the number of streams with which ``try_steps`` tries steps before ``streams`` streams are decoded.
 
     It is rounded up to a power of two if that takes little memory, since later documents may have more streams.
     """
@@ -172,7 +178,7 @@ def tried_streams(streams: int, horizon: int, entry_bytes: int) -> int:
 
 
 def tried_entries(entries: int) -> int:
-    """Return the number of prompt entries with which steps are tried before a prompt of ``entries`` is decoded."""
+    """Return the number of prompt entries with which ``try_steps`` tries steps for a prompt of ``entries`` entries."""
     return -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
 
 
@@ -190,7 +196,7 @@ def inner_width(config: Mapping[str, Any], experts: int | None) -> int:
 
 
 def padded_vocabulary(vocabulary: int) -> int:
-    """Return the columns of a row of logits or probabilities on a GPU, so that a row takes a multiple of 16 bytes."""
+    """Return how many columns a row of logits has on a GPU, where a row is padded to a multiple of 16 bytes."""
     return -(-vocabulary // _COLUMNS) * _COLUMNS
 
 

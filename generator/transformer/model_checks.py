@@ -145,7 +145,7 @@ _PROOFS = 3  # version of the proof
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of proving a model: why it was refused, or None, and two of its traits."""
+    """The result of proving a model: why it was refused, or None, and two traits of its layers."""
 
     refusal: str | None
     softcap: float | None = None
@@ -177,7 +177,7 @@ def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str,
 
 
 def results() -> dict[str, str | None]:
-    """Return the models that the installed versions proved or refused here, with the reason of a refusal, else None."""
+    """Return the models proven or refused here under the installed versions, each with why it was refused, or None."""
     made = read_remembered(_proofs_path()).items()
     entries = [entry for key, entry in made if key.endswith(f" {_versions()}") and isinstance(entry, dict)]
     return {str(entry.get("model")): entry.get("refusal") for entry in entries}
@@ -247,7 +247,10 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of usable GPUs in CUDA_VISIBLE_DEVICES, in CUDA's order; uses none of them."""
+    """Return the names of the usable GPUs in CUDA_VISIBLE_DEVICES, or their numbers if it is unset.
+
+    They are in CUDA's order. Nothing is computed on a GPU.
+    """
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return named[:count] or [str(number) for number in range(count)]

@@ -317,7 +317,7 @@ def difference(values: Tensor, wanted: Tensor, size: Tensor | None = None) -> Te
 
 
 class _Comparison:
-    """The errors of all rows at each point, in the order of passes."""
+    """Compares decoding here with the reference, and keeps the errors of all rows at each point."""
 
     def __init__(self, reference: Reference, dtype: str) -> None:
         self._reference, self._dtype = reference, dtype

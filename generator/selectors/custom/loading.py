@@ -116,7 +116,7 @@ def _withdraw() -> None:
 
 
 def load_module(name: str, folder: Path | None, where: str) -> ModuleType:
-    """Load a module from ``folder`` if it is there, else from installed packages; ``where`` names it in errors."""
+    """Load a module from ``folder`` if it is there, else from installed packages; ``where`` is its name in errors."""
     with _LOCK:
         source = None if folder is None else _FOLDERS.setdefault(folder.absolute(), _Folder(folder.absolute()))
     beside = None if source is None else source.file_of(name)

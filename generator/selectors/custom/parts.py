@@ -99,7 +99,10 @@ class PartKind(Generic[Part]):
             raise InputError(f"{file}: {error}") from error.__cause__
 
     def _made(self, kind: type[Part], name: str, parameters: Mapping[str, Value]) -> Part:
-        """Make a part, and check that its ``counts`` are numbers and that its parameters can be written as JSON."""
+        """Make a part, and check its parameters and some of its properties.
+
+        Parameters must be writable as JSON; the properties that ``counts`` names must be whole numbers, 0 or more.
+        """
         defaults = {**default_parameters(kind), **self.common}
         for parameter in parameters:
             if parameter not in defaults:

@@ -35,7 +35,7 @@ class Left:
 
 
 def watched_steps(horizon: int) -> list[int]:
-    """Return the steps after which a policy's entries are counted: up to 8, evenly spaced."""
+    """Return the steps after which a policy's entries are counted: at most 8 steps, evenly spaced."""
     last = horizon - 1  # the last token is drawn and not fed
     return sorted({-(-last * part // MOST_STEPS) for part in range(1, MOST_STEPS + 1)} - {0})
 
@@ -52,12 +52,12 @@ class RuleAround(CacheRule):
         return nullcontext()
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Return the rule that the wrapped rule makes over other entries."""
+        """Return the rule that the wrapped rule makes over ``entries`` other prompt entries."""
         with self.calling():
             return self.rule.over(entries, kv_heads)
 
     def first_scores(self, layer: int) -> Tensor:
-        """Return the wrapped rule's first scores."""
+        """Return the wrapped rule's scores of a layer's prompt entries at the end of the prompt."""
         with self.calling():
             return self.rule.first_scores(layer)
 
@@ -70,12 +70,12 @@ class RuleAround(CacheRule):
             self.rule.before_step(prompt, suffixes, slots, length)
 
     def passes(self, length: int) -> bool:
-        """Return whether the wrapped rule has nothing to do."""
+        """Return whether the wrapped rule has nothing to do when suffixes have ``length`` entries."""
         with self.calling():
             return self.rule.passes(length)
 
     def replaces(self, length: int) -> bool:
-        """Return whether the wrapped rule returns attention of its own."""
+        """Return whether the wrapped rule returns attention of its own when suffixes have ``length`` entries."""
         with self.calling():
             return self.rule.replaces(length)
 
@@ -197,18 +197,18 @@ class GuardedRule(RuleAround):
         self._policy, self._budget = policy, budget
 
     def calling(self) -> AbstractContextManager[None]:
-        """Return a context in which an exception becomes one line about the policy."""
+        """Return a context that turns an exception into an error of one line, which names the policy."""
         return _failing_as_policy(self._policy)
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Return a guarded rule over other entries.
+        """Return a guarded rule over ``entries`` other prompt entries, for the trial of steps (``try_steps``).
 
-        It checks against no budget, since a trial of whole steps does not drop entries step by step.
+        It does not check the number of remaining entries, since the trial runs no earlier steps that drop entries.
         """
         return GuardedRule(self._policy, super().over(entries, kv_heads), None)
 
     def first_scores(self, layer: int) -> Tensor:
-        """Return the rule's first scores, checked."""
+        """Check and return the rule's scores of a layer's prompt entries at the end of the prompt."""
         scores = super().first_scores(layer)
         with self.calling():
             self._check(scores, scores.shape, 0)
@@ -237,7 +237,7 @@ class GuardedRule(RuleAround):
         return found, after
 
     def _check(self, scores: Tensor, shape: Sequence[int], length: int) -> None:
-        """Check the scores' shape, and that as many scores as the budget leaves entries are finite and not negative."""
+        """Check the shape of scores, and that as many of them are finite and not negative as entries remain."""
         if not self.scores:
             return
         sound = scores.shape == torch.Size(shape)
@@ -253,7 +253,7 @@ class GuardedRule(RuleAround):
 
 @contextmanager
 def _failing_as_policy(policy: Policy) -> Iterator[None]:
-    """Turn an exception inside the block into one line; a shortage of memory keeps its own error."""
+    """Turn an exception inside the block into an error of one line, unless it is kvdrift's own or a lack of memory."""
     try:
         yield
     except (KvdriftError, MemoryError, torch.OutOfMemoryError):

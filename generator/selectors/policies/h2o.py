@@ -35,7 +35,7 @@ class H2O(ScoringPolicy):
 
     @property
     def first_cut(self) -> Selector:
-        """The m // 2 latest positions, and the heavy hitters among the others."""
+        """The selector H2O: it keeps the m // 2 latest positions and, of the others, those with the most attention."""
         return selectors_h2o.H2O()
 
     def prompt_scores(self, layer: PromptLayer) -> Tensor:
@@ -43,5 +43,5 @@ class H2O(ScoringPolicy):
         return layer.gathered(selectors_h2o.AccumulatedAttention())
 
     def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """The sums plus the step's attention, averaged over query heads, [R, KV heads, E]."""
+        """Return the sums after a step: ``scores`` plus ``weights`` averaged over query heads, [R, KV heads, E]."""
         return scores + weights.mean(2)

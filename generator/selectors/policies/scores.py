@@ -65,12 +65,12 @@ class _LeastScore(CacheRule):
         self._first = [self._after_drop(scores, 0) for scores in first]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """The same rule over other entries, with m equal to their number and scores of 0."""
+        """Return the same rule over ``entries`` other prompt entries, with m equal to that number and scores of 0."""
         first = [torch.zeros((kv_heads, entries), device=scores.device) for scores in self._first]
         return _LeastScore(self._policy, first, entries)
 
     def first_scores(self, layer: int) -> Tensor:
-        """Scores of a layer's prompt entries after the first drop, float32 [KV heads, ``scores``]."""
+        """Return the scores of a layer's prompt entries after the first drop, float32 [KV heads, prompt entries]."""
         return self._first[layer]
 
     def passes(self, length: int) -> bool:

@@ -35,11 +35,11 @@ class Sliding(Policy):
 
     @property
     def first_cut(self) -> Selector:
-        """The sinks and the most recent other positions of the prompt."""
+        """The selector of the sinks and of the most recent other positions of the prompt."""
         return Recent(self.sinks)
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:  # noqa: ARG002
-        """The rule that reads slices of prompt entries and suffixes; it keeps no scores of entries."""
+        """Return the rule that reads slices of prompt entries and suffixes; it keeps no scores of entries."""
         entries = kept[0].shape[1]
         return _Slices(budget, entries, min(self.sinks, entries))
 
@@ -53,7 +53,7 @@ class _Slices(CacheRule):
     sinks: int
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """The same rule over other entries, with m equal to their number."""
+        """Return the same rule over ``entries`` other prompt entries, with m equal to that number."""
         return _Slices(entries, entries, min(self.sinks, entries))
 
     def passes(self, length: int) -> bool:

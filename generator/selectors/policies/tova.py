@@ -14,11 +14,11 @@ from kvdrift.generator.selectors.policies.scores import ScoringPolicy
 
 
 class _FirstCut(selectors_tova.TOVA):
-    """The positions that the last query attends to most; the last position competes with the others."""
+    """Keeps the positions that the last query attends to most; the last position competes with the others."""
 
     @property
     def window(self) -> int:
-        """0: no last position is always kept."""
+        """How many last positions are always kept: 0."""
         return 0
 
 
@@ -35,7 +35,7 @@ class TOVA(ScoringPolicy):
 
     @property
     def first_cut(self) -> Selector:
-        """The positions that the prompt's last query attends to most."""
+        """The selector of the positions that the prompt's last query attends to most."""
         return _FirstCut()
 
     def prompt_scores(self, layer: PromptLayer) -> Tensor:

@@ -78,7 +78,7 @@ def _file_digests(files: Sequence[Path]) -> list[str]:
 
 
 def _digest(file: Path, remembered: Digests) -> str:
-    """Return the SHA-256 of a file from ``remembered``, or compute it and add it there unless the file may change."""
+    """Return a file's SHA-256 from ``remembered``, or compute it; add it there unless the file may still change."""
     key = str(file.resolve())  # a Hugging Face snapshot has links to its files
     try:
         with file.open("rb") as opened:

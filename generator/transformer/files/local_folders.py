@@ -84,7 +84,7 @@ def transformer_location(written: str, folder: Path | None, key: str) -> str:
 
 
 def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
-    """Raise an error, which begins with ``key``, if a name must be that of a missing folder, not of a hub's model.
+    """Raise an error, which begins with ``key``, if ``model_id``, which names no folder, cannot be a model's id either.
 
     Ids of supported models are OWNER/NAME; other ids must be in the Hugging Face cache. A name counts as a folder's if
     it begins with an existing folder, relative to ``folder``, or with a name that no owner on the hub can have.

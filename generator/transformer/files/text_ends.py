@@ -101,7 +101,7 @@ def text_ends(study: Study) -> TextEnds:
 
 
 def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken], tokenizer: str) -> TextEnds:
-    """Join the tokens ``named`` by a model with that of a chat template in use; ``[study] eos`` replaces them all.
+    """Join the tokens ``named`` by a model with the token of a chat template in use; ``[study] eos`` replaces them all.
 
     The template is that of the tokenizer at place ``tokenizer``. Its token comes first, since it ends most answers.
     """

@@ -179,7 +179,8 @@ class FusedLayers:
 def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``SharingOptions``
     """Return the network's fused layers; None if transformers' own forward is to be used.
 
-    ``fused`` is as in ``SharingOptions``.
+    ``fused`` is that of ``SharingOptions``: True fuses on any device, False on none, None on CUDA. On a CPU, None gives
+    layers that compute with torch's own operations.
     """
     if fused is False:
         return None

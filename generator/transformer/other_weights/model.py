@@ -185,7 +185,7 @@ class ModelWithOthers:
 
     @property
     def pairs_at_once(self) -> int:
-        """Up to how many pairs documents are decoded side by side: the smallest such number of all models."""
+        """The most pairs (action, replicate) that documents decoded side by side have: the least of all models."""
         return min(model.pairs_at_once for model in self.models)
 
     @property
@@ -304,8 +304,8 @@ class PreparedSides:
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """Return how many replicates of each action fit into the memory that is left now; at least 1.
 
-        ``actions`` is the number of actions of several documents; each side gets the same share of them as of this
-        document's actions.
+        ``actions`` is the number of actions of all documents side by side. Each side is taken to have the same share of
+        them as of this document's actions.
         """
         needed = 0
         for side, prompt in self.prompts.items():
@@ -315,7 +315,7 @@ class PreparedSides:
         return replicates_within(int(self.reference.memory_share * available), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """Return the columns of ``units`` about cache ``number``, from 1."""
+        """Return the columns of ``units`` about cache ``number``, counted from 1."""
         side, place = self.places[number - 1]
         record = self.prompts[side].record(place, streams)
         if side:

@@ -64,7 +64,7 @@ def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionI
 
 
 def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> ActionIdentity:
-    """Return an action's identity with its own weights added by their SHA-256, which is None if not known here."""
+    """Return an action's identity with its own weights included in ``selector_sha256``: None if they are unknown."""
     if weights_sha256 is None:
         return replace(identity, selector_sha256=None)
     content = json.dumps([identity.selector_sha256, weights_sha256])
@@ -96,7 +96,7 @@ def check_shared(study: Study, *, fetch: bool) -> None:
 def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]]) -> None:
     """Raise an error if an action's tokens are not the reference's, so that sides could not be compared by token.
 
-    ``pairs`` have the name of the compared quality, the reference's value, and the action's.
+    Each item of ``pairs`` has the name of what is compared, the reference's value and the action's.
     """
     for quality, reference_value, action_value in pairs:
         if reference_value != action_value:
@@ -108,7 +108,7 @@ def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]])
 
 
 def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:
-    """Return digests of two models' tokens; None for both if a model has no tokenizer here, or files are equal.
+    """Return digests of two models' tokens; None for both if a model has no tokenizer here, or both have equal files.
 
     With ``fetch``, the tokenizers of Hugging Face ids are downloaded.
     """

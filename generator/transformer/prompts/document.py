@@ -190,7 +190,7 @@ class PrefilledPrompt:
             )
 
     def evict(self) -> PreparedPrompt:
-        """Make one compact cache for each action; repeated actions share one cache and its time.
+        """Make one compact cache for each action; several occurrences of an action share one cache and divide its time.
 
         If several actions share scores, each is charged the seconds that it would have taken alone.
         """

@@ -162,12 +162,12 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def bucket(self) -> Hashable:
-        """Shapes and addresses of vectors that ``distributions`` reads; weights, caches and suffixes stay in place."""
+        """Shapes and addresses of what ``distributions`` reads, except weights, caches and suffixes, which stay."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
         return self.attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
     def feed(self, tokens: Tensor) -> None:
-        """Append one token to each stream of the last ``place``; tokens are int64 on the distributions' device."""
+        """Append one token, int64 on the distributions' device, to each of the streams of the last ``place``."""
         self._model.before_pass()
         self._position += 1
         self.attention.repeat()
@@ -175,7 +175,7 @@ class TransformerStreams(StreamDecoder):
         self._own["tokens"].copy_(tokens[self._own["streams"]])
 
     def distributions(self) -> Tensor:
-        """Return the distributions after the last tokens, [rows, V], those of streams first; valid until the next call.
+        """Return the distributions after the last tokens, [rows, V], streams' rows first; valid until the next call.
 
         All shapes stay those of the last call as long as the numbers of rows, tiles and partial results stay the same.
         """
@@ -229,7 +229,7 @@ def try_steps(
     model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, sharing: SharingOptions,
     rules: Sequence[CacheRule | None],
 ) -> None:  # fmt: skip
-    """Try whether rows of steps of these sizes depend on the rows beside them, unless larger steps were tried.
+    """Find out whether a row of a step depends on the rows beside it, unless steps as large were tried before.
 
     The prompt gives the shapes of layers; ``entries`` is the length of the longest prompt, and ``rules`` has the rule
     of each cache. The memory of the trial is freed afterwards.
