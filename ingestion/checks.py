@@ -48,7 +48,7 @@ class Anomaly:
     """One kind of error or remark, and the numbers of the rows that have it, ascending.
 
     ``say(row)`` returns a message about one of the rows. ``position(row)`` returns the position t that the message is
-    about; if ``position`` is None, that is the row's own t.
+    about; ``position`` is None if every message is about the row's own t.
     """
 
     kind: str
@@ -59,7 +59,10 @@ class Anomaly:
 
 @dataclass(frozen=True)
 class SortedRows:
-    """N rows in key order, cut into R replicates and U units: runs of consecutive replicates of one group."""
+    """N rows in key order, cut into R replicates and U units.
+
+    A unit is a run of replicates of one group, with consecutive numbers.
+    """
 
     rows: EventRows
     pair_first: Wide  # [R] the first row of each replicate
@@ -99,11 +102,11 @@ class SortedRows:
         return self.rows.group[self.unit_first[:-1]]
 
     def suggested_horizon(self, of_group: Flags) -> int:
-        """Return the H that the replicates of some groups suggest; 0 if they suggest none.
+        """Return the H that the replicates of the groups marked in ``of_group`` suggest; 0 if they suggest none.
 
-        Among replicates that stop before both sides have ended, H is the commonest last position, the largest on a tie.
-        If no replicate stops before, all replicates must have the same last position, and at least one must go on after
-        both sides have ended: then H is this position.
+        H is the commonest last position of the replicates that stop before both sides have ended, the largest on a tie.
+        If there is no such replicate, H is the last position of all replicates, provided that it is the same in all of
+        them, and that at least one goes on after both sides have ended.
         """
         chosen = of_group[self.rows.group[self.pair_last]]
         last, first = self.pair_last[chosen], self.pair_first[chosen]
@@ -171,7 +174,7 @@ def _says(text: str, *columns: npt.NDArray[Any]) -> Callable[[int], str]:
 
 
 def _says_outside(name: str, values: npt.NDArray[Any]) -> Callable[[int], str]:
-    """Return a function of a row's number, which says with every digit that the row's distance is outside of [0, 1]."""
+    """Return a function of a row's number, which returns an error line with all digits of the row's distance."""
     return lambda row: f"{name} is {str(values[row]).removesuffix('.0')}, must be within [0, 1]"
 
 

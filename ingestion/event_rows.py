@@ -1,4 +1,4 @@
-"""N events as numpy columns: converted from Arrow without loss, and completed after both sides have ended."""
+"""N events as numpy columns: converted from Arrow to the stored types, and completed after both sides have ended."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def converted(batch: pa.RecordBatch | pa.Table, group: Ints) -> EventRows:
 
 
 def exact(column: Column, kind: pa.DataType) -> tuple[npt.NDArray[Any], Flags, Flags]:
-    """Convert a column [N] to an integer type, to float32 for a distance, or to bool, without loss.
+    """Convert a column [N] to ``kind``: an integer type or bool, without loss, or float32 for a distance, rounded.
 
     271.0 fits as the integer 271; 271.5 does not fit. 0 and 1 fit as flags, but true and false do not fit as numbers.
-    Distances that are outside of [0, 1] by rounding alone become 0 or 1; then all are rounded to float32.
+    Distances that are outside of [0, 1] by rounding alone become 0 or 1 before they are rounded to float32.
 
     Returns:
         The values [N], the rows that are null, and the rows whose value does not fit.
@@ -118,7 +118,7 @@ def _nulls(column: Column) -> Flags:
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
-    """Return the least whole number of an integer type or of flags, and the first after the largest."""
+    """Return the least whole number that fits ``kind``, an integer type or bool, and the first above all that fit."""
     return (0, 2) if kind == pa.bool_() else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
 
 
@@ -184,12 +184,15 @@ def filled(rows: EventRows, horizon: Ints) -> EventRows:
 
 
 def only_repeats(rows: EventRows) -> Flags:
-    """Tell which rows have the values that positions after both ends have, [N]; the row of the later end may, too."""
+    """Tell which rows look like positions after both ends, [N]: both flags true, equal tokens, distances of 0.
+
+    The row of the later of the two ends may look so, too.
+    """
     repeated: Flags = rows.x_eos & rows.y_eos & (rows.x_token == rows.y_token) & (rows.delta == 0) & (rows.f == 0)
     return repeated
 
 
 def without_tokens(rows: EventRows, chosen: Flags) -> EventRows:
-    """Return rows with both tokens 0 in the ``chosen`` rows: tokens after both ends are padding, and say nothing."""
+    """Return the rows with both tokens 0 where ``chosen``: used for rows after both ends, whose tokens mean nothing."""
     tokens = {name: np.where(chosen, np.int32(0), getattr(rows, name)) for name in ("x_token", "y_token")}
     return replace(rows, **tokens)

@@ -79,13 +79,13 @@ class EventFile:
         source: The log as it was named or found.
         path: Path or URL of the log, for messages.
         rows: Number of rows.
-        schema: The columns of its first file, with the columns that folder names state.
+        schema: The columns of its first file, and those that names of folders or a Delta log give to its rows.
         ends: Whether the format shows that the log is complete; any other log may still be growing.
 
     Raises:
         NoEventsError: A file is no event log.
-        InputError: A file cannot be read, or a column is missing, repeated, or of a type that does not fit. Later
-            readings raise it too, for damage further down.
+        InputError: A file cannot be read, or a column is missing, repeated, or of a type that does not fit. The
+            methods that read rows raise it, too, for damage that opening does not notice.
     """
 
     def __init__(self, source: EventSource | Path | str) -> None:
@@ -97,7 +97,7 @@ class EventFile:
         self.ends = all(log.reader.ends for log in self._logs)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the files' contents and of the columns that folder names state."""
+        """Return the SHA-256 of the files' contents and of the columns that folder names or a Delta log give."""
         digest = hashlib.sha256()
         for log in self._logs:
             if log.constants:
@@ -166,7 +166,7 @@ class EventFile:
                 parts.append(rows)
 
     def _slices(self, columns: Sequence[str]) -> Iterator[tuple[_Log, pa.RecordBatch]]:
-        """Yield slices of all rows, each with its file, in those of the requested columns that the file has."""
+        """Yield all rows in slices, each with its file, and with those of the requested columns that the file has."""
         for log in self._logs:
             with log.reader.reading():
                 for batch in log.batches(columns):

@@ -189,7 +189,7 @@ def _bounded(source: pa.NativeFile) -> pa.PythonFile:
 
 
 class _Text(LogReader):
-    """A text file: ``headers`` lines, then one line for each event; ``names`` are the columns in the first line."""
+    """A text file with one line for each event, after ``headers`` lines of column names; ``names`` are its columns."""
 
     headers = 0
 
@@ -214,7 +214,7 @@ class _Text(LogReader):
 
     @abstractmethod
     def _parsed(self, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield columns in the types ``_PARSED``."""
+        """Parse ``source`` and yield batches with the given columns, in the types ``_PARSED``."""
 
     @abstractmethod
     def _record(self, line: str, where: str) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class _JsonLines(_Text):
     kind = "JSON Lines"
 
     def __init__(self, file: SourceFile, compression: str | None, first: dict[str, Any]) -> None:
-        """Take the first line's object. All lines must write flags as it does: as true and false, or 1 and 0."""
+        """Take the first line's object. All lines must write flags as this line does: as true and false, or 1 and 0."""
         self._numbered = {name for name in ("x_eos", "y_eos") if type(first.get(name)) in {int, float}}
         self._absent = {name: value for name, value in LATER.items() if name not in first}
         super().__init__(file, compression, [*first, *self._absent])
@@ -383,7 +383,7 @@ def _log_of(file: SourceFile, compression: str | None, head: bytes) -> LogReader
 
 
 def _json_log(file: SourceFile, compression: str | None, first: bytes, head: bytes) -> LogReader | None:
-    """Open a file of JSON Lines with the line ``first``; None if ``head`` names no column that only events have."""
+    """Open a JSON Lines file, whose first line is ``first``; None if ``head`` names no column that only events have."""
     if not any(f'"{name}"'.encode() in head for name in _MEASURED):
         return None
     with reading(f"{file.location}, line 1: cannot be read as JSON Lines"):

@@ -87,8 +87,8 @@ class IngestReport:
             events count here or in ``present``.
         present: Units and events that the store had already, with equal content.
         kept_out: Units with an error, and their events.
-        waiting: Replicates that lack positions, and the events of these replicates that came with these files.
-        horizons: H of each study and model of which units were new or equal, and where H comes from.
+        waiting: Replicates that lack positions, and those of their events that came with the files of this call.
+        horizons: H of each study and model with units in ``taken`` or ``present``, and where H comes from.
         findings: The errors.
         remarks: Lines about unusual values that are no errors.
     """
@@ -104,7 +104,10 @@ class IngestReport:
     remarks: list[str] = field(default_factory=list)
 
     def add(self, later: IngestReport) -> None:
-        """Add the counts of another file; of all findings keep only the first, and drop the other file's remarks."""
+        """Add the counts of another file, and its first finding if there is none yet.
+
+        Drop the other file's further findings, and its remarks.
+        """
         self.files += later.files
         self.unread += later.unread
         for name in ("taken", "present", "kept_out"):
@@ -352,7 +355,10 @@ class Filing:
         return remarks
 
     def _key(self, rows: EventRows, group: int, row: int | None) -> dict[str, Any]:
-        """Return the key of a row, without a replicate or t that is null or no int32; without ``row``, of a group."""
+        """Return the key of a row, or of a group if ``row`` is None.
+
+        A replicate or t that is null or no int32 is left out.
+        """
         key: dict[str, Any] = dict(zip(GROUP_KEY, self._groups.names[group], strict=True))
         for name in ("replicate", "t") if row is not None else ():
             if not rows.is_flawed(name)[row]:

@@ -78,7 +78,7 @@ class _Offer:
         return self.first + len(self.rows) // self.horizon
 
     def values(self, begin: int, end: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the events of replicates ``begin`` to ``end`` - 1 by column, without the names."""
+        """Return the events of replicates ``begin`` to ``end`` - 1 by column, without ``GROUP_KEY``."""
         part = slice((begin - self.first) * self.horizon, (end - self.first) * self.horizon)
         return {name: getattr(self.rows, name)[part] for name in VALUES}
 
@@ -96,7 +96,7 @@ class Intake:
     """A store that takes in units, many in one commit.
 
     An offered unit is compared with the store when it is offered, and again if another writer commits before it. The
-    answer to its offer reports the outcome of the commit.
+    function that was given with the offer is then called with the outcome.
     """
 
     def __init__(
@@ -199,7 +199,10 @@ class Intake:
             yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
-        """Queue the replicates of a unit that the store lacks; the rows are whole replicates in key order."""
+        """Queue the replicates of a unit that the store lacks; ``answered`` is called with the outcome, maybe later.
+
+        ``rows`` are whole replicates in key order.
+        """
         offered = _Offer(key, rows, horizon, answered)
         self._stored_overlapping(key, offered.first, offered.end)
         self._enqueue(offered)
@@ -316,7 +319,10 @@ class Intake:
         return [held for held in self._held.get(key, ()) if held.first < end and first < held.end]
 
     def _stored_overlapping(self, key: UnitGroup, first: int, end: int) -> list[_Held]:
-        """Return the units that have some of replicates ``first`` to ``end`` - 1; commit the queue before if needed."""
+        """Return the units that have some of replicates ``first`` to ``end`` - 1.
+
+        If some of these replicates are only queued, the queue is committed first.
+        """
         if any(held.unit is None for held in self._overlapping(key, first, end)):
             self.flush()
         return self._overlapping(key, first, end)
@@ -406,7 +412,7 @@ class Comparison(Intake):
         self.differing = set[tuple[str, str]]()
 
     def horizon(self, study: str, model: str) -> int | None:  # noqa: ARG002
-        """Return the call's H; None lets the rows suggest H, since the call may correct the store's H."""
+        """Return the call's H, or None, so that the rows suggest H; not the store's H, which the call may correct."""
         return self.requested_horizon
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:

@@ -54,7 +54,8 @@ def read_records(
 ) -> tuple[list[Record], list[str]]:
     """Read all records of a file; also return the names of columns that are not read, sorted.
 
-    ``clean`` checks the values of a record, which may be null, and returns the values that are not null.
+    ``clean`` gets the values of a record, which may be null, and its file and row for error lines; it checks the values
+    and returns those that are not null.
     """
     check_regular(path)
     if not path.exists():
@@ -72,7 +73,7 @@ def read_records(
 
 
 def whole_number(name: str, value: Any, where: str, unit: str, bits: int) -> int:
-    """Return a value that must be a whole number, or its text, of at most ``bits`` bits; errors name its ``unit``."""
+    """Return a whole number of at most ``bits`` bits that is given as int or as text; errors name its ``unit``."""
     text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(2**bits)) and int(text) < 2**bits):
         raise InputError(f"{where}: {name} is {shown(value)}, must be a whole number of {unit}")
@@ -260,7 +261,7 @@ _FACTS = RecordKind("a row of facts", "a facts file", _FACT_COLUMNS, ("action",)
 
 
 class FactRows:
-    """The rows of a facts file. If two set the same column of a unit, the row with more key columns wins."""
+    """The rows of a facts file. If two rows set the same column of a unit, the row with more key columns wins."""
 
     def __init__(self, rows: Iterable[Record] = (), unknown: Iterable[str] = ()) -> None:
         """Index the rows; ``unknown`` are names of columns that no table takes."""
@@ -279,7 +280,7 @@ class FactRows:
 
     @property
     def unused(self) -> list[str]:
-        """Return the actions of rows that were about no unit so far."""
+        """Return the actions whose facts were used for no unit so far."""
         return sorted(self._rows.keys() - self._used)
 
     def of_unit(self, key: Mapping[str, str]) -> dict[str, Any]:
@@ -314,7 +315,7 @@ class FactRows:
 
 
 def _is_about(row: Record, key: Mapping[str, str]) -> bool:
-    """Tell whether a row is about a study, model, document and action."""
+    """Tell whether a row is about ``key``: whether the names that it gives are those in ``key``."""
     return all(row.values.get(name, value) == value for name, value in key.items())
 
 

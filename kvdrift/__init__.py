@@ -189,7 +189,8 @@ def gate(
         quantity: such as ``mismatch``; ``kvdrift list quantities`` has all.
         action: the action to test.
         margin: the largest difference that still counts as no worse; 0.02 is 2 percentage points.
-        baseline: the action to compare with; by default, of the study's floors, the one with more mismatches.
+        baseline: the action to compare with; by default the study's floor, an action that computes the whole cache
+            again or in another way. Of two floors, the one with more mismatches is taken.
         level: the confidence level of the answer.
         study: the study, if the store has several.
         model: the model, if the study has several.

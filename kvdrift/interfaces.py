@@ -1,6 +1,7 @@
 """The classes that a user's selector, codec or policy derives from, and the classes and functions that it uses.
 
-``from kvdrift import ScoringSelector`` imports these names from here. They stay, even if their own modules change.
+``from kvdrift import ScoringSelector`` imports these names from here, and still will if the modules that
+define them change.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def noting_interrupts() -> Iterator[list[int]]:
     Nothing is changed outside the main thread, or if the process ignores or handles the signal by itself.
 
     Yields:
-        The numbers of the signals so far.
+        A list that gets the number of the signal at each Ctrl-C.
     """
     interrupts: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()  # signals have handlers only there

@@ -36,7 +36,7 @@ class Upkeep:
         self._behind = True
 
     def begin_if_due(self) -> None:
-        """Begin an upkeep if there are new rows, unless an upkeep is under way or the pause after it has not passed.
+        """Begin an upkeep if there are new rows, none is under way, and the pause after the last one has passed.
 
         Raises:
             OperationError: the last upkeep failed.

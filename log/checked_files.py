@@ -52,14 +52,14 @@ class CheckedFiles:
     def age(self, table: str, file: StoredFile) -> float:
         """Return how many seconds ago a file was found whole; infinity if it never was.
 
-        It is infinity also if the file was found whole in the future: the clock was wrong then, or is wrong now.
+        It is also infinity if the recorded time lies in the future: the clock was wrong then, or is wrong now.
         """
         check = self._checks.get(f"{table}/{file.path}")
         age = -1.0 if check is None else time.time() - check.at
         return age if age >= 0 else float("inf")
 
     def damage(self, table: str, file: StoredFile, data: bytes) -> str | None:
-        """Return how a file's bytes differ from the committed or known content; None if they are equal.
+        """Return how a file's bytes differ from those that were committed or first read; None if the file is whole.
 
         A whole file is recorded with the present time. A damaged file is forgotten, so that no later check counts the
         file as whole.

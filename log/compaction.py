@@ -159,7 +159,7 @@ def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
 
 
 def by_first_rows(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Sort visible files by their first rows, in the text columns of the table's key."""
+    """Sort visible files by the values of their first rows in the text columns of the table's key."""
     declared = TABLES[loaded.table]
     names = [name for name in declared.key if declared.schema.field(name).type == pa.string()]
 

@@ -74,7 +74,7 @@ Holdings = Counter[tuple[Place, Held]]
 
 
 class Counts(NamedTuple):
-    """Counts of a store's documents and units, by place, and of its scored pairs, by study, model, split and action."""
+    """Counts of a store's documents and units by ``Place``, and of its scored pairs by the columns of ``Scored``."""
 
     documents: Counter[Place]  # the number of documents of each place
     generated: Counter[Place]  # the number of documents of each place that have a current unit
@@ -142,7 +142,7 @@ def stored_counts(
 
 
 def _places(documents: pa.Table) -> tuple[list[Place], pa.Table]:
-    """Return the distinct places, and a row for each document: its key and ``place``, the index of its place."""
+    """Return each ``Place`` of documents once; also a row for each document, with its key and its place's index."""
     rows = documents.append_column("answered", _answered(documents["answers"].combine_chunks()))
     kinds = rows.group_by([*_OF_PLACE], use_threads=False).aggregate([("doc", "list")])
     docs = kinds["doc_list"].combine_chunks()

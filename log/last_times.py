@@ -61,7 +61,7 @@ def record_estimates(location: str, study: str, model: str, events_version: int)
 
 
 def record_check(location: str, faults: int, *, whole: bool) -> None:
-    """Record that a store was verified; a check that was not ``whole`` does not undo faults of an earlier one."""
+    """Record that a store was verified; only a check of the ``whole`` store clears the faults of earlier checks."""
     before = 0 if whole else last_times(location).faults or 0
     _record(location, {"what": "check", "faults": max(faults, before)})
 

@@ -35,7 +35,7 @@ class KeptEntries:
 def layer_groups(layers: int, entries: int) -> int:
     """Return the number of groups into which ``layers`` are put for a prompt of ``entries`` entries.
 
-    It is one group for each layer, or fewer so that there are at most ``MOST_COUNTS`` counts.
+    It is one group for each layer, or fewer, so that groups times entries are at most ``MOST_COUNTS``.
     """
     return max(1, min(layers, MOST_COUNTS // entries))
 

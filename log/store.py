@@ -165,7 +165,7 @@ class Store:
         return NewRows(self._folder, table, columns)
 
     def rows_of_units(self, table: str, version: int | None = None) -> RowsOfUnits:
-        """Return a reader of the rows that some units have in ``events`` or in a derived table, at a version."""
+        """Return a reader of ``events`` or of a derived table at a version, which returns the rows of given units."""
         return RowsOfUnits(self._folder, self._load(table, version))
 
     def records_of(

@@ -1,4 +1,4 @@
-"""``kvdrift check``: check a selector, codec, policy or engine; the package's own pass all checks."""
+"""``kvdrift check``: check a selector, codec, policy or engine; those of the package pass all checks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def check(
 
 
 def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoReturn:
-    """Check an engine's adapter on weights named as in a study file of ``folder``, or on its sample, and exit."""
+    """Check an engine's adapter on weights, by default the engine's sample, and exit.
+
+    ``weights`` are named as in a study file that lies in ``folder``.
+    """
     from kvdrift.generator.engines.registry import engine_of
     from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS
 

@@ -147,10 +147,10 @@ def run_study(
 ) -> tuple[list[Study], Outcome] | None:
     """Run a study file, or print its forecast; return the studies and the outcome, None after a dry run.
 
-    ``listener`` makes the listener of the progress; with ``at_once`` it shows the present work without delay.
+    ``listener`` makes a listener of the progress, which with ``at_once=True`` shows the present work without delay.
 
     Raises:
-        OperationError: another run is going on in this process, which has one Prefect server and its settings.
+        OperationError: another run is going on in this process, which can have only one Prefect server.
     """
     if not _RUNNING.acquire(blocking=False):
         raise OperationError(f"{study}: another run is going on in this process; wait for it, or use another process")

@@ -256,7 +256,7 @@ def _study_lines(study: Row) -> Iterator[str]:
 
 
 def _splits(counts: Counts, by_now: Mapping[str, int] | None) -> list[Row]:
-    """Return for each split the number of its documents, and of its documents and units that are generated.
+    """Return for each split how many documents it has, and how many documents and units are generated.
 
     With a plan, documents of the evaluation are those that the plan needs by now: ``by_now`` has their number by
     stratum.
@@ -347,7 +347,7 @@ def iso(at: datetime | None) -> str | None:
 
 
 def metrics_text(status: Mapping[str, Any]) -> str:
-    """Return the status of a store, as ``kvdrift status --json`` has it, as OpenMetrics text.
+    """Return a store's status as OpenMetrics text; ``status`` has the fields of ``kvdrift status --json``.
 
     Every sample has the label ``store``. A value that is unknown or does not exist yet has no sample.
     """

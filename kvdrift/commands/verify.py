@@ -40,7 +40,7 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read everything in a store, and compare it with the log and with its sources.
+    """Read everything in a store; compare files with the log, and rows with those that they are made from.
 
     No row is changed unless --repair asks for it. A repair moves files that it takes out of tables to
     STORE/set-aside.
@@ -95,7 +95,10 @@ def _fields(location: str, checks: Sequence[Verified], repaired: Sequence[str]) 
 
 
 def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] = ()) -> list[str]:
-    """Repair a store; print each repair and return their lines."""
+    """Repair a store; give a line for each repair to ``tell``, and return all lines.
+
+    Derived rows that ``faults``, those of an earlier check, name as wrong are derived again.
+    """
     from kvdrift.log.store import Store
     from kvdrift.verification.repair import repair
 

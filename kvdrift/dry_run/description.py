@@ -356,7 +356,7 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
 
 
 def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints) -> MemoryPlan:
-    """Plan memory for the longest prompt and the most replicates; without the device, as if it had no limit."""
+    """Plan memory for the longest prompt and the most replicates; if the device is not here, as if it had no limit."""
     study, longest = material.study, max(_lengths(material))
     here = memory_here(study.model.device, study.model.device_map)
     least, most = CONTROL_REPLICATES, max(split.replicates[1] for split in expected.splits)

@@ -181,7 +181,7 @@ class _Trial:
         return max(self._until - time.perf_counter(), 0.0)
 
     def _seconds(self, document: Document, pairs: float, *, branched: bool = True) -> float:
-        """Return the seconds of a document; unless ``branched``, without the residual branching of a hybrid study."""
+        """Return the seconds of a document; ``branched`` includes the residual branching of a hybrid study."""
         decode = (self._horizon - 1) * self._step(document.prompt_tokens, pairs)
         if not branched and self._material.study.plan.estimator == "hybrid" and self.samples:
             whole = sum(sample.decode for sample in self.samples)
@@ -205,7 +205,10 @@ class _Trial:
         return (fixed + growing * tokens) * self._relative(pairs)
 
     def _relative(self, pairs: float) -> float:
-        """Return the cost of a step of some pairs as a multiple of a sample's step; only a part grows with pairs."""
+        """Return the cost of a step of some pairs as a multiple of that of a step with as many pairs as a sample has.
+
+        Only a part of the cost grows with the number of pairs.
+        """
         most, smallest = self.samples[0].pairs, self._fewest_pairs
         if smallest is None or smallest.pairs == most:
             return max(pairs / most, 1.0)
@@ -222,7 +225,7 @@ class _Trial:
                 break
 
     def _measure_one(self, document: Document, pending: _Pending, seconds: float, *, needed: bool) -> None:
-        """Measure a whole document if some seconds suffice; else, if ``needed``, as much of it as they suffice for."""
+        """Measure a whole document if ``seconds`` suffice; else, if ``needed``, as much of it as they suffice for."""
         step = max(self._step(document.prompt_tokens, _pairs(pending)), 1e-9)
         if self._prefill(document.prompt_tokens) + step * (self._horizon - 1) <= seconds:
             self.samples.append(self._sample(document, pending, self._horizon))
@@ -231,7 +234,7 @@ class _Trial:
             self.samples.append(self._sample(part, pending, max(1 + int(room / step), 2)))
 
     def _beginning(self, document: Document, seconds: float) -> Document | None:
-        """Return as much of a document as is read in some seconds; None if that is too little for the actions."""
+        """Return as much of a document as can be read in ``seconds``; None if that is too little for the actions."""
         if self._prefill(document.prompt_tokens) <= seconds:
             return document
         least = self._least(document)
@@ -287,9 +290,9 @@ def _at_most(pending: _Pending, replicates: int) -> _Pending:
 
 
 def _line(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-    """Fit rates that grow with the tokens, given as (tokens, rate, weight); return the rate at 0 and its growth.
+    """Fit a straight line to points (tokens, rate, weight); return the rate at 0 tokens, and its growth for each token.
 
-    Neither is negative, since costs that seem to fall with the length are noise.
+    Neither is negative, since rates that seem to fall with the number of tokens are noise.
     """
     tokens, rates, weights = np.array(points).T
     mean = float(np.average(rates, weights=weights))

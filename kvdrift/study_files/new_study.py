@@ -110,7 +110,7 @@ def _types(kind: str) -> Table:
 
 
 def _named(file: Path, folder: Path, option: str) -> str:
-    """Return a file's path relative to the study file's folder."""
+    """Return a GGUF file as a study file in ``folder`` names it; an error names the ``option`` that gave the file."""
     if gguf_file(str(file)).parent == EMBEDDED_GGUF:
         return str(file)
     if not file.expanduser().is_file():
@@ -127,7 +127,7 @@ class NewStudy:
         text: The study file's text.
         left_out: The clusters that are left out.
         remark: A line for the user; empty if there is nothing to say.
-        shortest: The id and the tokens of the shortest prompt; None if prompts were not counted.
+        shortest: The id of the shortest prompt, and its number of tokens; None if prompts were not counted.
     """
 
     path: Path
@@ -155,12 +155,13 @@ def new_study(
 ) -> NewStudy:
     """Return a new study file; ``write_study`` checks it against the schema.
 
-    The model's tokenizer, if it can be loaded, counts the prompts of ``documents``. Those longer than ``length``, or
-    without room for the horizon in the model's positions, are left out with their clusters.
+    The model's tokenizer, if it can be loaded, counts the prompts of ``documents``. Prompts longer than
+    ``length``, or so long that the model has no positions left for the horizon, are left out with their clusters.
 
-    Paths of ``model`` and ``documents`` are relative to the working folder. Without ``documents``, prompts are made for
-    the model, by ``tasks`` of a source. ``length`` is the most tokens of a prompt, ``horizon`` is H in tokens; the
-    first of the ``actions`` is the baseline. An ``engine`` decodes in place of kvdrift, with actions of the engine.
+    Paths of ``model`` and ``documents`` are relative to the working folder. Without ``documents``, the study has
+    prompts of the ``tasks``, which kvdrift makes. ``length`` is the most tokens of a prompt, ``horizon`` is H in
+    tokens; the first of the ``actions`` is the baseline. An ``engine`` decodes in place of kvdrift, with actions of the
+    engine.
     """
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded

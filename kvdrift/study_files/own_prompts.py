@@ -98,7 +98,7 @@ class OwnPrompts:
         strata: The keys and values of each stratum's section ``[[documents]]``.
         too_long: The clusters of documents that are too long for the model or for the user's bound.
         remark: A line about documents that are too long, or about estimated lengths; empty if there are none.
-        shortest: The id and the tokens of the shortest prompt; None if prompts were not counted.
+        shortest: The id of the shortest prompt, and its number of tokens; None if prompts were not counted.
     """
 
     strata: list[Table]
@@ -113,8 +113,8 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
     Prompts are counted as a run counts them: by the model's tokenizer, with its chat template if it has one. If the
     tokenizer is not known, the length is estimated as one token for each byte of a row.
 
-    The path in the strata is relative to ``folder``, the study file's. ``length`` is the user's bound of a prompt's
-    tokens; if it is None, a prompt and the ``horizon`` H must fit into the model's positions.
+    The path in the strata is relative to ``folder``, which has the study file. ``length`` is the user's bound of a
+    prompt's tokens; if it is None, a prompt and the ``horizon`` H must fit into the model's positions.
     """
     if not documents.is_file():
         raise InputError(f"--documents {documents}: no such file, expected JSON Lines with id and prompt")
@@ -151,7 +151,7 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
 
 
 def _counted(documents: Path, stratum: str, model: TextModel) -> dict[str, tuple[str, int]]:
-    """Return the cluster and the prompt tokens of each document of a stratum, by id."""
+    """Return the cluster and the number of prompt tokens of each document of a stratum, by the document's id."""
     source = SOURCES["jsonl"]
     section = DocumentsSection(
         source="jsonl", path=str(documents), stratum=stratum, development=2, evaluation=2,
@@ -165,7 +165,10 @@ def _counted(documents: Path, stratum: str, model: TextModel) -> dict[str, tuple
 def _too_long(
     documents: Path, beyond: dict[str, tuple[str, int]], total: int, model: TextModel, horizon: int | None, most: int
 ) -> str:
-    """Return a line on documents ``beyond`` a bound of ``most`` tokens; ``horizon`` is None if the user chose it."""
+    """Return a line on the documents, of ``total``, whose prompts are longer than a bound of ``most`` tokens.
+
+    ``beyond`` has their clusters and numbers of tokens by id; ``horizon`` is None if the user chose the bound.
+    """
     bound = f"{most:,} tokens"
     if horizon is not None:
         bound = f"the {bound} that a horizon of {horizon} leaves of the model's {model.positions:,} positions"

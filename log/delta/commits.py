@@ -101,7 +101,8 @@ def replaced_files(table_folder: str, age: timedelta) -> tuple[int, set[str]]:
 def changes_rows(lines: Iterable[bytes]) -> bool:
     """Tell from the lines of a log file whether its commit may change a row of the table.
 
-    A commit of another program that compacts, vacuums or sets properties changes no row. A repair may have lost rows.
+    A commit of another program that compacts, vacuums or sets properties changes no row. A commit of
+    a repair may change rows, since it may stand for a lost commit.
     """
     for line in lines:
         action: dict[str, Any] = json.loads(line)

@@ -45,7 +45,10 @@ def sync(path: Path) -> None:
 
 
 def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> list[_Result]:
-    """Do work that waits for the disk on items in parallel; the disk then writes its journal once for many items."""
+    """Call ``work``, which waits for the disk, with each item, in parallel; return the results in the items' order.
+
+    The disk then writes its journal once for many items.
+    """
     if len(items) <= 1 or getattr(_THREAD, "is_one_of_them", False):  # a pool thread would wait for its own pool
         return [work(item) for item in items]
     done = [_threads().submit(work, item) for item in items]

@@ -186,7 +186,11 @@ class DeltaFolder(TableVersions):
         self, snapshot: Snapshot, paths: Sequence[str] | None, columns: Sequence[str], where: pc.Expression | None,
         texts: Sequence[str], compared: Sequence[str],
     ) -> pa.Table:  # fmt: skip
-        """Read rows with the columns ``texts`` as dictionaries, if possible made after the read for ``compared``."""
+        """Read rows with the columns ``texts`` as dictionaries.
+
+        Columns that are also in ``compared`` become dictionaries after the read, unless another program has written
+        them in a type that Arrow can compare as dictionaries only.
+        """
         plain = {*texts} & {*compared}
         try:
             rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)

@@ -134,7 +134,7 @@ class DataFiles:
         return file
 
     def sizes(self, table: str, paths: Collection[str]) -> dict[str, int]:
-        """Return the size in bytes of each of the files that exists, by path, in the order of paths."""
+        """Return the size in bytes of each file of ``paths`` that exists, by path, sorted by path."""
         ordered = sorted(paths)
         infos = self._files.get_file_info([join(self._root, table, path) for path in ordered])
         return {path: info.size for path, info in zip(ordered, infos, strict=True) if info.is_file}

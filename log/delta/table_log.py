@@ -1,4 +1,4 @@
-"""The log files of tables on a local disk: the newest, the damaged, and the versions of tables that commits record.
+"""The log files of tables on a local disk: find the newest, the damaged, and the lost ones.
 
 delta-rs does not notice some damage: it reads an empty log file as an empty commit, a file cut at the end of a line as
 a whole commit, and a log without its newest file as the earlier log. It also reads files of two stores in one folder as
@@ -178,7 +178,7 @@ class TableLog:
         return faults
 
     def _break(self, file: Path, table_id: str | None, since: int = 0) -> str | None:
-        """Return a contradiction between a commit and the version it was made from, or between it and ``table_id``.
+        """Return how a commit contradicts the version that it was made from, or ``table_id``; None if it does not.
 
         Versions before ``since`` are not read.
         """
@@ -266,7 +266,7 @@ class TableLog:
         return {"version": version, "digest": digest, "table": table_id}
 
     def table_id(self) -> str | None:
-        """Return the table's id as the oldest log file that has it states it; None if no log file has it."""
+        """Return the table's id from the oldest log file that states an id; None if none does."""
         for file in self._files():
             if table := (_record_of(file).get("made_from") or {}).get("table") or _table_id(file):
                 return str(table)

@@ -129,7 +129,8 @@ class Snapshot:
     def __init__(self, table: str, loaded: DeltaTable, transaction_version: Callable[[str], int | None]) -> None:
         """Take the visible files of a table that delta-rs has loaded; the table may be updated later.
 
-        ``transaction_version`` returns the version of an application's last transaction up to this version.
+        ``transaction_version`` takes an application id, and returns the version that the application's last transaction
+        records, up to this version of the table.
         """
         self.table = table
         self.version = int(loaded.version())

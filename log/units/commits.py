@@ -191,7 +191,7 @@ class Touched:
             self._seen = {snapshot.table: snapshot.version for snapshot in base}
 
     def base_of(self, groups: Collection[str], now: Collection[Snapshot]) -> Base | None:
-        """Return the base if the commits up to ``now`` only appended units, and have no id in ``groups``.
+        """Return the base if all commits after it, up to ``now``, only appended units and have no id in ``groups``.
 
         If not, forget the base and return None.
         """
@@ -322,7 +322,7 @@ class UnitCommits:
     def _base(self, units: Snapshot, events: Snapshot, of: Sequence[Mapping[str, Any]]) -> Base:
         """Return snapshots, maybe older than those given, with all units that the records ``of`` are compared with.
 
-        These units are those of the records' groups, and the first to state a condition of the records' studies.
+        These are the units in the records' groups, and those that first state a condition of the records' studies.
         """
         ids = {group_of(record) for record in of} | {_study_id(*pair) for pair in _studies_of(of)}
         base = self._touched.base_of(ids, (units, events))
@@ -356,10 +356,10 @@ class UnitCommits:
     def _stored(
         self, units: Snapshot, missing: Sequence[dict[str, Any]], of: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], set[int]]:
-        """Return the stored units of the documents and actions of the records ``of``, and which units are stored.
+        """Return the rows of stored units with the documents and actions of the records ``of``, and unit numbers.
 
-        ``missing`` are the rows that ``units`` lacks, since they are not written yet. The second value has the numbers
-        of all ``missing`` units, and of those in ``of`` that have a row.
+        ``missing`` are the rows that ``units`` lacks, since they are not written yet. The numbers are those of stored
+        units: of all ``missing`` ones, and of those in ``of`` that have a row.
         """
         taken = self._rows.known(units, [record["unit"] for record in of])
         taken |= {record["unit"] for record in missing}
@@ -368,7 +368,7 @@ class UnitCommits:
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
 
     def _known(self, units: Snapshot, of: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> set[int]:
-        """Return those of ``numbers`` that have rows in ``units``."""
+        """Return those of ``numbers``, the unit numbers of the records ``of``, that have rows in ``units``."""
         base = self._touched.base_of({group_of(record) for record in of}, (units,))
         return self._rows.known(units if base is None else base.units, numbers)
 

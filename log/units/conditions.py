@@ -111,7 +111,10 @@ KEPT_COLUMNS: Final = (*SAME, "first_replicate", "replicates", *KEPT_HASHES)
 
 
 def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kept set and column in which its units differ; rows have the columns ``KEPT_COLUMNS``."""
+    """Yield a line for each column in which units of one document, action, revision and estimator differ.
+
+    The columns are those of ``KEPT_HASHES``; ``units`` have the columns ``KEPT_COLUMNS``.
+    """
     sets: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for unit in units:
         sets[_set_of(unit)].append(unit)
@@ -127,7 +130,8 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def check_same_entries(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
     """Raise UnlikeUnitsError if units of one document, action, revision and estimator keep or read different entries.
 
-    All rows have the columns ``KEPT_COLUMNS``. Of ``stored``, only rows that belong with some row of ``units`` count.
+    All rows have the columns ``KEPT_COLUMNS``. A row of ``stored`` counts only if some row of ``units`` has the same
+    document, action, revision and estimator.
     """
     new = list(units)
     sets = {_set_of(unit) for unit in new}

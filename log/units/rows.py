@@ -34,7 +34,7 @@ _NO_UNIT = -1  # stands for the unit of rows without one, which another program 
 
 @dataclass(frozen=True)
 class UnitCounts:
-    """Which units there are, by number, and counts from which their rows in each table follow; all arrays are [units].
+    """Units as arrays [units]: the number that identifies each, and what determines its count of rows in each table.
 
     ``swrb`` marks the units of residual branching.
     """
@@ -351,7 +351,7 @@ class RowsOfUnits:
     def read_each(
         self, units: Sequence[int], docs: Collection[str], columns: Sequence[str], count: int
     ) -> list[pa.Table]:
-        """Return the events of each unit as ``read`` does, sorted by replicate, a scan before its branch, and position.
+        """Return the events of each unit as ``read`` does, sorted by replicate, then scan before branch, then t.
 
         Raises:
             DamagedStoreError: A file cannot be read.
@@ -410,7 +410,10 @@ class NewRows:
         self._count = 0  # of rows that were returned
 
     def read(self) -> tuple[pa.Table, bool]:
-        """Return the rows added since the last call and False, or all rows, which replace earlier ones, and True."""
+        """Return rows of the table, and whether they are all of its rows.
+
+        If they are all, they replace the rows of earlier calls; if not, they are those added since the last call.
+        """
         loaded = self._folder.load(self._table)
         paths = set(loaded.paths())
         names = [*dict.fromkeys((*self._columns, "unit"))]

@@ -91,7 +91,7 @@ def unit_name(record: Mapping[str, Any]) -> str:
 def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
     """Check a unit, and return its complete record and its events, sorted as ``in_order`` does, with the unit's number.
 
-    A record without ``estimator`` becomes that of a plain unit.
+    A unit without ``estimator`` in its record is one of coupled pairs.
     """
     record = complete_record(unit.record)
     events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))
@@ -132,7 +132,7 @@ def counted_events(events: pa.Table) -> dict[str, Any]:
 
 
 def in_order(events: pa.Table) -> pa.Table:
-    """Sort a unit's events as its digest needs them: by replicate, a scan before its branch, and position."""
+    """Sort a unit's events as its digest needs them: by replicate, then scan before branch, then t."""
     branch = pc.equal(events["kind"].cast(pa.string()), BRANCH)
     order = [(name, "ascending") for name in ("replicate", "of_branch", "t")]
     return events.append_column("of_branch", branch).sort_by(order).drop_columns("of_branch")
@@ -200,10 +200,10 @@ _KINDS = {PLAIN: (COUPLED,), SWRB: (SCAN, BRANCH)}
 def whole_unit(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table:
     """Check that ``events`` are exactly a unit's, and return them sorted by (replicate, scan before branch, t).
 
-    A plain unit has positions 1..H of each replicate, coupled and without weight. An SWRB unit has for each replicate a
-    scan t = 1..s of equal tokens with weights in [0, 1], where s is H unless survival reached 0 at s (its token is then
-    -1); and, unless all weights are 0, a branch t = J..H without weights, from a J of positive weight, at which
-    its tokens differ.
+    A plain unit has positions 1..H of each replicate, coupled and without weight. An SWRB unit has a scan of each
+    replicate: rows t = 1..H, each with two equal tokens and a weight in [0, 1]. Where survival reaches 0, the scan
+    ends, with the token -1. Unless all weights are 0, the replicate also has a branch: rows t = J..H without weights,
+    where the scan's weight at J is positive, and the branch's tokens at J differ.
     """
     kinds = _KINDS[record["estimator"]]
     for kind in pc.unique(events.column("kind")).to_pylist():
