@@ -167,8 +167,8 @@ def open_views(
     Raises:
         InputError: An unknown table, version or view, or ``threads`` below 1.
         OperationError: A stored file is missing.
-        UnlikeUnitsError: A view in ``kept`` pools replicates, and units of one action and document keep or read unlike
-            entries. A view that is not in ``kept`` raises the same error when it is read.
+        UnlikeUnitsError: A view in ``kept`` pools replicates, and the store has units that must not be pooled
+            (``kvdrift.sql.unlike_units``). A view that is not in ``kept`` raises the same error when it is read.
         DamagedStoreError: Commits are damaged or lost, the events behind derived rows are lost, or a file that is
             checked or read is damaged.
     """
@@ -226,7 +226,7 @@ def describe_views() -> tuple[Contract, ...]:
 def _source(connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, most: int) -> str | None:
     """Return a table as the source that ``create_stored_view`` takes.
 
-    A table behind a URL is read into memory if it has at most ``most`` bytes, since one view reads a small table ten
+    A table behind a URL is read into memory if it has at most ``most`` bytes, since a view may read a small table ten
     times. Larger tables, and always events and steps, which few views read, are scanned by Arrow when a query asks for
     rows: DuckDB hands the columns and the conditions of the query to the scan, which leaves the rest of the files
     unread.
@@ -263,8 +263,9 @@ def failing_in_one_line() -> Iterator[None]:
 def one_line(error: duckdb.Error) -> KvdriftError:
     """Return DuckDB's error as one line without the excerpt of the query.
 
-    The error is the user's mistake unless a file cannot be read: DuckDB has no exception class for data that it cannot
-    decompress or decode. A message that a view raises by ``error(...)`` is returned unchanged.
+    The error counts as the user's mistake unless it is about a file that cannot be read. DuckDB has no exception class
+    for data that it cannot decompress or decode: such an error is of the base class, or names a Parquet file. A message
+    that a view raises by ``error(...)`` is returned unchanged.
     """
     lines = []
     for line in str(error).splitlines():
@@ -280,7 +281,7 @@ def one_line(error: duckdb.Error) -> KvdriftError:
 
 
 def _place_of(column: str) -> str:
-    """Return a hint that names the view of ``_JOINED`` with a column, and how to join it; empty if none has it."""
+    """Return a hint that says which of the views ``_JOINED`` has a column, and how to join it; empty if none has."""
     places = ((view, keys) for view, keys in _JOINED.items() if column in contract(view).columns)
     return next((f"{view} has it: add join {view} using ({keys})" for view, keys in places), "")
 
@@ -296,7 +297,7 @@ def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, source
 
 
 def guard_stored_view(connection: duckdb.DuckDBPyConnection, table: str, source: str | None, condition: str) -> None:
-    """Restrict the view ``stored.TABLE`` of a source by a condition that is true for all rows, or raises an error.
+    """Let the view ``stored.TABLE`` of a source check a condition that is true for all rows or raises an error.
 
     The source is as in ``create_stored_view``; without a source nothing changes.
     """
@@ -329,7 +330,7 @@ class Breach:
     view: str
     promise: str
     rows: int
-    example: dict[str, Any]  # the grain of one view
+    example: dict[str, Any]  # the grain's columns of one of these rows
 
 
 def computed_views() -> tuple[str, ...]:

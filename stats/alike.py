@@ -1,7 +1,7 @@
 """How many documents have nearly equal values of a quantity, and how far off the others are (``docs/intervals.md``).
 
-``kvdrift.stats.ends`` makes intervals from this. A ratio of moments is also a mean over documents, weighted by the
-documents' denominators, which ``Quantity.per`` returns.
+``kvdrift.stats.ends`` makes intervals from this. A ratio of moments counts as the mean of the documents' own ratios,
+weighted by their denominators, which ``Quantity.per`` returns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
     """Measure how alike the documents of a pooling are in a quantity, in arrays [rows, subjects, X].
 
     Rows are ``pooled`` and the strata; subjects are the actions or pairs; X is 1 for a scalar quantity. The documents
-    are in their canonical order. A document is alike if its value is no more than ``within``, in the quantity's unit,
-    from the median value of its stratum; 0 stands for 1e-12 of the quantity's range.
+    of the pooling must be in canonical order. A document is alike if its value differs by at most ``within`` from the
+    median of its stratum, in the quantity's unit; 0 stands for 1e-12 of the quantity's range.
     """
     sides = pooling.sides(quantity)
     direct = _Values(pooling, quantity, sides).likeness(within)
@@ -38,9 +38,9 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
 def _either(direct: Likeness, first: Likeness, second: Likeness) -> Likeness:
     """Return the likeness of a difference of ratios.
 
-    It is ``direct``, the likeness of the documents' differences, unless that has more than ``MOST_UNLIKE`` unlike
-    clusters, while ``first`` and ``second``, the likenesses of the two ratios, have at most as many together. Then it
-    is made from ``first`` and ``second``.
+    ``direct`` is the likeness of the documents' differences, ``first`` and ``second`` are those of the two ratios. The
+    result is ``direct``, or is made from ``first`` and ``second`` where ``direct`` has more than ``MOST_UNLIKE`` unlike
+    clusters and the two together do not.
     """
     use = (direct.unlike > MOST_UNLIKE) & (first.unlike + second.unlike <= MOST_UNLIKE)
 
@@ -111,8 +111,8 @@ class _Values:
         """Return the fields of ``Likeness`` for one row, [subjects, X] each.
 
         ``documents`` are the row's documents. ``middle`` and ``distance`` have, for every document of the pooling,
-        the median of its stratum and how far its value is from that. ``exact`` says that alike documents count as
-        equal.
+        the median of its stratum and how far its value is from that. With ``exact`` the value of an alike document
+        counts as the median of its stratum.
         """
         _, cluster_of = np.unique(self._pooling.moments.clusters[documents], return_inverse=True)
         weights, away = self.weights[documents], distance[documents]

@@ -7,8 +7,8 @@ documents of K replicates in every stratum an interval's expected half-width is
     z sqrt( sum_s w_s^2 (sigma_b,s^2 / N + sigma_w,s^2 / (N K)) ),    z the normal quantile at 1 - alpha / (2 m),
 
 and the least costly (K, N) within the bounds that meets every endpoint's target is chosen. If all but a few development
-documents are alike, a half-width is at least what alike documents leave open (``kvdrift.stats.ends``), for N documents
-with the same share of unlike documents.
+documents are alike (have nearly equal values), the interval must also reach as far as values that the sample lacks
+could move the mean (``kvdrift.stats.ends``), given N documents with the same share of unlike documents.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Linearized:
     def half_width(self, replicates: int, documents: int, z: float) -> float:
         """Return the expected half-width with K ``replicates`` and N ``documents`` per stratum, for the quantile ``z``.
 
-        It is z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), but at least the reach of the range that alike
-        documents leave open (``kvdrift.stats.ends``). NaN if the endpoint is undefined.
+        It is z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))). If nearly all documents have equal values, it is
+        at least how far values that the sample lacks could move the mean (``kvdrift.stats.ends``). NaN if the endpoint
+        is undefined.
         """
         between, within = self.components
         half = z * math.sqrt((between + within / replicates) / documents)
@@ -140,7 +141,8 @@ def allocate(
         constant: In a sequential study, the last interim look's critical constant, in place of the normal quantile z.
         answers: Moments of the documents with answers, for endpoints over these documents alone.
         reduced: Reduced moments of the development documents, for endpoints that have reduced estimates.
-        alike_within: Documents that differ by no more than this are alike; the margin, if a study resolves equivalence.
+        alike_within: How far the value of a document may be from the median of its stratum for the document to count as
+            alike; the margin, if a study resolves equivalence.
     """
     level = Family("plan", tuple(endpoints), alpha, family_size).level
     linearized = tuple(
@@ -198,10 +200,9 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
 
 
 def _likeness(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Likeness | None, float, Between]:
-    """Return the likeness of an endpoint's documents, the mean number of documents in a stratum, and the range.
+    """Return how alike an endpoint's documents are, their mean number in a stratum, and the range of its quantity.
 
-    The range is that of the endpoint's quantity. The likeness is None if it bounds no interval: if too many documents
-    differ, or if the range has no end.
+    The first is None if it bounds no interval: if too many documents are unlike the others, or if the range has no end.
     """
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]

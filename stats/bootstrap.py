@@ -104,7 +104,7 @@ class Request:
                     raise InputError(f"{where} but its contrast is not requested")
 
     def is_prespecified(self, action: str | None) -> bool:
-        """Tell whether an action was fixed before the first evaluation event; True for None, a missing baseline."""
+        """Tell whether an action was fixed before the first evaluation event; True for None (no baseline)."""
         return self.prespecified is None or action is None or action in self.prespecified
 
 
@@ -137,7 +137,10 @@ class Estimates:
         return len(self.columns["quantity"])
 
     def with_reduced(self, reduced: Estimates) -> Estimates:
-        """Add reduced estimates to the estimates of the same numbers; undefined estimates get none."""
+        """Return these estimates, with reduced estimates of the same numbers in the columns ``REDUCED_COLUMNS``.
+
+        The columns are null where the estimate itself is undefined, or where ``reduced`` lacks the number.
+        """
         numbers = zip(*(reduced.columns[name] for name in ("estimate", "low", "high")), strict=True)
         reduced_of, none = dict(zip(reduced._keys(), numbers, strict=True)), (None, None, None)
         estimates = zip(self._keys(), self.columns["estimate"], strict=True)
@@ -336,10 +339,10 @@ def groups(
     *,
     studentized: bool = False,
 ) -> tuple[tuple[str, ...], ...]:
-    """Split quantities into groups, one for each task, whose draws fit into memory together.
+    """Split quantities into groups, one for each task, such that the draws of a group fit into memory.
 
-    ``quantities`` None stands for every quantity whose moments are given. With ``studentized`` every draw also has
-    its distance t* from the estimate. A profile whose draws do not fit is a group by itself.
+    ``quantities`` None stands for every quantity whose moments are given. With ``studentized`` the groups leave room
+    for the distance t* of every draw. A profile whose draws do not fit is a group by itself.
     """
     if quantities is None:
         known = {*moments.positions, *moments.lags}

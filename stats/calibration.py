@@ -15,9 +15,9 @@ Choices that are made here:
 - A document of a stratum that training lacks has no stratum indicator, and its cell mean is the action's mean over the
   training strata.
 - Folds are made of clusters. Clusters of the same strata are dealt to the folds in the order of the SHA-256 of their
-  names, each group of strata beginning at the fold after the previous group's last: the folds' numbers of clusters
-  differ by at most one, in a group as overall. With fewer clusters than six each cluster is a fold; with one cluster
-  there is no error and nothing is selected.
+  names. The next such group of clusters begins at the fold after the last one of the group before, so that the folds'
+  numbers of clusters differ by at most one, within a group and overall. With fewer clusters than six each cluster is a
+  fold; with one cluster there is no error and nothing is selected.
 - Of equal errors the simplest candidate is taken, in the order of CANDIDATES.
 """
 
@@ -91,7 +91,7 @@ class Calibration:
 
 
 class Sample(NamedTuple):
-    """The D documents that both actions (baseline first) have, with a predictor's inputs and target."""
+    """The D documents that both actions have, with the inputs and the target of a predictor; the baseline is first."""
 
     strata: Text  # [D]
     clusters: Text  # [D]
@@ -305,8 +305,8 @@ def _error_intervals(
 ) -> Iterable[tuple[float, float, str]]:  # fmt: skip
     """Compute an interval of the pooled error for each array in ``errors``: lower end, upper end, and method.
 
-    The ends are NaN if the error is undefined. The errors are those of the documents marked by ``shared``. Each error
-    is resampled like the mismatch of an action, over all the evaluation documents, so that draw i takes the same
+    The ends are NaN if the error is undefined. An array has the errors of the documents that ``shared`` marks, bool
+    [D]. It is resampled like the mismatch of an action, over all D evaluation documents, so that draw i takes the same
     documents as draw i of every other estimate.
     """
     columns = np.full((len(shared), len(errors)), np.nan)

@@ -1,10 +1,10 @@
 """Clusters of documents: bootstrap draws, the clusters behind each row of a pooling, and their effective number.
 
 Strata that share a cluster (one question at two prompt lengths) are resampled as one set of clusters, so that the
-versions of a document move together and the pooled interval keeps their dependence; their sizes then vary from draw to
-draw, which ratios of counts absorb. Strata without a shared cluster keep their number of clusters in every draw. The
-pooled row adds a cluster's documents over all strata of a set, with each stratum's weight. A stratum's own row takes
-the clusters that have documents in it.
+versions of a document move together and the pooled interval keeps their dependence. The number of documents of such a
+stratum then varies from draw to draw, and its mean is taken over the documents of the draw. Strata without a shared
+cluster keep their number of clusters in every draw. The pooled row adds a cluster's documents over all strata of a set,
+with each stratum's weight. A stratum's own row takes the clusters that have documents in it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp
 
 
 def over_clusters(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float:
-    """Sum values of documents, [n, ...], over each of C clusters: [C, ...]; ``cluster_of`` [n] has the clusters."""
+    """Sum values of documents, [n, ...], over each cluster: [C, ...]; ``cluster_of`` [n] is each document's cluster."""
     totals = np.zeros((clusters, *values.shape[1:]))
     np.add.at(totals, cluster_of, values)
     return totals
@@ -116,7 +116,8 @@ class ClusterBlocks:
 
     Attributes:
         pooling: the pooling.
-        blocks: a block for each set of strata that share clusters; and one for each stratum of a set of several.
+        blocks: a block for each set of strata that share clusters; if a set has several strata, also a block for each
+            of these strata.
     """
 
     def __init__(self, pooling: Pooling) -> None:
@@ -145,7 +146,7 @@ class ClusterBlocks:
     def sizes(self, block: Block, supports: Sequence[int]) -> Float:
         """Count the documents of some supports in each cluster of a block, float64 [C, len(supports)].
 
-        ``supports`` are indices into the supports of the pooling.
+        ``supports`` are indices into ``pooling.supports``: each is an action with the documents it is pooled over.
         """
         sizes = np.zeros((block.clusters, len(supports)))
         for number, cluster_of in zip(block.strata, block.cluster_of, strict=True):
@@ -155,8 +156,9 @@ class ClusterBlocks:
     def counts_of(self, quantity: Quantity) -> tuple[Float, NDArray[np.int64]]:
         """Count the effective clusters behind a quantity, and the sets of strata that they are drawn in.
 
-        The effective clusters of a set are (sum m)^2 / sum m^2 with m the documents of each cluster: the number of
-        clusters if they are equally large, else fewer (``docs/intervals.md``). Both counts are [rows, subjects].
+        A set has (sum m)^2 / sum m^2 effective clusters, where m is the number of documents in each cluster. That is
+        the number of clusters if these are equally large, else less (``docs/intervals.md``). Both counts are [rows,
+        subjects].
         """
         supports = list(self.pooling.sides(quantity)[0])
         shape = (len(self.pooling.rows), len(supports))

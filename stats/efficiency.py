@@ -41,7 +41,7 @@ _ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known whenev
 
 @dataclass(frozen=True, eq=False)
 class BranchingMoments(MeasuredDocuments):
-    """Measurements on documents by replicates of both estimators, plain coupling and residual branching.
+    """Measurements of documents from the replicates of both estimators, plain coupling and residual branching.
 
     ``plain`` and ``swrb`` map every name of MEASURED to float64 [D, A]. All values are NaN if a document has no
     replicates of the estimator under the action.

@@ -1,4 +1,4 @@
-"""Endpoints, which name one number of an analysis; families with adjusted intervals; decisions on a margin."""
+"""Endpoints, each the name of one number of an analysis; families with adjusted intervals; decisions on a margin."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ class Decision(StrEnum):
 def decide(low: float | None, high: float | None, margin: float, higher: Higher) -> Decision:
     """Decide whether an action is worse than a baseline by more than a margin, from an interval of their difference.
 
-    [low, high] is the two-sided 1 - 2 alpha interval of the action's value less the baseline's, so that each answer has
-    level 1 - alpha. If higher values are better, the interval is negated: [-high, -low]. Without an interval the answer
-    is ``UNRESOLVED``.
+    [low, high] is the two-sided 1 - 2 alpha interval of the action's value less the baseline's, so that ``EQUIVALENT``
+    and ``WORSE`` each have level 1 - alpha. If higher values are better, the interval is negated: [-high, -low].
+    Without an interval the decision is ``UNRESOLVED``.
     """
     if low is None or high is None:
         return Decision.UNRESOLVED

@@ -98,10 +98,10 @@ def at_least(
     between: Between,
     likeness: Likeness,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Widen the intervals ``low`` to ``high`` to at least the range that alike documents leave open.
+    """Widen intervals, with ends ``low`` and ``high``, so that they contain the range that alike documents leave open.
 
-    ``methods`` are the intervals' methods, and ``estimates`` their numbers; the other arguments and the results are
-    those of ``document_intervals``.
+    ``methods`` are the intervals' methods, and ``estimates`` the numbers that the intervals are of; the other arguments
+    and the results are those of ``document_intervals``.
     """
     least, most = likeness.ends(levels, between)
     some = clusters > strata
@@ -154,7 +154,7 @@ def distance_quantiles(
 
 
 def at_distances(sample: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
-    """Return the ends that lie ``below`` and ``above`` standard errors from the estimates.
+    """Return the ends that lie ``below`` standard errors below the estimates and ``above`` above them.
 
     Fractions inside their range have their ends on the logit scale, where eta = logit theta has the standard error
     SE / (theta (1 - theta)).
@@ -184,9 +184,9 @@ def _unseen(estimates: Float, levels: Float, clusters: Float, between: Between) 
 def expanded_intervals(sample: Float, levels: Float, clusters: Float, strata: NDArray[np.int64]) -> tuple[Float, Float]:
     """Compute percentile intervals of many numbers, at wider percentiles for few clusters (Hesterberg 2015).
 
-    From draws [draws, N], with n clusters in S strata and t the (1 - level) / 2 quantile of Student's t with n - S
-    degrees of freedom, the lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a degree of
-    freedom.
+    ``sample`` has the draws, [draws, N]. With n clusters in S strata and t the (1 - level) / 2 quantile of Student's t
+    with n - S degrees of freedom, the lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a
+    degree of freedom.
     """
     low, high = percentile_intervals(sample, 1 - 2 * expanded_tails(levels, clusters, strata))
     return np.where(clusters > strata, low, np.nan), np.where(clusters > strata, high, np.nan)
@@ -276,7 +276,7 @@ class Likeness:
         return replace(self, value=-self.value)
 
     def ends(self, levels: Float, between: Between) -> tuple[Float, Float]:
-        """Return the range that alike documents leave open, low and high, at ``levels`` in the numbers' shape.
+        """Return the range that alike documents leave open, low and high, at each number's level in ``levels``.
 
         NaN if too many clusters are unlike, or if the numbers have no bounds; the whole range ``between`` if a
         denominator may be 0.
@@ -321,10 +321,10 @@ def _grown(likeness: Likeness, factor: float) -> Likeness:
 
 
 def reach_of(likeness: Likeness, level: float, between: Between, factor: float) -> float:
-    """Return the distance from the alike documents' value to the farther end of the range that they leave open.
+    """Return how far the range that alike documents leave open reaches from the value of these documents.
 
-    The range is that of ``factor`` times as many documents, with the same share of unlike documents. The arrays of
-    ``likeness`` have one element.
+    The range is the one for ``factor`` times as many documents as ``likeness`` describes, with the same share of unlike
+    documents. The result is the distance to its farther end. The arrays of ``likeness`` have one element.
     """
     low, high = _ends(_grown(likeness, factor), np.array([level]), between)
     return float(max(high[0] - likeness.value[0], likeness.value[0] - low[0]))

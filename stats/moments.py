@@ -25,7 +25,7 @@ Text = NDArray[np.str_]
 
 @dataclass(frozen=True, eq=False)
 class MeasuredDocuments:
-    """The documents, with stratum and cluster each, str [D], and the actions of some measurements."""
+    """The documents of some measurements, each with its stratum and cluster, str [D], and the actions measured."""
 
     documents: Text
     strata: Text
@@ -55,7 +55,10 @@ class MeasuredDocuments:
 
     @property
     def canonical_order(self) -> NDArray[np.intp]:
-        """The indices that sort documents by (stratum, cluster, document), int [D]; results then ignore input order."""
+        """The indices that sort documents by (stratum, cluster, document), int [D].
+
+        Results of documents in this order do not depend on the order in which the documents were given.
+        """
         return np.lexsort((self.documents, self.clusters, self.strata))
 
 

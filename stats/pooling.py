@@ -1,8 +1,9 @@
 """Weighted pooling of document moments: within strata, then over strata with equal weight (``docs/quantities.md``).
 
 The weights are whole-number counts per document: all ones for the point estimate, a resample's counts for a draw. Any
-number of weightings goes through one matrix product per stratum and support. Each support has its own product, so that
-its bits do not depend on other supports and each can be computed separately.
+number of weightings goes through one matrix product per stratum and support (an action with the documents it is pooled
+over). Each support has a product of its own, so that its bits do not depend on other supports and each can be computed
+separately.
 """
 
 from __future__ import annotations

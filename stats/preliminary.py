@@ -21,11 +21,11 @@ def preliminary_mean(
 ) -> tuple[float, float | None, float | None]:
     """Pool documents' fractions as the estimates do, with an interval from Student's t in place of a bootstrap.
 
-    M = sum of w_d x_d with w_d = 1 / (S n), for S strata and n documents in that of document d. The variance is the sum
-    over strata of k / (k - 1) times the squared deviations of u_c, the sum of w_d (x_d - M_s) over the documents of a
-    cluster, with k clusters in the stratum and M_s its mean. Ends are on the logit scale, and at least as far out as
-    alike documents leave open. The strata are taken as independent, and the interval is that of a study that ends now:
-    it is not corrected for interim looks.
+    M = sum of w_d x_d with w_d = 1 / (S n), for S strata and n documents in the stratum of document d. The variance is
+    the sum over strata of k / (k - 1) times the squared deviations of u_c, the sum of w_d (x_d - M_s) over the
+    documents of a cluster, with k clusters in the stratum and M_s its mean. Ends are on the logit scale. If nearly all
+    documents have equal values, ends may be farther out, as in ``kvdrift.stats.ends``. The strata are taken as
+    independent, and the interval is that of a study that ends now: it is not corrected for interim looks.
 
     Returns:
         M and the ends of its 95% interval; None for both ends if a stratum has one cluster.

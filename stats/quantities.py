@@ -74,7 +74,7 @@ def _at_positions(name: str, label: str, meaning: str, column: str) -> Quantity:
 
 
 def _at_lags(name: str, moment: str, label: str, meaning: str, column: str) -> Quantity:
-    """Return the quantity that is a profile moment at each lag, divided by the share of the cohort tau <= T."""
+    """Return the quantity that is a profile moment at each lag, divided by the share of pairs with tau <= T."""
     return action_quantity(name, lambda m: ratio(m.profile(moment), m["cohort"][..., None]), label, meaning,
                            "branch_clock", column=column, axis="lag", profile=(moment,), per="cohort")  # fmt: skip
 
@@ -428,7 +428,7 @@ _BY_NAME = {**{quantity.name: quantity for quantity in DIFFERENCES.values()}, **
 
 
 def quantity_named(name: str) -> Quantity:
-    """Return the quantity of coupled pairs that has a name: a registered one, or the difference of a registered one."""
+    """Return the quantity of coupled pairs with a name: a registered quantity, or ``<name>_difference`` of one."""
     if name not in _BY_NAME:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, PAIR_QUANTITIES)}")
     return _BY_NAME[name]

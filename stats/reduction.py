@@ -51,8 +51,8 @@ NO_COEFFICIENTS: Final[Mapping[str, Float]] = MappingProxyType({})
 def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
     """Compute the control variates of replicates, or their means over a document's replicates.
 
-    Of moments float64 [...] they are float64 [..., 5] in the order of ``CONTROLS``. NaN without a replicate; 0 for a
-    block without positions.
+    For moments of shape [...] the result is float64 [..., 5], in the order of ``CONTROLS``. It is NaN without a
+    replicate, and 0 for a block without positions.
     """
     controls = []
     for block, (first, last) in enumerate(windows.blocks, start=1):
@@ -134,7 +134,7 @@ def reduced_replicates(development: ReplicateMoments) -> ReplicateMoments:
 
 @dataclass(frozen=True, eq=False)
 class _Products:
-    """Sums, for one action and by cluster, of products of deviations from the mean of the document."""
+    """For one action and each cluster, sums of products of the replicates' deviations from their document's mean."""
 
     cluster_of: NDArray[np.intp]  # the cluster of each document, int [D]
     controls: Float  # of the control variates with each other, float64 [C, 5, 5]

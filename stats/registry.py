@@ -119,7 +119,7 @@ class Range(Enum):
 
 
 class Feature(NamedTuple):
-    """The input of a quantity: a scalar moment, a profile moment, or a profile summed until or since each x."""
+    """The input of a quantity: a scalar moment, a profile moment, or a profile's sum up to, or from, each place x."""
 
     kind: FeatureKind
     name: str

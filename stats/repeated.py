@@ -67,9 +67,9 @@ def repeated_intervals(
 ) -> list[RepeatedInterval]:
     """Estimate endpoints at an interim look, with their repeated confidence intervals.
 
-    An interval is at least as wide as alike documents leave open, at every interim look. Unbounded numbers have no
-    interval at an interim look, unless draws resolve the tail; see ``kvdrift.stats.ends.document_intervals``. At the
-    last interim look unbounded numbers have expanded percentiles, as in a study without interim looks.
+    At every interim look an interval contains the range that alike documents leave open (``kvdrift.stats.ends``).
+    Unbounded numbers, which are ratios whose denominator can be 0, have an interval only if the draws resolve the tail;
+    at the last interim look they have expanded percentiles, as in a study without interim looks.
 
     Args:
         moments: the moments of the interim look's documents.
@@ -79,8 +79,8 @@ def repeated_intervals(
             last interim look.
         seed: the seed of the draws.
         last: whether this is the last interim look of the plan.
-        alike_within: the largest distance of documents that count as alike; the margin of a study that resolves
-            equivalence, since documents that differ by less say nothing about documents that fail.
+        alike_within: how far documents that count as alike may be from the median of their stratum. In a study that
+            resolves equivalence it is the margin: documents within it do not show how many others are outside.
     """
     moments = moments.in_canonical_order()
     names = list(dict.fromkeys(endpoint.quantity for endpoint in endpoints))
@@ -118,7 +118,7 @@ def repeated_intervals(
 
 @dataclass(frozen=True)
 class _Number:
-    """One estimate, its standard error, and the numbers of its effective clusters and of the sets they are drawn in."""
+    """One estimate, its standard error, its effective clusters, and in how many sets of strata these are drawn."""
 
     estimate: float
     error: float

@@ -74,7 +74,7 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
     """Compute the constants c_k of interim looks, two-sided and together at the level 1 - alpha.
 
     The shares of the information rise to 1. The constants are in standard errors, and alpha is the probability that the
-    truth is outside the interval of any interim look.
+    truth is outside the interval of at least one interim look.
     """
     times = np.asarray(shares, dtype=np.float64)
     if not len(times) or times[-1] != 1 or not (np.diff(times, prepend=0.0) > 0).all():
@@ -161,8 +161,8 @@ class InterimLook:
 def median_unbiased(interim_looks: Sequence[InterimLook], resolution: Resolution) -> float:
     """Return the median-unbiased estimate of an endpoint at the last interim look, where the study stopped.
 
-    If another endpoint was unresolved at an interim look, the study went on whatever this endpoint's estimate was. The
-    plain estimate is returned if another endpoint was unresolved at every earlier interim look, or if the rule that
+    An earlier interim look at which another endpoint was unresolved is left out, since the study went on whatever this
+    endpoint's estimate was. The plain estimate is returned if no earlier interim look is left, or if the rule that
     resolves endpoints is about the widths of intervals.
     """
     *before, last = interim_looks
@@ -180,7 +180,10 @@ def median_unbiased(interim_looks: Sequence[InterimLook], resolution: Resolution
 
 @dataclass(frozen=True)
 class _Stage:
-    """An earlier interim look, in terms of the Brownian motion S: S(t) is t times the estimate in standard errors."""
+    """An earlier interim look, in terms of the Brownian motion S.
+
+    S(t) is t times the estimate at the share t, in standard errors of the last interim look.
+    """
 
     time: float  # t, the share of the last interim look's information
     above: _Spans  # the values of S that stop the study with a higher outcome than the last interim look's

@@ -253,7 +253,10 @@ class _Part:
         return result
 
     def _split(self, slot: int) -> tuple[int, int]:
-        """Return the stratum and the feature of a slot; the last slot of each stratum may be for cluster sizes."""
+        """Return the stratum and the feature of the cluster totals at the index ``slot``.
+
+        The last slot of each stratum may be for the sizes of clusters, in place of a feature.
+        """
         return divmod(slot, self._features + (not self._fixed))
 
 
@@ -286,7 +289,10 @@ def _add(total: _Covariances, covariances: _Covariances, present: NDArray[np.boo
 
 
 def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Float:
-    """Return the variance, [subjects, B, X]; with an empty gradient, as of a linear quantity, the one covariance."""
+    """Return the variance of a quantity, [subjects, B, X].
+
+    For a linear quantity ``gradient`` is empty, and its only covariance is the variance.
+    """
     if not gradient:
         return covariances[0, 0]
     variance: Float = np.zeros(1)

@@ -1,6 +1,6 @@
-"""Return columns of an events table as arrays: checked, sorted by key, cut into replicates, in a declared schema.
+"""Check the columns of events, sort them by key, cut them into replicates, and build tables of a declared schema.
 
-The derivations of coupled pairs and of residual branching use this module. It knows no quantity.
+The derivations of coupled pairs and of residual branching use this module. It computes no quantity.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SortedEvents:
         Args:
             events: N rows that have the columns of ``GROUP_KEY``.
             values: Arrays [N] of the other columns, among them ``replicate``.
-            within: [N] numbers by which the rows of one group are sorted, by replicate first.
+            within: [N] numbers that sort the rows of one group, first by replicate.
             rest: Names of the values by which rows of equal keys are sorted, the least significant first, so that no
                 result depends on the order in which such rows arrive.
         """

@@ -52,7 +52,7 @@ def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindow
 def _by_windows(
     keys: pa.Table, trajectories: pa.Table, of_row: Wide, studies: StudyWindows
 ) -> Iterator[tuple[Windows, Wide]]:
-    """Yield each ``Windows`` of any unit, with the places in ``keys`` of the units that have these windows.
+    """Yield every ``Windows`` that units have, with the places in ``keys`` of the units that have it.
 
     ``keys`` has a row for each unit, and ``of_row`` [M] the place in ``keys`` of each trajectory's unit.
     """

@@ -11,7 +11,7 @@ record. On a local disk the driver locks the run's folder until the driver's pro
 whose time is more than a day off, but only if no process has locked the folder: after a jump of the clock, the folder
 of a run under way may look old.
 
-At most two segments are derived in this process without Beam, if no other runner and no option is given.
+A batch of at most two segments is derived in this process without Beam, unless another runner or an option is given.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def run_derivation(
 
 
 def derive_groups(groups: Late, location: str, folder: str) -> Late:
-    """Return a graph that derives groups of segments, and whose last step records each outcome in ``folder``.
+    """Add steps to a Beam pipeline that derive groups of segments and record their outcomes in ``folder``.
 
     ``groups`` is a PCollection of (number, segments). A group may come more than once, in any order. ``location`` is
-    the store's location as workers see it.
+    the store's location as workers see it. Returns the PCollection of the last step.
     """
     beam = _beam()
     return groups | "Derive" >> beam.Map(derive_group, location) | "Record" >> beam.Map(write_record, folder)

@@ -128,8 +128,8 @@ def _branchings(replicates: _Replicates) -> pa.Table:
 def _complete(replicates: _Replicates) -> Flags:
     """Tell which replicates are whole, [R].
 
-    A whole scan is 1..H, or ends at the position at which survival reached 0. A whole branch is J..H, and exists
-    exactly if M > 0.
+    A whole scan has the positions 1..H, or ends at the position at which survival reached 0. A whole branch has the
+    positions J..H, and exists exactly if M > 0.
     """
     events, t, of_branch = replicates.events, replicates.t, replicates.of_branch
     begins = run_begins(events.of_row, of_branch)  # [N] first row of a scan or of a branch

@@ -120,7 +120,7 @@ class DerivationReport:
 class PendingSegments:
     """Units that lack derived rows, in the order of their keys, and the version of ``events`` from which they are read.
 
-    ``whole`` says that these are all units of that version that lack rows.
+    ``whole`` says that no other unit of that version lacks rows.
     """
 
     segments: list[Segment]
@@ -139,9 +139,10 @@ def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
 def segments_of(
     store: Store, lacking: Mapping[str, Wide], events_version: int, most: int = SEGMENT_ROWS
 ) -> list[Segment]:
-    """Divide units, given by the derived tables that lack their rows, into segments of at most ``most`` events.
+    """Divide units without derived rows into segments of at most ``most`` events.
 
-    A unit with more events is a segment by itself.
+    ``lacking`` has, by derived table, the numbers of the units whose rows the table lacks. A unit with more events is a
+    segment by itself.
     """
     numbers = np.unique(np.concatenate([*lacking.values()]))
     if not len(numbers):

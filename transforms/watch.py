@@ -1,7 +1,7 @@
 """The live derivation: derive new events soon after they become visible, in bounded micro-batches, in one process.
 
 This module calls the same functions as the pipeline's workers, without a runner. Offline runners pass on nothing before
-the end of their input, so that each micro-batch would pay for a whole pipeline.
+the end of their input, so that each micro-batch would need a pipeline of its own.
 
 The units of a micro-batch are derived together. Small files are merged in a separate process as they become many
 (``kvdrift.transforms.compaction``); the caller has larger files merged elsewhere (``Store.gather``). So time and memory

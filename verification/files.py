@@ -131,7 +131,7 @@ def _check_schema(table: str, file: StoredFile, data: bytes) -> None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the plain form of a type, one for the several Arrow types in which programs write texts or lists."""
+    """Return one type for all Arrow types of the same texts or lists: ``string`` also for large or encoded strings."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -151,7 +151,7 @@ def rows_in(table: str, data: bytes) -> pa.Table:
 
 
 def whole_rows(store: Store, table: str, path: str) -> pa.Table | None:
-    """Return the rows of a file, visible or not; None if its name or its schema shows that it is not whole."""
+    """Return the rows of a file, visible or not; None if its schema or its name's digest shows damage."""
     try:
         data = store.read_bytes(table, path)
         wanted = named_digest(path)

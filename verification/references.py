@@ -67,12 +67,12 @@ def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions
 def check_plans(
     store: Store, plans: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table, events_version: int
 ) -> Verified:
-    """Check that plans match their hashes, none is missing, and those made after evaluation units are marked seen.
+    """Check that plans match their hashes, lack no revision, and precede their evaluation or are marked ``seen``.
 
     The documents that a plan froze must exist with the same prompts.
 
     At the events version of a plan's first revision, no evaluation document may have had a unit. A later revision must
-    be marked ``seen`` if an evaluation document had a unit.
+    be marked ``seen`` if an evaluation document had a unit at its events version.
 
     ``records`` are the rows of units by number, at the version ``events_version``.
     """
@@ -117,7 +117,8 @@ def check_plans(
 def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Verified:
     """Check that rows of ``looks``, ``results`` or ``calibration`` name existing events versions and plans.
 
-    No row may have the status prespecified if its plan is ``seen``: made after evaluation units.
+    No row may have the status prespecified if its plan is marked ``seen``, since such a plan was made after evaluation
+    units.
     """
     subject = table.check.subject
     plans_of: dict[tuple[str, str], dict[str, bool]] = defaultdict(
@@ -265,9 +266,9 @@ Key = tuple[Any, ...]
 
 
 def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
-    """Check that units have their revision's identity, and that those under one model name come from one model.
+    """Check that units have the identity of their action's revision, and that one model name stands for one model.
 
-    A revision without a row in ``identities`` must have units of another generator, which record no identity.
+    If a revision has no row in ``identities``, its units must be of another generator, which records no identity.
     """
     rows = {tuple(row[name] for name in _KEY): row for row in table.rows.to_pylist()}
     made: dict[Key, dict[Key, list[UnitRecord]]] = defaultdict(lambda: defaultdict(list))
@@ -286,7 +287,7 @@ def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actio
 
 
 def check_conditions(records: Mapping[int, UnitRecord], studies: pa.Table, actions: pa.Table) -> Verified:
-    """Check that current units of a study and model have one horizon, seed and model, those of the study's row."""
+    """Check that current units of a study and model have one model, and the horizon and seed of the study's row."""
     facts = conditions.current_facts(conditions.facts_of_records(records.values()), actions)
     faults = tuple(Fault("units", line) for line in conditions.unlike_conditions(facts, studies.to_pylist()))
     of = f"{number_of(len({fact[:2] for fact in facts}), 'pair')} of study and model"

@@ -143,7 +143,8 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> tuple[li
 def _first_commit(table: str, log: TableLog) -> bytes:
     """Return a commit that makes a table, in place of a lost first commit.
 
-    It keeps the table's id if a later commit names the id: otherwise that commit would belong to another store.
+    It has the table's id if a later commit names the id: with another id, the later commit would belong to another
+    store.
     """
     with tempfile.TemporaryDirectory() as folder:
         DeltaFolder(folder).create(table)
@@ -203,9 +204,9 @@ def _take_damaged(store: Store, aside: _Aside) -> dict[str, int]:
 
 
 def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator[str]:
-    """Restore the events of units that ``events`` has lost, in part or wholly, or has twice.
+    """Restore the events of units of which ``events`` has too few rows or too many.
 
-    ``without_rows`` says that rows of ``units`` are lost, too; copies of rows then tell which units there were.
+    ``without_rows`` says that rows of ``units`` are lost, too; copies of these rows then tell which units there were.
     """
     known = known_units(store)
     lost, back = broken_units(store, known), 0

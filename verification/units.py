@@ -1,4 +1,4 @@
-"""Check units, their events in whatever files, and the rows derived from them.
+"""Check units, their events in whatever files these are, and the rows derived from the events.
 
 The row of a unit has the number and the digest of its events, so its events can be checked. Derived rows are compared
 with a new derivation of the events.
@@ -41,7 +41,7 @@ _OF_THE_UNIT = (*GROUP_KEY, "action_revision", "unit")
 
 
 def covered_versions(store: Store) -> dict[str, int]:
-    """Return the events version through which each derived table declares to be complete; -1 without a declaration.
+    """Return the events version up to which each derived table is declared complete; -1 without a declaration.
 
     Call this before choosing the versions to check, so that these include everything covered.
     """
@@ -162,7 +162,7 @@ class Units(NamedTuple):
 class Pinned(NamedTuple):
     """The content to check: versions by table, files by table, and the (study, action) of full-retention controls.
 
-    ``covered`` is the events version through which each derived table declares to be complete; -1 without one.
+    ``covered`` is the events version up to which each derived table is declared complete; -1 if it is not declared.
     """
 
     versions: Mapping[str, int]

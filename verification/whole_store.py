@@ -98,7 +98,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
 
 
 def scrub(store: Store, seconds: float) -> Iterator[Verified]:
-    """Read the files of a local store that were not found whole within some seconds, so that no damage stays unnoticed.
+    """Read the files of a local store that were not found whole in the last ``seconds``, so that damage is noticed.
 
     Yields the check of the logs; if they are whole, one check for each table.
     """
@@ -145,7 +145,10 @@ def check_views(store: Store, versions: Mapping[str, int], progress: Progress, r
 
 
 def check_waiting(store: Store) -> Verified:
-    """Count waiting replicates, with a note for each study and model; a file that cannot be read is a fault."""
+    """Count the incomplete replicates that wait in the folder ``pieces``, with a note for each study and model.
+
+    A file of waiting rows that cannot be read is a fault.
+    """
     waiting, faults = dict[tuple[str, str], Waiting](), list[Fault]()
     try:
         waiting = count_waiting(store)

@@ -171,14 +171,14 @@ def packed(rows: EventRows) -> Rows:
 
 
 def rows_of(rows: Rows, group: Ints | None = None) -> EventRows:
-    """Return packed rows as columns; ``group`` numbers the replicates, if there are several."""
+    """Return packed rows as columns; ``group`` [N] has the number of each row's replicate, by default 0."""
     zeros = np.zeros(len(rows), np.int32)
     values = {name: rows[name] for name in _VALUES}
     return EventRows(zeros if group is None else group, zeros, flaws=np.zeros(len(rows), np.uint16), **values)
 
 
 def table_of(replicates: Sequence[tuple[str, Rows]]) -> pa.Table:
-    """Return replicates, each a key and packed rows, as one table: the columns of pairs, the revision and the unit."""
+    """Return replicates, each a key and packed rows, as a table with ``PAIR_COLUMNS``, revision and unit."""
     counts = np.array([len(rows) for _, rows in replicates], np.int64)
     rows = np.concatenate([np.empty(0, ROW), *(rows for _, rows in replicates)])
     parts = list(zip(*(json.loads(key) for key, _ in replicates), strict=True)) or [()] * 8
@@ -316,7 +316,7 @@ _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np
 
 @dataclass(frozen=True)
 class Assembled:
-    """Rows of replicates, divided by their outcome; all in key order."""
+    """The rows of some replicates, divided by what becomes of them; each part is in key order."""
 
     whole: EventRows  # all rows of the replicates that have become whole
     waiting: EventRows  # new rows of replicates that still lack positions
@@ -326,7 +326,7 @@ class Assembled:
 
 
 def assemble(rows: EventRows, origin: Ints, horizon: Ints) -> Assembled:
-    """Assemble new rows of some replicates with all earlier rows of these replicates; return them by outcome.
+    """Assemble new rows of some replicates with all earlier rows of these, and divide them by what becomes of them.
 
     Args:
         rows: N rows at positions 1..H.

@@ -1,4 +1,4 @@
-"""``ingest --pieces`` and ``--watch``: ingest files while another generator writes them, even parts of replicates.
+"""``ingest --pieces`` and ``--watch``: ingest files while another generator writes them, and join parts of replicates.
 
 ``kvdrift.ingestion.inputs`` lists the files. A file is taken, that is, its events are ingested, as soon as it can be
 opened. Parquet, Arrow IPC files and compressed files show by their end that they are whole: until then they cannot be
@@ -212,7 +212,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def rows_of(table: pa.Table, names: Sequence[Group]) -> EventRows:
-    """Return the rows of the groups ``names`` from a table of waiting rows; a group's number is its place there."""
+    """Return the waiting rows in ``table`` of the groups ``names``; a group's number is its place in ``names``."""
     places: dict[tuple[Any, ...], int] = {name: place for place, name in enumerate(names)}
     group = np.fromiter((places.get(name, -1) for name in _rows(table.select(GROUP_KEY))), np.int32, table.num_rows)
     return converted(table, group).take(group >= 0)
@@ -246,7 +246,7 @@ class LiveIntake:
         self._intake, self._rows = Intake(store, documents, horizon, facts), WaitingRows(store.location)
 
     def settle(self) -> IngestReport:
-        """Forget waiting rows of replicates stored by now; set aside and report rows that contradict the store."""
+        """Forget the waiting rows of replicates that are stored by now; set aside and report conflicting rows."""
         report = IngestReport(0)
         stored = {replicate for replicate in self._rows.replicates if self._intake.has(*replicate)}
         names = sorted({group for group, _ in stored})

@@ -47,7 +47,7 @@ DAY = 86_400.0
 
 
 class TableCoder(Coder):
-    """Encodes a table as an Arrow IPC stream; a pickled slice would carry the whole table."""
+    """Encodes a table as an Arrow IPC stream, since a pickled slice would carry the table that it is a slice of."""
 
     def encode(self, table: pa.Table) -> bytes:
         """Return the table's rows as an IPC stream, without other rows of the same buffers."""
@@ -270,9 +270,9 @@ class _Gather(beam.DoFn):
 
 
 def assembled(keys: Sequence[str], pieces: Sequence[bytes], horizons: Horizons) -> Iterator[Piece]:
-    """Assemble the packed rows of some replicates, each piece with its key.
+    """Assemble replicates from pieces of packed rows; ``keys`` has the replicate's key of each piece.
 
-    Yields one piece for each replicate: all its rows, or, if it is not whole, the rows that came and the reason.
+    Yields one piece for each replicate: all its rows, or the rows that came with the reason why it is not whole.
     """
     number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     unique, horizon = [*number], np.array([horizon_of(key, horizons) for key in number], np.int32)

@@ -46,7 +46,7 @@ _NAMES: Final = (*GROUP_KEY, "replicate")
 
 
 class ReadEvents(beam.PTransform):
-    """Read the events of a store's units of coupled pairs, without branches, as tables of whole units.
+    """Read the events of a store's units of coupled pairs, not of residual branching, as tables of whole units.
 
     The source can be split by versions of table ``units``. Its watermark is the time at which a version was read.
 
@@ -71,7 +71,7 @@ class ReadEvents(beam.PTransform):
 
 
 class _Versions(RestrictionProvider):
-    """Gives Beam the range of versions of ``units`` that an element names, and splits and tracks it."""
+    """Tells Beam the range of versions of ``units`` that an element names, so that Beam can split and track it."""
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
         return OffsetRestrictionTracker(restriction)
@@ -84,7 +84,7 @@ class _Versions(RestrictionProvider):
 
 
 class ReadVersions(beam.DoFn):
-    """Map (location, first version, end) to tables of the units that these versions added."""
+    """Map (location, first version, end) to tables of the events of units that these versions added."""
 
     def __init__(self, poll: float) -> None:
         self._poll = poll
@@ -115,7 +115,7 @@ class ReadVersions(beam.DoFn):
 
 @beam.DoFn.unbounded_per_element()
 class _FollowVersions(ReadVersions):
-    """Map (location, first version, end) to tables of units as versions add them; the end is never reached."""
+    """Map (location, first version, end) to tables of events, as versions add units; the end is never reached."""
 
 
 def _units_of_versions(store: Store, first: int, last: int) -> Iterator[pa.Table]:
