@@ -6,8 +6,8 @@
 
 Each part runs in a separate process. The peer of intervals is ``scipy.stats.bootstrap`` (vectorized, percentile, as
 many resamples) on the same document moments: three quantities, in each stratum and pooled over strata. scipy draws anew
-for each interval. Ratios use scipy's rate for the mixture of strata and pooled rows in the results. A fourth action is
-derived and analyzed beside three actions, and alone in another store.
+for each interval. Ratios compare with scipy's mean time per interval, over the strata and the pooled row. A fourth
+action is derived and analyzed beside three actions, and alone in another store.
 
 Targets: all views and all intervals in 20 s and 2 GiB on two cores, no view over derived tables above 1 s, intervals
 at 100 times scipy's rate, and an added action, its contrasts left out, at 1.05 times the CPU time of the action alone.

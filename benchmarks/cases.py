@@ -28,7 +28,7 @@ SEED = 3
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, its device and threads, and the sizes of a run: n prompt ``entries``, K ``replicates``, H."""
+    """A model's shape, its device and threads, and a run's sizes: n prompt ``entries``, K ``replicates``, horizon H."""
 
     layers: int = 8
     width: int = 512

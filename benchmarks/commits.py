@@ -47,8 +47,8 @@ DOCUMENTS = 2  # of a commit
 class Workers(NamedTuple):
     """Some of the simulated workers; ``together`` is the number of all workers.
 
-    ``numbers`` has for each worker the numbers of its commits. Workers sleep between commits as ``pace`` says; if it is
-    None, they never sleep.
+    ``numbers`` says which commits each worker makes, by their numbers in the whole run. Workers sleep between commits
+    as ``pace`` says; if it is None, they never sleep.
     """
 
     numbers: Sequence[range]
@@ -101,7 +101,7 @@ def _commit_part(location: str, workers: Workers) -> tuple[list[float], float]:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The times, the lost races and the wrong rows of the commits of simulated workers."""
+    """The times of simulated workers' commits, the races for a version that they lost, and the rows that are wrong."""
 
     commits: int  # groups of units; each is a version of both tables
     lost_races: int  # for versions of both tables

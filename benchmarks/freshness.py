@@ -68,7 +68,10 @@ class Load:
 
 @dataclass
 class Seen:
-    """The measurements of a run; ``early`` and ``late`` are 0 if the writer makes no pause, or without ``--watch``."""
+    """The measurements of a run.
+
+    The bytes of memory ``early`` and ``late`` are 0 if writers make no pause to measure them, or without ``--watch``.
+    """
 
     delays: list[float] = field(default_factory=list)  # seconds of each unit, in the order of the documents
     writing: float = 0.0  # seconds from the first commit to the last
@@ -220,7 +223,7 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
 
 
 def delay_rows(name: str, seen: Seen, load: Load, peer: Seen | None = None) -> list[BenchmarkRow]:
-    """Return rows of the median, 95th percentile and maximum of delays; ratios divide the peer's delays by these."""
+    """Return rows of the median, 95th percentile and maximum of delays; a ratio is the peer's delay over this one."""
     rate, rows = load.commits * load.units / seen.writing, list[BenchmarkRow]()
     for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
         delay = float(np.percentile(seen.delays, share))

@@ -64,7 +64,7 @@ def fastest(measurements: Iterator[Measured[_Value]]) -> Measured[_Value]:
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One row of a benchmark's table; None if a column does not apply."""
+    """One row of a benchmark's table; a field is None where the column does not apply."""
 
     part: str  # The measured part
     seconds: float

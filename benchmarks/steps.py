@@ -4,8 +4,8 @@
 none of which shares a stream. Both decode three actions and the control. Each phase is measured in separate processes,
 in turn with the other commit.
 
-The bound is the least time of a step: its bytes at the rate of a large copy, or its products at the rate of a large
-product, whichever takes longer. Smaller work is left out: norms, rotation, the bookkeeping of streams.
+The bound is the least time of a step: its bytes at the rate of a large copy, or its matrix products at the rate of a
+large one, whichever takes longer. Smaller work is left out: norms, rotation, the bookkeeping of streams.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LAW_BYTES = 4  # of a probability, float32
 
 @dataclass(frozen=True)
 class Peaks:
-    """A device's measured peak rates: bytes read and written by a large copy, and a product in the weights' dtype."""
+    """A device's measured peak rates: of a large copy, in bytes, and of a large matrix product, in operations."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -59,7 +59,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The least work of a decoding step for each part: weights, prompts, suffixes and, in bytes alone, logits."""
+    """The least work of a decoding step by its parts: weights, prompts and suffixes; logits have bytes alone."""
 
     bytes: dict[str, float]  # moved
     products: dict[str, float]  # floating-point operations
@@ -164,7 +164,7 @@ def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repe
 
 
 def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
-    """Decode with a working tree's code, sharing no streams if ``apart``; return all seconds, and streams per step."""
+    """Decode with a working tree's code, sharing no streams if ``apart``; return the seconds, and streams per step."""
     command = [sys.executable, "-c", _DECODE, json.dumps([asdict(case), apart])]
     ended = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:

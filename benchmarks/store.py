@@ -4,9 +4,9 @@
     python -m benchmarks.store --units 500 5000 --json
 
 Each part runs in a separate process; of a part shorter than a second, the fastest of 8 runs counts. Ratios are CPU
-seconds of the smallest size divided by those of this size; no part but ``verify``, which reads every row, may take 1.5
-times as long at 100,000 units as at 1,000. All documents have answers, and all pairs are scored. A commit has the 48
-units of 16 documents. A run makes some commits, derives, scores and joins small files.
+seconds of the smallest size divided by those of the row's size; no part but ``verify``, which reads every row, may
+take 1.5 times as long at 100,000 units as at 1,000. All documents have answers, and all pairs are scored. A commit has
+the 48 units of 16 documents. A run makes some commits, derives, scores and joins small files.
 """
 
 from __future__ import annotations

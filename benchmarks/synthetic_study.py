@@ -75,7 +75,7 @@ ONE_DOCUMENT = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of documents under actions, each [documents, actions]; see the module's docstring."""
+    """The probabilities from which events are drawn, as the module's docstring says; each [documents, actions]."""
 
     entry: _Float
     after_agreement: _Float

@@ -197,7 +197,7 @@ def write_ended(study: str, report: Path, store: str, folder: Path) -> Path:
 
 
 def _made(part: Part, content: PageContent) -> list[tuple[Section, str]]:
-    """Return the sections of a part that the page has, each with its question."""
+    """Make the sections of a part, each with the question that it answers; leave out those that the page omits."""
     return [(section, question) for make, question in part.sections if (section := make(content)) is not None]
 
 

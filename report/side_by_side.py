@@ -267,7 +267,10 @@ def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figur
 
 
 def _columns(places: Sequence[Place]) -> list[list[Place]]:
-    """Group the places of about the same share of the full cache; those of an action stand together."""
+    """Group the places of the leaderboard that hold about the same share of the full cache, by rising share.
+
+    Within a group the places of one action stand together.
+    """
     columns: list[list[Place]] = []
     for place in sorted(places, key=lambda place: place.share or 0.0):
         if not columns or (place.share or 0.0) - (columns[-1][0].share or 0.0) > _SAME:
@@ -307,8 +310,9 @@ def temperature_of(entry: Entry) -> float:
 def by_temperature(comparison: Comparison) -> list[Temperatures]:
     """Group the studies that differ in temperature alone; groups of a single study are left out.
 
-    Studies of a group have the same model, horizon, split and truncation, and share documents; one study's plan may use
-    more documents than another's. Greedy sampling has no truncation and fits any group.
+    Studies of a group have the same model, horizon, split, ``top_p`` and ``top_k``, and share documents; one study's
+    plan may use more documents than another's. A study at temperature 0, which has no ``top_p`` or ``top_k``, fits any
+    group.
     """
     samplings = [
         (entry, sampling) for entry in comparison.entries if (sampling := entry.content.facts.sampling) is not None
@@ -326,7 +330,7 @@ def by_temperature(comparison: Comparison) -> list[Temperatures]:
 
 
 def _join_group(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
-    """Add a study to the first group whose studies are all comparable to it; if none is, start one if ``alone``."""
+    """Add a study to the first group of which it is comparable to all; without one, start a group if ``alone``."""
     for group in groups:
         if all(_comparable(entry, other) for other in group):
             group.append(entry)
@@ -442,7 +446,7 @@ def _between(pairing: Pairing) -> str:
 
 
 def obstacles(comparison: Comparison) -> list[str]:
-    """Say why the documents of two studies are not subtracted, or are matched without comparing their prompts."""
+    """Say which studies are not subtracted and why, which are matched by name alone, and which share few documents."""
     sentences = []
     for pairing in comparison.pairings:
         both = f"{pairing.first.name} and {pairing.other.name}"

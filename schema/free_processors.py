@@ -48,7 +48,7 @@ class FreeProcessors:
         self._looked: tuple[float, float] | None = None  # time of the last reading, and the seconds waited until then
 
     def threads(self, most: int) -> int:
-        """Return how many of at most ``most`` threads compute next; called before every part of a computation."""
+        """Return how many of at most ``most`` threads compute next; call this before every part of a computation."""
         if most == 1:
             return 1
         with self._lock:

@@ -75,12 +75,12 @@ class Replicates:
 
     @cached_property
     def first_eos(self) -> Ints:
-        """The earlier EOS, e, [K]."""
+        """e, the earlier of the two sides' EOS positions, [K]; ``NEVER`` if neither side has one."""
         return np.minimum(self.eos_x, self.eos_y)
 
     @cached_property
     def last_eos(self) -> Ints:
-        """The later EOS, e', [K]."""
+        """e', the later of the two sides' EOS positions, [K]; ``NEVER`` if a side has none."""
         return np.maximum(self.eos_x, self.eos_y)
 
     @cached_property
@@ -101,7 +101,7 @@ class Replicates:
 
     @cached_property
     def _at_lags(self) -> tuple[Flags, Values]:
-        """Whether a replicate is in the cohort, and the index of position tau + j, at most 2T <= H; [K, T] each."""
+        """For lags j = 1..T, whether tau <= T, and then the index from 0 of position tau + j, else 0; [K, T] each."""
         bound = self.windows.cohort_bound
         inside = np.broadcast_to(self.cohort[:, None], (len(self.tau), bound))
         return inside, np.where(inside, self.tau[:, None] + np.arange(bound), 0)

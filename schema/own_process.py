@@ -64,7 +64,7 @@ class _Process(SpawnProcess):
 
 
 class _Context(SpawnContext):
-    """A multiprocessing context that starts processes without the script and remembers them."""
+    """A multiprocessing context that starts processes which do not import the user's script, and remembers them."""
 
     def __init__(self) -> None:
         super().__init__()

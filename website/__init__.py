@@ -1,1 +1,1 @@
-"""Build parts of the documentation site, besides ``mkdocs.yml``; not part of the package."""
+"""Make pages, pictures and numbers of the documentation site, and run its code; not part of the package."""

@@ -90,7 +90,7 @@ def run_sql(example: Example) -> None:
 
 
 def parsed_by(read: Callable[[str], object]) -> Callable[[Example], None]:
-    """Return an evaluator that only parses a block, by ``read``."""
+    """Return an evaluator that does not run a block, but only parses it by the function ``read``."""
 
     def evaluate(example: Example) -> None:
         read(example.parsed)

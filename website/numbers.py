@@ -44,7 +44,10 @@ def read(views: Views) -> dict[str, dict[str, float]]:
 
 
 def quoted(study: str) -> set[tuple[str, str]]:
-    """Return the action and column of every number of a study that pages show, and of the ends of its interval."""
+    """Return (action, column) of every number of a study that pages show.
+
+    If a page shows a number's interval, the columns of the interval's ends are among them.
+    """
     slots = {slot for page in PAGES.values() for text in page.get(study, ()) for slot in _SLOT.findall(text)}
     ends = {
         (action, f"{column}_{end}") for action, column, form in slots if form == "interval" for end in ("low", "high")

@@ -46,7 +46,7 @@ class Shown:
 
     @property
     def files(self) -> list[Path]:
-        """The report's files that the site has, relative to the folder."""
+        """The files of the report that the site copies, relative to the report's folder."""
         every = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         return [path.relative_to(self.folder) for path in every]
 
@@ -130,7 +130,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def linked(markdown: str, source: str) -> str:
-    """Return the text of the file ``source`` with the site's links, relative to the folder of pages."""
+    """Return the text of the file ``source`` with links to pages of the site, or else relative to ``docs``."""
 
     def target(link: re.Match[str]) -> str:
         path = normpath(PurePosixPath(source).parent / link[1])

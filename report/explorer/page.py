@@ -92,7 +92,10 @@ class Kept:
 
 
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
-    """Read the stored prompts of a sample's documents, in the order that the module's docstring gives."""
+    """Read the stored prompts of a sample's documents, those that jumps lead to first.
+
+    Reading stops when surely no further prompt fits into ``MOST_BYTES``.
+    """
     order = _order(outcomes, sample)
     prompts = dict[int, Prompt]()
     for places in (order[at : at + _AT_ONCE] for at in range(0, len(order), _AT_ONCE)):
@@ -111,7 +114,7 @@ def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[
 
 
 def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Pack prompts in turn until ``MOST_BYTES`` are full; return the manifest's entry and the text of each.
+    """Pack prompts in turn until ``MOST_BYTES`` are full; return a manifest entry and a text for each packed prompt.
 
     ``tokens`` are the manifest's tokens, sorted, which include those of the prompts.
     """
@@ -135,7 +138,10 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
 
 
 def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
-    """Return the indices of the sample's documents, in the order that the module's docstring gives."""
+    """Return the indices of the sample's documents: first those that jumps lead to, in the order of the jumps.
+
+    After them come all others: the first document of each stratum, then the second of each, and so on.
+    """
     led = [int(outcomes.doc[row]) for jump in sample.jumps for row in jump.rows]
     places = np.unique(outcomes.doc[sample.rows])
     turn = np.zeros(len(places), np.int64)
@@ -166,7 +172,10 @@ def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | Non
 
 
 def _shares(row: ViewRow, entries: int) -> tuple[list[int], NDArray[np.uint8]]:
-    """Return each layer group's first layer, and the shares, [groups, ``entries``]; too many groups are joined."""
+    """Return each layer group's first layer, and the share that keeps each entry, 0 to 255, [groups, ``entries``].
+
+    Neighbouring groups are joined if there would be more than ``MOST_SHARES`` shares.
+    """
     counts = np.array(row["kept"], np.int64).reshape(-1, entries)
     layers, groups = int(row["layers"]), len(counts)
     fewer = max(1, min(groups, MOST_SHARES // entries))
@@ -262,7 +271,7 @@ def _documents(outcomes: Outcomes, rows: Ints) -> list[dict[str, Any]]:
 
 
 def _trajectories(outcomes: Outcomes, rows: Ints, streams: Streams, reference: list[int]) -> dict[str, list[Any]]:
-    """Return the columns of the sample's trajectories by name; a position that does not exist is None."""
+    """Return the columns of the sample's trajectories by name; None for the position of an absent mismatch or EOS."""
     places = np.unique(outcomes.doc[rows])
     columns: dict[str, list[Any]] = {
         "document": np.searchsorted(places, outcomes.doc[rows]).tolist(),

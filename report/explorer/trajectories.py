@@ -80,7 +80,7 @@ class Outcomes:
         return np.where((doc < 0) | (action < 0) | (replicate >= last), -1, code)
 
     def own_codes(self) -> Ints:
-        """Return the number of each of these trajectories, as ``codes`` gives it, in rising order."""
+        """Return the number of each trajectory of the outcomes, as ``codes`` makes it; the numbers rise."""
         last = int(self.replicate.max(initial=0)) + 1
         return (self.doc * last + self.replicate) * len(self.actions) + self.action
 
@@ -217,7 +217,10 @@ def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
 
 
 def _in_turn(outcomes: Outcomes) -> Ints:
-    """Return the indices of all trajectories, in the order of step 3 of the rule in the module's docstring."""
+    """Return the indices of all trajectories, those of replicates 0 to 3 first, then of 4 to 7, and so on.
+
+    Each of these parts has the first document of every stratum, then the second document of every stratum, and so on.
+    """
     place = np.zeros(len(outcomes.documents), np.int64)  # within the stratum
     for stratum in range(len(outcomes.strata)):
         in_stratum = np.flatnonzero(outcomes.stratum == stratum)

@@ -80,7 +80,7 @@ def properties(*, dark: bool) -> str:
 
 
 def with_properties(svg: str) -> str:
-    """Replace the palette's colours in an SVG document by the custom properties; other colours stay."""
+    """Replace the palette's colours in an SVG document by the CSS custom properties of ``properties``."""
     return _PAINT.sub(lambda match: f"{match['what']}: var(--{_NAMES[match['colour']]})", svg)
 
 
@@ -139,7 +139,10 @@ def legend_patch(label: str, **style: Any) -> Patch:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Use this style in the block, and hide warnings about glyphs that the font lacks: browsers have other fonts."""
+    """Give figures drawn in the block the common style, and hide warnings about glyphs that the local font lacks.
+
+    The browser that shows a figure has other fonts.
+    """
     with library().rc_context(_STYLE), warnings.catch_warnings(), _plain_fonts():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield

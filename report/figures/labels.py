@@ -98,9 +98,9 @@ def name_marks(
 
 
 def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
-    """Write the names of curves to the right of their ends, given in data units, and apart from one another.
+    """Write the name of each curve to the right of its end, moved up or down so that no names overlap.
 
-    Call this last, as ``name_marks``.
+    ``ends`` has the point (x, y), in data units, at which each curve ends. Call this last, as ``name_marks``.
     """
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     rising = sorted(ends.items(), key=lambda name_end: name_end[1][1])
@@ -207,18 +207,18 @@ def _chosen(spots: Mapping[str, Sequence[_Spot]]) -> list[_Spot]:
 
 
 def _crowding(box: Boxes, frame: Boxes, taken: Boxes) -> float:
-    """Return the cost of a name's overlaps, and of its part outside the axes."""
+    """Return the cost of a name's box: of its overlaps with ``taken`` boxes, and of its part outside the ``frame``."""
     outside = np.maximum(frame - box, 0)[:2].sum() + np.maximum(box - frame, 0)[2:].sum()
     return _OUTSIDE * float(outside) + _overlap(box[None], taken)
 
 
 def _overlap(boxes: Boxes, taken: Boxes) -> float:
-    """Return the cost of the area that boxes share with other boxes."""
+    """Return the total cost of the areas that ``boxes`` share with the boxes ``taken``."""
     return float(_overlaps(boxes, taken).sum())
 
 
 def _overlaps(boxes: Boxes, taken: Boxes) -> NDArray[np.float64]:
-    """Return the cost of the area that each box shares with other boxes."""
+    """Return, for each of ``boxes``, the cost of the area that it shares with the boxes ``taken``."""
     shared = np.minimum(boxes[:, None, 2:], taken[:, 2:]) - np.maximum(boxes[:, None, :2], taken[:, :2])
     costs: NDArray[np.float64] = _OVERLAP * np.maximum(shared, 0).prod(axis=2).sum(axis=1)
     return costs

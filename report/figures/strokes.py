@@ -37,14 +37,15 @@ def curve(axes: Axes, rows: list[Estimate], style: ActionStyle, *, band: bool = 
 
 
 def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
-    """Return the places and the values, in percent, of a profile."""
+    """Return the positions (or lags, or blocks) of a profile, and its estimates in percent."""
     return [row.x or 0 for row in rows], [100 * (row.estimate or 0.0) for row in rows]
 
 
 def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
-    """Return the distances from the point to both ends, times ``factor``, as error bars take them.
+    """Return how far an interval extends below and above the estimate, times ``factor``, as [[below], [above]].
 
-    A distance is 0 if the end is missing, or if a percentile interval excludes the point on that side.
+    This is the form of Matplotlib's error bars. A distance is 0 if that end is unknown, or if a percentile interval
+    lies wholly on the other side of the estimate.
     """
     value = row.estimate or 0.0
     low, high = (value if end is None else end for end in (row.low, row.high))
@@ -52,7 +53,7 @@ def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
 
 
 def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale: bool = False) -> None:
-    """Draw an estimate with its interval on a horizontal scale at height ``place``, and the paper's number."""
+    """Draw an estimate with a horizontal interval at height ``place``, and the paper's number as an open marker."""
     if row.estimate is None:
         return
     axes.errorbar([100 * row.estimate], [place], xerr=errors(row), fmt=style.marker, color=style.colour,
@@ -61,7 +62,10 @@ def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale:
 
 
 def mark(axes: Axes, x: Estimate, y: Estimate, style: ActionStyle, *, pale: bool, factor: float = 100.0) -> None:
-    """Draw two estimates as a point with both intervals, or as a small pale point alone; ``factor`` scales ``y``."""
+    """Draw the point (``x``, ``y``) with the intervals of both; if ``pale``, a small point without intervals.
+
+    ``y`` is drawn times ``factor``, and ``x`` in percent.
+    """
     if x.estimate is None or y.estimate is None:
         return
     place = [100 * x.estimate], [factor * y.estimate]
@@ -73,7 +77,7 @@ def mark(axes: Axes, x: Estimate, y: Estimate, style: ActionStyle, *, pale: bool
 
 
 def upright(axes: Axes, places: list[float], rows: list[Estimate], style: ActionStyle) -> None:
-    """Draw estimates joined by a line on a vertical scale, with intervals and the paper's numbers."""
+    """Draw estimates over their horizontal ``places``, joined by a line, with intervals and the paper's numbers."""
     values = [100 * (row.estimate or 0.0) for row in rows]
     axes.plot(places, values, color=style.colour, linestyle=style.dashes, marker=style.marker, markersize=4.5,
               linewidth=1.2)  # fmt: skip

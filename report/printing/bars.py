@@ -12,7 +12,7 @@ from kvdrift.stats.registry import Scale
 
 @dataclass(frozen=True)
 class Bar:
-    """A number drawn as a bar: its ends in percent of the column's largest number, and its text."""
+    """A number as text, and as a bar with an interval; their ends are in percent of the column's largest number."""
 
     text: str
     value: float | None = None
@@ -23,7 +23,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Estimate], scale: Scale) -> list[Bar]:
-    """Return a bar for each estimate of a quantity, on one scale that ends at the largest estimate or upper end."""
+    """Return a bar for each estimate of a quantity, on one scale up to the largest estimate or interval end."""
     largest = max((abs(end) for row in rows for end in (row.estimate, row.high) if end is not None), default=0.0)
 
     def part(end: float | None) -> float | None:

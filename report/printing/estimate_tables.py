@@ -31,7 +31,10 @@ _ACROSS = 4  # actions side by side as columns
 
 @dataclass(frozen=True)
 class EstimateColumn:
-    """The estimates of a quantity, of a profile those at ``x``; ``head`` and ``meaning`` replace the quantity's."""
+    """A column of a quantity's estimates; if the quantity is a profile, of those at position, lag or block ``x``.
+
+    ``head`` and ``meaning``, if given, replace the label and the meaning that the quantity has.
+    """
 
     quantity: str
     x: int | None = None
@@ -52,7 +55,7 @@ class EstimateColumn:
 
 @dataclass(frozen=True)
 class CellColumn:
-    """A column of finished cells by stratum and action; a missing cell is a dash."""
+    """A column of finished cells, keyed by (stratum, action); a row without a cell gets a dash."""
 
     column: Column
     cells: Mapping[tuple[str, str], Cell]
@@ -207,7 +210,10 @@ def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str,
 
 
 def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
-    """Return the mark of each standing in a table; exploratory estimates have a mark only beside planned ones."""
+    """Return the mark, such as †, of each standing: prespecified, seen and exploratory.
+
+    Exploratory estimates have no mark if all intervals are exploratory.
+    """
     present = {row.standing for row in estimates if row.has_interval}
     return {PRESPECIFIED: "†", SEEN: "§", EXPLORATORY: "‡" if len(present) > 1 else ""}
 

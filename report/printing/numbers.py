@@ -60,7 +60,7 @@ def scaled(value: float | None, scale: Scale, decimals: int) -> str:
 
 
 def interval(estimate: Estimate, scale: Scale, decimals: int) -> str:
-    """Format ``[low, high]`` without unit, with the decimals that the draws support; empty without an interval."""
+    """Format ``[low, high]`` without unit, with as many decimals as bootstrap draws support; empty if unknown."""
     low, high = estimate.low, estimate.high
     if low is None or high is None:
         return ""
@@ -77,9 +77,9 @@ def sure_decimals(
 ) -> int:
     """Return the number of decimals for the ends of an interval, which are given in their printed unit.
 
-    The draws, if there are any, limit the decimals of the estimate: two Monte Carlo standard errors of an end are at
-    most one unit of its last decimal. Decimals are added if an end would otherwise look equal to ``boundary`` or to the
-    other end, and is not.
+    It is ``decimals``, the estimate's, or more if the ends would look equal and are not. If the interval has bootstrap
+    draws, the number is reduced until two Monte Carlo standard errors of an end are at most one unit of the last
+    decimal, but never so far that an end looks equal to ``boundary`` and is not.
     """
     while decimals < _MOST_DECIMALS and fixed(low, decimals) == fixed(high, decimals) and low != high:
         decimals += 1

@@ -78,7 +78,7 @@ class PrintedTable:
 
     @property
     def parts(self) -> list[PrintedTable]:
-        """Split the table for the page into parts one below the other, each with the first column."""
+        """Split a table too wide for the page into parts, one below the other, that each have the first column."""
         if not self.abreast or len(self.columns) <= 1 + self.abreast:
             return [self]
         starts = range(1, len(self.columns), self.abreast)

@@ -146,7 +146,7 @@ class PageContent:
     preliminary: str = ""  # the study's progress as a sentence if the study still runs; else empty
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all that figures are drawn from, for another process; open views cannot go there."""
+        """Return the state to pickle, from which another process draws figures; open views cannot be pickled."""
         return self.__dict__ | {"source": None, "token_text": str}
 
     @property
@@ -188,7 +188,7 @@ class PageContent:
         ]
 
     def pooled(self, view: str, **equal: object) -> list[ViewRow]:
-        """Return the rows of ``view`` that pool the strata of the page's split."""
+        """Return the rows of ``view`` that pool the strata of the page's split and have the values ``equal``."""
         return self.source.of(view, split=self.split, stratum=POOLED, **equal)
 
 

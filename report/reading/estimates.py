@@ -69,7 +69,10 @@ class StudyRows:
         return rows
 
     def columns_of(self, view: str, *columns: str, **equal: object) -> pa.Table:
-        """Return columns of ``view`` for this study and model as a table, for callers who read very many rows."""
+        """Return the rows that ``of`` returns, with these ``columns`` alone, as an Arrow table.
+
+        It is for callers who read very many rows.
+        """
         return self.views.rows(view, columns, study=self.study, model=self.model, **equal)
 
     def of_study(self, view: str) -> list[ViewRow]:
@@ -279,7 +282,7 @@ def _from_view(row: ViewRow, quantity: Quantity) -> Estimate:
 
 
 def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions: list[str]) -> bool:
-    """Tell whether every action has estimates of all quantities; for contrasts, against any one common baseline."""
+    """Tell whether every action has an estimate of every quantity; of contrasts, against the same baseline."""
     baselines: list[str | None] = list(actions) if quantities[0].kind == "contrast" else [None]
     return any(
         all(
@@ -290,7 +293,7 @@ def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions
 
 
 def _stale(points: list[Estimate], analyzed: ReportedEstimates) -> list[str]:
-    """Return the actions whose stored R (token) differs from the view's R: events came after the analysis."""
+    """Return the actions whose stored R differs from the view's R, since events were added after the analysis."""
     stale = set()
     for point in points:
         if point.quantity != "mismatch" or point.stratum != POOLED or point.estimate is None:

@@ -43,12 +43,12 @@ class Storage:
     fixed_bytes: float | None = None
 
     def mean_bytes(self, part: int) -> float | None:
-        """Return the mean over documents of a part: 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
+        """Return a part's mean bytes over documents; parts are 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
         return mean(parts[part] for parts in self.resident.values())
 
     @property
     def prompt_cache(self) -> dict[str, int | None]:
-        """Bytes of the prompt's cache by document, shared by all replicates: the sum of the parts but ``resident``."""
+        """The bytes of each document's prompt cache, which replicates share: the sum of all parts but ``resident``."""
         return {doc: None if parts[0] is None else total(parts[:_RESIDENT]) for doc, parts in self.resident.items()}
 
     @property
@@ -253,9 +253,9 @@ class Facts:
         return len({row["cluster"] or row["doc"] for row in rows})
 
     def times_bytes(self, action: str, other: str) -> float | None:
-        """Return the ratio of two actions' prompt caches in bytes, over the documents of both; None if unknown.
+        """Return the bytes of an action's prompt caches over those of another action's; None if unknown.
 
-        The ratio is exactly 1 if the caches are within half a percent of each other.
+        Both are sums over the documents that both actions have. A ratio within half a percent of 1 is returned as 1.
         """
         first, second = (self.storage[name].prompt_cache if name in self.storage else {} for name in (action, other))
         shared = sorted(first.keys() & second.keys())
@@ -266,7 +266,7 @@ class Facts:
         return 1.0 if abs(ratio - 1) < _SAME else ratio
 
     def share_of_whole(self, action: str) -> float | None:
-        """Return an action's cache as a share of the full prompt's; None without a control."""
+        """Return the bytes of an action's cache as a share of the full cache's; None if either is unknown."""
         return None if self.whole_cache is None else self.times_bytes(action, self.whole_cache)
 
     def same_weights(self, action: str, other: str) -> bool:
@@ -287,11 +287,11 @@ class Facts:
         return self.same_weights(action, other) or (mine is not None and theirs is not None and mine <= theirs)
 
     def bytes_of(self, *actions: str) -> str:
-        """Name the bytes by which actions are compared: of the cache alone if their weights differ."""
+        """Name the bytes by which actions are compared: ``bytes``, or ``bytes of cache`` if their weights differ."""
         return "bytes" if len({self.weights(action) for action in actions}) < 2 else "bytes of cache"
 
     def same_bytes(self, action: str, other: str) -> int | None:
-        """Count the documents of both actions, if each part's bytes are known and equal on all of these; else None."""
+        """Count the documents that both actions have; None unless all parts' bytes are known and equal on each."""
         first, second = (self.storage[name].resident if name in self.storage else {} for name in (action, other))
         shared = first.keys() & second.keys()
         equal = all(None not in first[doc] and first[doc] == second[doc] for doc in shared)

@@ -43,7 +43,7 @@ _RECORD_SHARES = ("lost_gone", "lost_partly", "lost_whole", "gone", "partly", "w
 
 
 def section(content: PageContent) -> Section | None:
-    """Make the section: accuracy of both sides, lost and gained answers, and when; None if no document has answers."""
+    """Make the section: accuracy, lost and gained answers, and when they are lost; None if no document has answers."""
     answered = sum(bool(row["answers"]) for row in content.facts.documents if row["split"] == content.split)
     rows = content.source.of("answers", split=content.split)
     if not rows:
@@ -91,7 +91,10 @@ def correlation_sentence(content: PageContent) -> str:
 
 
 def records_table(content: PageContent) -> PrintedTable | None:
-    """Make the table of lost answers and their records; None if the store has no prompts or nothing was lost."""
+    """Make the table that says how much of the records of lost answers, where prompts state them, was kept.
+
+    None if the store has no prompts, or if no answer was lost.
+    """
     known = {row["action"]: row for row in content.pooled("lost_records") if row["lost"]}
     rows = [
         table_row(action, count(row["lost"]), *(fixed(100 * row[name], 1) for name in _RECORD_SHARES))

@@ -2,7 +2,7 @@
 
 A window of L positions leaves an interval in which R lies. Points are those of the views ``identified_interval``,
 ``action_ordering``, ``swrb_risk``, ``swrb_efficiency`` and ``swrb_windows``, intervals those of ``estimates``; only a
-difference over its error is computed here.
+difference divided by its standard error is computed here.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ _PANELS = (
 
 @dataclass(frozen=True)
 class Depths:
-    """Pooled rows of ``identified_interval`` and ``action_ordering``: the rows of each action, sorted by depth."""
+    """Pooled rows of the views ``identified_interval`` and ``action_ordering``, for each action by rising depth.
+
+    The depth is the length L of the window.
+    """
 
     intervals: dict[str, list[ViewRow]]
     orderings: dict[str, list[ViewRow]]
 
     def ordered_from(self, action: str) -> int | None:
-        """Return the least depth from which on action and baseline are ordered at all depths; None if there is none."""
+        """Return the least depth from which on it is sure whether action or baseline has the larger R; None if none."""
         least_depth = None
         for row in reversed(self.orderings.get(action, [])):
             if not row["ordered"]:
@@ -92,7 +95,7 @@ def depth_section(content: PageContent) -> Section:
 
 
 def _order_by_depth(depths: Depths, content: PageContent) -> str:
-    """Return the sentence that says from which depth on each action is ordered against the baseline."""
+    """Say from which depth on it is sure whether each action or the baseline has the larger R."""
     known = {action: first for action in depths.orderings if (first := depths.ordered_from(action)) is not None}
     never = [action for action in depths.orderings if action not in known]
     if not known:
@@ -266,7 +269,7 @@ def verdict(efficiency: Estimate) -> str:
 
 
 def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> PrintedTable:
-    """Make the table of R by both estimators on the same documents, and their difference in Monte Carlo errors."""
+    """Make the table of R by both estimators on the same documents, and their difference in standard errors."""
 
     def cells(name: str, unit: str, meaning: str, cell: Callable[[ViewRow], Cell]) -> CellColumn:
         return CellColumn(Column(name, unit, meaning), {(POOLED, action): cell(row) for action, row in risks.items()})

@@ -126,7 +126,7 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
 
 
 def observation_label(observation: str, windows: Windows) -> str:
-    """Name the observation in words; positions with their numbers."""
+    """Name an observation in words, as in ``positions 1–32``."""
     if observation == "positions":
         return f"positions 1–{windows.first_block_last}"
     return observation.replace("_", " ")

@@ -2,9 +2,9 @@
 
 An action is ruled out if another action holds no more bytes and has surely less R: the interval of the difference lies
 below 0. Of more than two actions these intervals hold for all pairs together. A remaining action is recommended if
-its R differs surely from the R of every other remaining action. Of two recommended actions the larger diverges less,
-so that bytes decide between them. An action that surely loses more than half of the right answers is not
-recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; if weights differ,
+its R differs surely from the R of every other remaining action. Of two recommended actions the one with more bytes
+diverges less, so that bytes decide between them. An action that surely loses more than half of the right answers is
+not recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; if weights differ,
 an action with no more bytes has no more bytes of weights either. An action whose weights have an unknown number of
 bytes is not recommended.
 """
@@ -140,8 +140,8 @@ def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimat
 def documents_needed(gap: Estimate) -> int | None:
     """Estimate how many documents would distinguish two actions if the true difference equals the estimate.
 
-    With that many documents the interval extends about as far as the difference to each side, and excludes 0 if the
-    new estimate is larger than this one. None if more than 25 times the documents are needed, or without an interval.
+    With that many documents half the interval is about as wide as the difference, so that it excludes 0 if the new
+    estimate is larger than this one. None without an interval, or if more than 25 times as many documents are needed.
     """
     if not gap.estimate or gap.low is None or gap.high is None or gap.documents is None:
         return None
@@ -150,7 +150,10 @@ def documents_needed(gap: Estimate) -> int | None:
 
 
 def _single_difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
-    """Return the difference with this pair's interval; the planned one if the plan named only the mirror image."""
+    """Return R of one action less R of another, with the interval for this pair alone.
+
+    If the plan named only the reverse difference, it is that with the opposite sign.
+    """
     plain, mirrored = estimates.get("gap", action, other), estimates.get("gap", other, action)
     turned = replace(
         mirrored, action=action, baseline=other, estimate=_negative(mirrored.estimate), low=_negative(mirrored.high),

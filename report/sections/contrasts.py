@@ -28,7 +28,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def contrasts_table(content: PageContent) -> PrintedTable:
-    """Make the table of differences to the baseline: bytes, R, entry and the terms of R's difference, by R."""
+    """Make the table of differences to the baseline: bytes, R, entry and terms of R's difference, least R first."""
     facts, baseline = content.facts, content.baseline
     cells, under = (
         {},

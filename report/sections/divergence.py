@@ -133,7 +133,7 @@ def entry_figure(content: PageContent) -> Figure:
 
 
 def _panels(content: PageContent) -> Figure:
-    """Draw a panel for each action: its curve and band before the pale curves of all actions."""
+    """Draw a panel for each action: its curve and band in front of the pale curves of the other actions."""
     styles, last = action_styles(content.actions), content.windows.horizon
     profiles = {action: content.estimates.profile("entry_cdf", action) for action in styles}
     lines = math.ceil(len(styles) / _ACROSS)
@@ -162,7 +162,7 @@ def _panels(content: PageContent) -> Figure:
 
 
 def _thinned(rows: list[Estimate]) -> list[Estimate]:
-    """Return some of a profile's rows, the last row first; the first and the last row are always among them."""
+    """Return some of a profile's rows in reverse order, the last and the first row always among them."""
     return rows[:: -max(1, len(rows) // _PALE_POINTS)] + rows[:1]
 
 
@@ -207,7 +207,10 @@ def clocks_section(content: PageContent) -> Section | None:
 
 
 def _branch_columns(content: PageContent) -> list[EstimateColumn | CellColumn]:
-    """Return the columns of the branch clock's windows; the second is the cohort's support, ours and the paper's."""
+    """Return the columns of the branch clock's windows.
+
+    The second column has the numbers of documents and trajectories in the branch cohort, ours and the paper's.
+    """
     printed = content.published.support
     cells = {}
     for row in content.source.of("branch_windows", split=content.split):
@@ -252,7 +255,10 @@ def clocks_figure(content: PageContent) -> Figure:
 
 
 def strata_figure(content: PageContent) -> Figure:
-    """Draw Δg of each contrast, and late − early of each action (over all lags, and pre-EOS), by stratum and pooled."""
+    """Draw Δg of each contrast, and late − early of each action, in rows: all strata pooled, then each stratum.
+
+    Late − early has two panels: over all lags, and over those before the first EOS.
+    """
     estimates, styles = content.estimates, action_styles(content.actions)
     others = {action: styles[action] for action in content.others}
     rows = [POOLED, *content.facts.strata]

@@ -78,7 +78,10 @@ def happens(content: PageContent) -> Section | None:
 
 
 def _first_pair(content: PageContent, worst: str) -> tuple[str, int, str] | None:
-    """Return document and replicate of the pair that the module's rule chooses, and the rule in words."""
+    """Return document and replicate of the first pair whose right answer the worst action loses, and why in words.
+
+    If none is lost, it is the first pair that diverges under that action; None if none diverges.
+    """
     where, key = {"split": content.split, "action": worst}, ("doc", "replicate")
     lost = content.source.columns_of("trajectory_answers", *key, **where, lost=1.0).to_pylist()
     if lost:
@@ -101,7 +104,7 @@ def _scored(content: PageContent, doc: str, replicate: int, action: str) -> str:
 
 
 def _kept_record(content: PageContent, doc: str, action: str) -> str:
-    """Say how much of the answers' records an action keeps in a document; empty if the store does not know."""
+    """Say how much an action keeps of the answers' records, where the prompt states them; empty if not stored."""
     rows = content.source.of("answer_records", doc=doc, action=action)
     if not rows:
         return ""
@@ -138,7 +141,10 @@ def _documents(
 
 
 def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader, other: str) -> dict[str, Any]:
-    """Return a coupled pair of continuations for the template: a mark is ``s`` at a side's EOS, ``z`` after it."""
+    """Return a coupled pair of continuations as the template reads it.
+
+    The mark of a side at a position is ``s`` at its EOS, and ``z`` after it.
+    """
     tau, eos_x, eos_y = trajectory["tau"], trajectory["eos_x"], trajectory["eos_y"]
     last = max(eos_x, eos_y) if eos_x is not None and eos_y is not None else trajectory["horizon"]
     pairs = [

@@ -1,6 +1,6 @@
 """The sentence below a section's first figure, or above its first table: the result that the estimates show there.
 
-Least and largest are by the estimates; above 0 and below 0 are by the intervals.
+Estimates decide which action is least or largest; intervals decide which are above or below 0.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, 
 
 
 def _whole(content: PageContent) -> float | None:
-    """Return the mean bytes of the full cache; None without a control that is exactly 0."""
+    """Return the mean bytes of the full cache; None if they are unknown or the control has distances other than 0."""
     facts = content.facts
     moved = any(not control.zero for control in facts.controls[:1])
     whole = None if moved or facts.whole_cache is None else facts.storage.get(facts.whole_cache)
@@ -129,7 +129,7 @@ def _kinds(content: PageContent, choice: Choice) -> list[_Kind]:
 
 
 def bytes_figure(content: PageContent, choice: Choice) -> Figure:
-    """Draw R of each action against its bytes, with interval and name, before the noise floors and the Pareto front.
+    """Draw R of each action against its bytes, with interval and name, in front of noise floors and Pareto front.
 
     In SVG files the ids of all that shows an action begin with ``action-``, its place in ``content.actions``, and a
     dash. On a logarithmic scale of R the control, whose R is 0, stands at the lower end.
@@ -215,7 +215,7 @@ def _risk_axis(axes: Axes, actions: list[_Ends], floors: list[_Ends]) -> None:
 
 
 def _interval(content: PageContent, name: str) -> _Ends:
-    """Return R of an action between the ends of its interval, in percent."""
+    """Return, in percent, the lower end of the interval of an action's R, R itself, and the upper end."""
     row = content.estimates.get("mismatch", name)
     value, (below,), (above,) = 100 * (row.estimate or 0.0), *errors(row)
     return value - below, value, value + above
@@ -246,7 +246,7 @@ def sweeps_section(content: PageContent) -> Section | None:
 
 
 def _along(content: PageContent, family: str, curve: dict[str, float]) -> str:
-    """Return the clause that has R of a sweep at both of its ends."""
+    """Return the clause that states R of the sweep's members with the most and with the fewest bytes."""
     (least, low), *_, (most, high) = curve.items()
     ends = [
         f"{in_text(_reported(content, 'mismatch', member), Scale.PERCENT)} at {fixed(100 * share, 0)}% of the bytes"
@@ -256,7 +256,7 @@ def _along(content: PageContent, family: str, curve: dict[str, float]) -> str:
 
 
 def sweeps_figure(content: PageContent) -> Figure:
-    """Draw R, and accuracy if answers are known, against the share of the full cache."""
+    """Draw for each sweep R, and accuracy if answers are known, over the bytes as a share of the full cache."""
     names = ["mismatch", *(["accuracy"] if content.estimates.known("accuracy") else [])]
     figure = new_figure(WIDTH, 3.8)
     panels = figure.subplots(1, len(names), squeeze=False)[0]

@@ -42,7 +42,10 @@ EOS_CONTRAST = ("rollout_tv_gap", "fixed_history_gap", "history_gap", "pre_eos",
 
 @dataclass(frozen=True)
 class Terms:
-    """Quantity, label, colour and hatch of each term of a bar; the quantities of the total and of the printed share."""
+    """What a stacked bar shows: each term's quantity, label, colour and hatch, and the quantity of their total.
+
+    ``share`` is the quantity whose value is printed beside the bar, under the heading ``share_label``.
+    """
 
     total: str
     share: str
@@ -68,7 +71,7 @@ def term_drawings(name: str, words: str, content: PageContent, terms: Terms) -> 
 
 
 def term_bars(estimates: ReportedEstimates, baseline: str, bars: Mapping[str, tuple[str, str]], terms: Terms) -> Figure:
-    """Draw the difference of each labelled action, in a stratum, as a stacked bar of its terms."""
+    """Draw differences to the baseline as stacked bars of terms; ``bars`` has (action, stratum) by a bar's label."""
     figure = new_figure(WIDTH, 1.35 + 0.42 * len(bars))
     axes, beside = figure.subplots(1, 2, width_ratios=(3, 1.3))
 

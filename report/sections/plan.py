@@ -59,7 +59,7 @@ _PANELS = 3  # panels in a row
 
 
 def section(content: PageContent) -> Section:
-    """Make the section: the plan, its primary endpoints, and estimates of unknown quantities."""
+    """Make the section: the plan, its primary endpoints, and estimates of quantities that kvdrift's list lacks."""
     plan = with_measured(content.facts.plan.content) if content.facts.plan else {}
     plan |= {"saving": saved} if (saved := saving(plan)) else {}
     estimates = content.estimates.all()
@@ -98,7 +98,7 @@ def _printed(name: str, value: Any) -> str:
 
 
 def plan_text(value: Any) -> str:
-    """Write a value on one line."""
+    """Write a value of a plan's JSON, such as a list or a dict, as text on one line."""
     if value is None:
         return MISSING
     if isinstance(value, bool):
@@ -159,7 +159,7 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
 
 
 def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
-    """Make the table of the cost curve, by K; None if fewer than two of its points have a half-width."""
+    """Make the table of the cost curve, a row for each K with a half-width; None if there are fewer than two."""
     known = [entry for entry in plan.get("cost_curve", []) if entry["widest_half_width"] is not None]
     if len(known) < 2:
         return None
@@ -267,8 +267,9 @@ def looks_section(content: PageContent) -> Section | None:
 def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tuple[str, str, str, str], float]:
     """Return the median-unbiased estimates of a study that has stopped, by endpoint.
 
-    There are none before the study stops. There are none if it stops when its intervals are narrow enough, since that
-    rule favours no value of an estimate. An endpoint whose last interval is over documents all alike is left out.
+    There are none before the study stops, and none if it stops when its intervals are narrow enough, since that
+    rule favours neither large nor small estimates. An endpoint is left out unless its last interval extends a number of
+    standard errors to each side.
     """
     reached = max(row["look"] for row in rows)
     resolution = Resolution(planned["resolve"], planned["bound"])
@@ -374,7 +375,7 @@ def _planned(content: PageContent) -> dict[str, Any] | None:
 
 
 def _in_points(rows: list[ViewRow], planned: dict[str, Any]) -> str:
-    """Write the bound in parentheses as the estimates are printed; empty if their units differ."""
+    """Write the plan's bound in percentage points, in parentheses; empty if any endpoint has another unit."""
     scales = {_known(row["quantity"])[1] for row in rows}
     if planned["resolve"] not in {HALF_WIDTH, EQUIVALENCE} or not scales or not scales <= {Scale.POINTS, Scale.PERCENT}:
         return ""
@@ -391,7 +392,7 @@ def _label(row: ViewRow, between: str = ": ") -> str:
 
 
 def _between(row: ViewRow, scale: Scale) -> str:
-    """Write the ends of an interim look's interval, with the decimals that its draws support."""
+    """Write the ends of an interim look's interval, with as many decimals as its bootstrap draws support."""
     low, high = row["low"] * scale.factor, row["high"] * scale.factor
     draws = 0 if row["interval"] == STUDENT else row["draws"]
     decimals = sure_decimals(low, high, 1 - 2 * NormalDist().cdf(-row["constant"]), draws, 2)

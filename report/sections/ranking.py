@@ -1,4 +1,4 @@
-"""The tables behind the verdict: all actions by R with all their numbers, and the differences in R that decide."""
+"""The tables behind the verdict: all actions with all their numbers, and the differences in R that decide."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def section(content: PageContent) -> Section:
 
 
 def ranked_table(content: PageContent, choice: Choice, verdicts: list[ActionVerdict]) -> PrintedTable:
-    """Make the table of all actions by R, the full cache last: bytes, R, time of divergence, answers, and verdict."""
+    """Make the table of actions, least R first, full cache last: bytes, R, time of divergence, answers, verdict."""
     order = [*choice.candidates, *content.facts.noise_floors]
     known = {verdict.action: verdict for verdict in verdicts if verdict.action in order}
     shown = ["mismatch", "divergence_probability", "mean_entry", "exposure", "exposure_written"]

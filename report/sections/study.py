@@ -335,7 +335,7 @@ def _versions(versions: Mapping[str, object]) -> str:
 
 
 def _batches(multiple: str) -> str:
-    """Say to a multiple of how many rows decoding pads its batches; units of several machines may have several."""
+    """Say to which multiples of rows decoding padded its batches; ``multiple`` has several if machines differed."""
     numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
     if not numbers:
         return ""

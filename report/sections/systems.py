@@ -224,7 +224,10 @@ def _share(ratios: Sequence[float]) -> str:
 
 
 def _ratio_of_means(systems: Sequence[System], above: str, below: str) -> float | None:
-    """Return the ratio of the exact values' means: over a stratum's systems, then over strata, equally weighted."""
+    """Return the mean of the exact value ``above``, divided by that of ``below``; None if unknown.
+
+    A mean is over the systems of each stratum, then over strata, which weigh equally.
+    """
     if any(name not in system.enumerated for system in systems for name in (above, below)):
         return None
     means = []

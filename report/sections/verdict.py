@@ -32,7 +32,7 @@ _MOST = 3  # most actions that a sentence names
 
 
 class Badge(StrEnum):
-    """What the intervals decide about an action; the first screen has them in this order."""
+    """What the intervals decide about an action; the first screen has the actions in the order of these badges."""
 
     RECOMMENDED = "recommended"
     UNDECIDED = "undecided"
@@ -56,7 +56,7 @@ class Says(StrEnum):
 
 @dataclass(frozen=True)
 class Reason:
-    """An interval behind a badge: of R of the action less that of another action, or of the share of lost answers."""
+    """An interval behind a badge: that of the action's R less another action's, or that of the lost answers' share."""
 
     says: Says
     other: str | None

@@ -50,7 +50,7 @@ def _compressed(row: Mapping[str, Any]) -> str:
 
 
 def _side(row: Mapping[str, Any]) -> str:
-    """Return an engine's side in words: weights and settings that differ from the reference's."""
+    """Return an engine's action in words: the weights and settings in which it differs from the reference."""
     if row["selector"] == NUMERICS:
         return _floor(row)
     settings, weights = json.loads(row["settings"]), row.get("weights")
@@ -59,7 +59,7 @@ def _side(row: Mapping[str, Any]) -> str:
 
 
 def _floor(row: Mapping[str, Any]) -> str:
-    """Return a floor of an engine in words: the reference again, or its cache by another kernel."""
+    """Return a noise floor in words: an engine's reference repeated, or its cache computed by another kernel."""
     if row["action"] == FLOOR_ACTION:
         return "the reference repeated, in a separate cache and with separate streams"
     return ": ".join(

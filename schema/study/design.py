@@ -1,4 +1,4 @@
-"""``[study]``, ``[windows]``, ``[[documents]]`` and ``[plan]``: what is compared, on which prompts, and why."""
+"""``[study]``, ``[windows]``, ``[[documents]]`` ``[plan]``: what is compared, on which prompts, how precisely."""
 
 from __future__ import annotations
 

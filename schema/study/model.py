@@ -28,8 +28,8 @@ EXACT_TYPES: Final = ("f32", "f16", "bf16")
 def _flash_attention_the_other_way(settings: Mapping[str, Value]) -> dict[str, Value] | None:
     """Return the settings of llama.cpp's kernel floor: flash attention on instead of off, or off instead of on.
 
-    None if values are quantized, which needs flash attention. Calls of other sizes would be no substitute for
-    another kernel: with some weights they change no bit.
+    None if values are quantized, which needs flash attention. Calls of another number of tokens would
+    be no substitute for another kernel: with some weights they change no bit.
     """
     flash = settings.get("flash_attention", True) is not False
     if flash and settings.get("type_v", "f16") not in EXACT_TYPES:
@@ -119,7 +119,7 @@ class ModelSection(Section):
 
     @property
     def tables_file(self) -> Path | None:
-        """The path of the file in ``tables``, relative to the study file's folder; None if systems are drawn."""
+        """The path of the file that ``tables`` names, joined to the study file's folder; None if systems are drawn."""
         if self.tables is None:
             return None
         return (self._folder or Path()) / Path(self.tables).expanduser()

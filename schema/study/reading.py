@@ -49,7 +49,7 @@ def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def families(actions: list[str]) -> dict[str, list[str]]:
-    """Return the members of each sweep, in the order of ``actions``; a sweep of one member is no sweep.
+    """Return the members of each sweep, in the order of ``actions``, without sweeps of a single member.
 
     If both ``keep`` and ``codec`` are lists, the members of each codec are a sweep of their own.
     """
@@ -62,7 +62,7 @@ def families(actions: list[str]) -> dict[str, list[str]]:
 
 
 def _members(action: Any, where: str) -> list[Any]:
-    """Return the actions that one section makes: one, or one for each member of its lists."""
+    """Return the actions that one section makes: itself, or an action for each combination of its lists' values."""
     if not isinstance(action, dict):
         return [action]
     swept = [key for key in SWEPT if isinstance(action.get(key), list)]
@@ -148,7 +148,7 @@ def name_at_temperature(study: str, temperature: float) -> str:
 
 
 def name_of_all(study: str) -> str | None:
-    """Return a name without the temperature that it ends in, as the study file has it; None if it ends in none."""
+    """Return ``NAME`` for a study's name such as ``NAME-t0.7``; None if the name does not end in a temperature."""
     match = _ONE_OF_SEVERAL.fullmatch(study)
     return match and match[1]
 
@@ -234,7 +234,7 @@ def _with_absolute_paths(content: dict[str, Any], folder: Path) -> dict[str, Any
 
 
 def _from_folder(folder: Path, written: str, where: str) -> str:
-    """Return a path of the file as an absolute path; raise InputError if it exists only below the working folder."""
+    """Return, as an absolute path, a path that a study file names; refuse one that only the working folder has."""
     path = expanded(written)
     beside = folder / path
     if not beside.exists() and path.exists():

@@ -98,7 +98,7 @@ def _wanted(problem: Any) -> str:
 def missing(
     section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = (), example: str | None = None
 ) -> str:
-    """Return the error line about the missing key ``name`` of the section at ``where``, "" for the whole file.
+    """Return the error line about the missing key ``name`` of the section at ``where`` ("" is the whole file).
 
     The line shows ``example`` as a value, by default the example of the key's field. If one of the section's
     ``unknown`` keys is similar to ``name``, the line says instead that this key is misspelled.
