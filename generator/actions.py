@@ -1,4 +1,4 @@
-"""Build the actions of a study, and the control; an action is a selector, with or without a codec, or a policy."""
+"""Build the actions of a study, and the control; an action is a policy, or a selector with or without a codec."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Action:
 
     @property
     def parts(self) -> tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]:
-        """The parts that its identity covers, a selector first: the action's own, or its policy's ``first_cut``."""
+        """The parts that the action's identity covers, first its selector or its policy's ``first_cut``."""
         if self.policy is not None:
             return (self.chooser, self.policy)
         return (self.selector, *(part for part in (self.codec, self.generated) if part is not None))
 
     @property
     def codec_parameters(self) -> dict[str, Any] | None:
-        """The codec's parameters by name, without ``generated`` unless it is set; None without a codec."""
+        """The codec's parameters by name, with ``generated`` only if that is set; None without a codec."""
         if self.codec is None:
             return None
         return self.codec.parameters | (self.generated.parameters if self.generated is not None else {})
@@ -109,7 +109,7 @@ class Action:
 
     @property
     def row_tile(self) -> int | None:
-        """The most rows that read the action's cache at once; None for the usual number."""
+        """The most streams that read the action's cache at once; None for the usual number."""
         return (self.selector.row_tile or None) if isinstance(self.selector, Numerics) else None
 
     @property
@@ -119,21 +119,21 @@ class Action:
 
     @property
     def least_budget(self) -> int:
-        """The smallest m that suffices for the policy and for its ``first_cut``; 0 without a policy."""
+        """The smallest m, in entries, with which the policy and its ``first_cut`` can work; 0 without a policy."""
         if self.policy is None:
             return 0
         return max(self.policy.least, self.chooser.window + self.chooser.sinks)
 
     def budget(self, entries: int, horizon: int) -> int | None:
-        """Return the policy's m; None without a policy, or if a step can never read more than m entries.
+        """Return m, the most entries that a policy's step reads; None without a policy, or if no step has more than m.
 
-        A step can read at most ``entries`` prompt entries and those of ``horizon`` - 1 fed tokens.
+        Even the last step has only ``entries`` prompt entries and those of ``horizon`` - 1 fed tokens.
         """
         budget = None if self.policy is None else self.retention.count(entries)
         return None if budget is None or budget >= entries + horizon - 1 else budget
 
     def most_entries(self, entries: int, horizon: int) -> int:
-        """Return the number of entries whose bytes count: the kept entries, or the most that a policy's step reads."""
+        """Return for how many entries bytes are counted: the kept ones, or the most that a policy's step reads."""
         count = self.retention.count(entries)
         if self.policy is None or count is None:
             return self.retention.kept(entries)
@@ -160,10 +160,11 @@ class Action:
             raise InputError(line) from error
 
     def kept_entries(self, entries: int, where: str) -> int:
-        """Return how many of n = ``entries`` prompt entries the action keeps after prefill: m, but at most n.
+        """Return how many of n = ``entries`` prompt entries are kept after prefill: the retention's m, but at most n.
 
         Raises:
-            InputError: m is too small for the action's policy, or for its window and sinks; the error names ``where``.
+            InputError: m is too small for the policy, or for the selector's window and sinks; the error names
+                ``where``.
         """
         if self.policy is not None and (budget := self.retention.count(entries) or 0) < (least := self.least_budget):
             raise InputError(

@@ -86,7 +86,8 @@ def written_tokens(tokens: Iterable[int]) -> str:
 class ModelIdentity:
     """A model's part of the identity of its units.
 
-    ``weights_sha256`` and ``eos_tokens``, the tokens that end a text, are None if the model is not known here.
+    ``eos_tokens`` are the tokens that end a text. They and ``weights_sha256`` are None if they are not known, for
+    example because the model is on another machine.
     """
 
     weights_sha256: str | None
@@ -101,10 +102,10 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class GpuKinds:
-    """The GPU models that made the units of a study and model; different models round differently.
+    """The GPU models on which units were made, or are to be made; GPUs of different models round differently.
 
     ``names`` are CUDA's; empty if no unit was made on a GPU, or if the GPU is not known. ``phrase`` is the part of a
-    message that says who made units on these GPUs.
+    message that says who computes on these GPUs.
     """
 
     names: frozenset[str]
@@ -143,7 +144,7 @@ class GpuKinds:
 def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
     """Return the SHA-256, in hexadecimal, of the source and parameters of an action's parts.
 
-    If the selector is the only part, it is the result of ``selector_sha256``.
+    If the selector is the only part, the result is that of ``selector_sha256``.
     """
     selector, *others = parts
     of_selector = selector_sha256(selector)
@@ -174,14 +175,15 @@ def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
     """Return the source of the class of an action's part: names of files and the hashes of their syntax trees, sorted.
 
     The source is that of the modules which define the class and its bases below ``Selector``, ``Codec`` or ``Policy``,
-    and of the modules beside these that they import, in turn. A module of kvdrift is beside the others of its package;
-    a user's module is beside those of its folder or, in a package, of the whole package. For an installed distribution,
-    name and version stand for the source. ``NUMERICS_VERSION`` covers code of ``generator`` outside a part's package.
+    and of the modules beside them that they import, directly or not. A module of kvdrift is beside the others of its
+    package; a user's module is beside those of its folder or, in a package, of the whole package. For an installed
+    distribution, name and version stand for the source. ``NUMERICS_VERSION`` covers code of ``generator`` outside a
+    part's package.
 
     Comments, formatting and docstrings do not count (``syntax_sha256``).
 
-    Source is read when a class is first used, since a loaded class does not change with its file. Modules of a
-    study's folder have kept the text that they were loaded from.
+    Source is read when a class is first used, since a loaded class does not change with its file. Of a module of a
+    study's folder, the text from which it was loaded counts.
     """
     installed, texts = _source_files(kind)
     return tuple(sorted(installed | {(path.name, syntax_sha256(text)) for path, text in texts.items()}))

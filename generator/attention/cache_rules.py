@@ -30,7 +30,7 @@ class StreamEntries:
         suffix_key: Keys of each row's suffix, [R, KV heads, L, size]; the last key is the new token's.
         suffix_value: Values of each row's suffix, [R, KV heads, L, size].
         scaling: The factor of products of queries and keys.
-        streams: The number of first rows that are streams; the other rows are copies.
+        streams: How many rows, from the first on, are streams; the other rows are copies.
         terms: The layer's soft cap and sinks, if any. Rules do not see layers with windows.
     """
 
@@ -63,14 +63,15 @@ class CacheRule:
     cuts_back: bool = True  # whether a stream's state at L gives its earlier states by dropping the last entries
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Return a rule of this kind over ``entries`` other prompt entries.
+        """Return a rule of this kind over ``entries`` other prompt entries, with which whole steps are tried.
 
-        It attends from the second step on at the latest. Before documents are decoded, whole steps are tried with it.
+        They are tried before documents are decoded. The rule attends in every step from the second on, and may do so in
+        the first.
         """
         raise NotImplementedError
 
     def first_scores(self, layer: int) -> Tensor:
-        """Scores of a layer's prompt entries at the end of the prompt, float32 [KV heads, ``scores``]."""
+        """Return a layer's scores of prompt entries at the end of the prompt, float32 [KV heads, ``self.scores``]."""
         raise NotImplementedError
 
     def before_step(
@@ -103,11 +104,11 @@ class CacheRule:
         return scores[..., : self.scores] >= 0 if self.scores else None
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Attend from one new token per row; return attention, None unless ``replaces``, and the scores after the step.
+        """Attend from one new token per row; return attention (None unless ``replaces``) and the scores after the step.
 
-        Scores are of prompt entries, then of the L entries of a suffix, float32 [R, KV heads, ``scores`` + L]; the new
-        entry's score is 0. They are empty if the rule has no scores. Attention is [R, KV heads, query heads of a KV
-        head, size], in the queries' dtype.
+        Scores, those of the prompt's entries before those of the L entries of a suffix, are float32
+        [R, KV heads, ``self.scores`` + L]; the new entry's score is 0. They are empty if the rule has no scores.
+        Attention is [R, KV heads, query heads of a KV head, size], in the queries' dtype.
         """
         raise NotImplementedError
 
@@ -159,9 +160,9 @@ class RuledStreams:
                     scores[rows, :, self._prompt :] = 0.0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
-        """Take over the open streams; return the slots that ``before_step`` and ``attend`` need on the layers' devices.
+        """Pack the open streams into tiles; return the slots that ``before_step`` and ``attend`` need.
 
-        Arguments are those of ``pack_tiles``.
+        The slots have yet to be sent to the layers' devices. Arguments are those of ``pack_tiles``.
         """
         tiles, indices = pack_tiles(stream_cache, slots, at_once, multiple)
         self._parts = [tile for tile in tiles if tile.cache in self._rules]

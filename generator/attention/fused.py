@@ -63,9 +63,9 @@ def plain_prompt_attention(
 
 
 def _elements(first: int, last: int, group: int) -> tuple[Tensor, Tensor]:
-    """Return for each of the elements ``first .. last - 1`` the number of its stream, and its own in that stream.
+    """Return for each of the elements ``first .. last - 1`` the number of its stream and its number in that stream.
 
-    Elements are queries; each stream has ``group`` of them, one after the other.
+    Elements are the queries of all streams; the ``group`` queries of a stream lie one after the other.
     """
     element = torch.arange(first, last)
     return element // group, element % group

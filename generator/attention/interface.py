@@ -35,7 +35,7 @@ class LayerAttention(Protocol):
 
 @dataclass(frozen=True)
 class _Counted:
-    """``LayerAttention`` for a network in which some layers have no attention: it counts only the others.
+    """``LayerAttention`` for a network in which some layers have no attention; it renumbers the others.
 
     ``numbers`` maps the number of a layer among all layers to its number among those with attention.
     """
@@ -51,7 +51,10 @@ class _Counted:
 
 
 def counted(attention: LayerAttention, network: Any) -> LayerAttention:
-    """Return attention that counts only layers with attention, for a network in which some layers have none."""
+    """Return attention that is called with a layer's number among all layers of the network, and calls ``attention``.
+
+    ``attention`` is called with the layer's number among the layers that have attention.
+    """
     modules = attention_modules(network)
     if len(modules) == len(network.model.layers):
         return attention

@@ -6,7 +6,7 @@ chunks before it.
 
 Layers can have terms besides a softmax over all earlier positions. With scaled products s of a query and its keys, a
 soft cap c makes them c tanh(s / c). A window of W lets the query at position t see only the positions t - W + 1 .. t.
-A sink is a learned number of a head. Its exponential joins the sum of exponentials, and it has no value.
+A sink is a learned number of a head, and acts as the score of one more key, whose value is 0.
 """
 
 from __future__ import annotations
@@ -231,8 +231,8 @@ def join_parts(
 ) -> PartialAttention:
     """Join attention to two disjoint sets of keys, in float32.
 
-    ``log_of_sum`` computes log(exp(a) + exp(b)). Streams need the default, ``seamless_logaddexp``, since their number
-    of rows changes from step to step. A prompt is computed only once, and does not need it.
+    ``log_of_sum`` computes log(exp(a) + exp(b)). Streams need the default, ``seamless_logaddexp``, whose results do not
+    depend on the number of rows: that changes from step to step. A prompt is computed only once, and does not need it.
     """
     (output, mass), (other_output, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)

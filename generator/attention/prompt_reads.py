@@ -150,7 +150,7 @@ class PromptReads:
         return indices
 
     def _size(self, tile: Tile) -> tuple[Any, ...]:
-        """Return a value that is equal for tiles to compute together; a tile of many streams is computed alone."""
+        """Return what tiles that are computed together have in common; a tile of many streams is computed alone."""
         is_small = tile.streams <= self._multiple
         return self._entries[tile.cache], rounded(tile.streams, self._prompt_read_rows), 0 if is_small else tile.first
 
@@ -162,9 +162,10 @@ class PromptReads:
 
         ``grouped`` are queries, [rows, KV heads, query heads per KV head, size]; ``indices`` are those of ``pack``, on
         the layer's device; ``length`` is the length of every suffix. ``replaced`` tells whether a cache's
-        attention is computed elsewhere; it is not used in layers with windows. Returns for each stream, by its slot,
-        the output, [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials,
-        float32; minus infinity if a layer's window has moved past all prompt entries of the cache.
+        attention is computed elsewhere; it is not used in layers with windows. Returns each stream's output, in the
+        order of slots, [streams, KV heads, query heads per KV head, size], and the logarithm of its sum of
+        exponentials, float32; that is minus infinity if a layer's window has moved past all prompt entries of the
+        cache.
         """
         _, kv_heads, group, size = grouped.shape
         terms = self._caches[0][layer].terms

@@ -30,7 +30,7 @@ Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class QueryChunk:
-    """T consecutive queries of one layer, and everything that they may attend to.
+    """T consecutive queries of one layer, up to position b - 1, and everything that they may attend to.
 
     Attributes:
         query: [heads, T, size], rotated, of positions b - T .. b - 1.

@@ -36,7 +36,7 @@ _ROWS = (*range(2, 65, 2), 96, 128)  # numbers of rows with which numbers of thr
 
 @dataclass(frozen=True)
 class RowInvariance:
-    """The multiples to which rows are padded so that their number changes no row's result; and what still differs."""
+    """Multiples to which rows are padded so that their number changes no result, and the deviation that remains."""
 
     multiple: int  # to which the number of rows is padded
     deviation: float  # the most that the number of rows changes, relative to a product's largest output; 0 if nothing
@@ -133,7 +133,7 @@ def _is_onednns(network: nn.Module) -> bool:
 
 
 def _find_prompt_read_rows(network: Any, multiple: int) -> int:
-    """Return a multiple for the number of streams with which it does not affect oneDNN's attention; 0 if none passes.
+    """Return a multiple to which to pad streams so that their number changes no attention by oneDNN; 0 if none passes.
 
     A multiple that allows a single row is not tried, since a single row takes other code paths.
     """

@@ -52,9 +52,10 @@ class StreamSlots:
         self.slots = torch.arange(len(caches))
 
     def select(self, rows: Tensor) -> bool:
-        """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
+        """Replace the open streams: new stream i continues old stream ``rows[i]``.
 
-        Rows are int64 [streams], grouped by cache in ascending order. Returns whether any stream changes.
+        Rows are int64 [streams], grouped by cache in ascending order. With n streams open, row n + j is parked stream
+        j. Returns whether any stream changes.
         """
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):
@@ -78,7 +79,7 @@ class StreamSlots:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
 
-        A stream that is already parked at such a place is given up. Rows and places are int64 [parked].
+        A stream that is already parked at one of these places is discarded. Rows and places are int64 [parked].
         """
         more = int(places.max()) + 1 - len(self._parked_caches)
         if more > 0:
@@ -275,8 +276,8 @@ class SharedPrefix:
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
 
-        ``indices`` are the vectors that ``indices`` returned, on every device of ``devices``; they are used until the
-        next step.
+        The argument is what the method ``indices`` returned, on every device of ``devices``; it is used until the next
+        step.
         """
         self._indices = indices
         for buffer in self._buffers:

@@ -60,7 +60,7 @@ class LayerStates:
         return whole
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
-        """Replace a recurrent state, [rows, ...]."""
+        """Replace a recurrent state, [rows, ...], and return the new one."""
         return self._keep((_RECURRENT, layer_idx, state_idx), recurrent_states)
 
     def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
@@ -82,8 +82,9 @@ class LayerStates:
 class StreamStates(LayerStates):
     """States of streams: row r of a step has the states of slot r.
 
-    ``starts`` has for each cache the first states of its streams, for one row. At most ``streams`` are open at once,
-    and ``parked`` are parked; a step has at most ``rows`` rows, and those without a stream have states, too.
+    ``starts`` has for each cache the states, of one row, with which its streams begin. At most ``streams`` streams are
+    open and at most ``parked`` are parked at once. A step has at most ``rows`` rows; a row without a stream has states,
+    too.
     """
 
     def __init__(self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int) -> None:
@@ -121,7 +122,7 @@ class StreamStates(LayerStates):
             self.by_place[place] = buffer[:rows]
 
     def _beyond_rows(self, slots: Tensor) -> Tensor:
-        """Return the buffers' row of each slot; rows without a stream lie before the rows of parked streams."""
+        """Return each slot's row in the buffers, where rows without a stream lie between open and parked streams."""
         return torch.where(slots >= self._streams, slots + self._spare, slots)
 
 

@@ -45,7 +45,7 @@ def tables(
     """Divide the queries of all streams into tiles.
 
     Every table has one of few lengths, so that most changes of streams change no shape. Tiles that only fill up a
-    table are of a chunk that no cache has. Partial results beyond the needed number are not written.
+    table name a chunk that no cache has. Partial results beyond the needed number are not written.
 
     Args:
         stream_cache: The cache of each stream, ascending, int64 [streams].
@@ -86,10 +86,11 @@ def tables(
 
 
 def few_rows(streams: int, multiple: int) -> int:
-    """Return a number of rows for ``streams`` streams: the next multiple, or for many streams at most an eighth more.
+    """Return a number of rows, a multiple of ``multiple``, that suffices for ``streams`` streams.
 
-    A GPU's libraries choose their kernels by the number of rows, so few numbers are used: between a number and its
-    double only eight.
+    A GPU's libraries choose their kernels by the number of rows, so the result is one of few numbers. For few
+    streams it is the next multiple, for many at most an eighth above ``streams``; between a number and its double there
+    are only eight.
     """
     step = multiple
     while streams > 2 * _STEPS * step:

@@ -177,7 +177,7 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
     PLACE_COLUMNS: tl.constexpr, LOG2_E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Attend in one slot and KV head to the new and earlier entries, and join the chunks; weights are powers of 2."""
+    """Attend in one slot and KV head to the suffix, and join the result with the chunks'; weights are powers of 2."""
     slot, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     number = query.dtype.element_ty
     member, place = tl.arange(0, QUERIES), tl.arange(0, WIDTH)

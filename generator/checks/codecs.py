@@ -46,13 +46,13 @@ class CodecTrial(Trial[Codec]):
     decides: ClassVar[str] = "numbers that are read back"
 
     def action(self, name: str = "own", **changes: Any) -> Action:
-        """Return an action of the codec, which keeps every entry."""
+        """Return an action that stores every entry by the codec; ``changes`` are new values of its parameters."""
         codec = {**self.parameters, **changes, "name": self.name}
         return build_action(ActionSection.model_validate({"name": name, "codec": codec}), self.folder)
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """The pairs of a number of KV heads and a head size that the codec accepts, of those that are tried."""
+        """The pairs of a number of KV heads and a head size that are tried, unless the codec refuses the size."""
         return [(heads, size) for heads, size in _HEADS if self._accepts(size)]
 
     def _accepts(self, size: int) -> bool:
@@ -73,11 +73,11 @@ class CodecTrial(Trial[Codec]):
                 yield where, PrefixLayer(key.to(DTYPES[dtype]), value.to(DTYPES[dtype]))
 
     def decided(self) -> dict[str, str]:
-        """Return digests of the entries read back, by layer."""
+        """Return a digest of the entries read back from each layer of ``layers``, keyed by the layer's name."""
         return {where: self._read(layer) for dtype in DTYPES for where, layer in self.layers(dtype)}
 
     def decided_on(self, prompt: str) -> str:
-        """Return digests of the entries read back of one more random layer per head size; ``prompt`` is the seed."""
+        """Return digests of what is read back from one more random layer of each head size; ``prompt`` is the seed."""
         read = []
         for heads, size in self.heads:
             generator = torch.Generator().manual_seed(int.from_bytes(prompt.encode(), "big"))
@@ -148,7 +148,7 @@ def _bits_stated_and_needed(codec: Codec, heads: int, size: int, dtype: str) -> 
 
 
 def _bits(errors: Tensor) -> float:
-    """Return the bits per number that equally large sets of numbers need on average, from their mean square errors."""
+    """Return the bits per number that equally large sets need on average, from the mean square error of each set."""
     least = torch.finfo(torch.float64).tiny  # of a set that comes back as it was drawn
     return float((-0.5 * errors.clamp(least, 1).log2()).mean())
 
@@ -166,7 +166,7 @@ def _repetition(trial: CodecTrial) -> str:
 
 
 def _generated_entries(trial: CodecTrial) -> str:
-    """Check generated entries, with windows and groups so short that both end within a few tokens."""
+    """Check an action that codes generated entries; windows and groups are so short that both end in a few tokens."""
     short: dict[str, Any] = {"group": 4, "residual": 2}
     try:
         generated = trial.action(**{name: short[name] for name in short if name in trial.options}, generated=True)

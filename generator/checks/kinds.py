@@ -1,7 +1,7 @@
 """Find out whether a name is a selector, a codec or a policy.
 
-``python -m kvdrift.generator.checks.kinds RESULTS THREADS`` is the second interpreter of ``decide_elsewhere``, which
-writes the decisions of the parts that standard input names.
+``python -m kvdrift.generator.checks.kinds RESULTS THREADS`` is the second interpreter of ``decide_elsewhere``. It
+writes the decisions of the parts that standard input names to the file RESULTS, and computes with THREADS threads.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TRIALS: dict[str, type[Trial[Any]]] = {trial.kind.noun: trial for trial in (Sel
 def trial_of(name: str, parameters: Mapping[str, Value], folder: Path | None, noun: str | None = None) -> Trial[Any]:
     """Return a selector, codec or policy, ready for its checks.
 
-    The name is one of the package, an entry point's, or ``module:Class``, whose modules are found in ``folder`` first.
-    ``noun`` is "selector", "codec" or "policy" if the name stands for several of them. Parameters are those that differ
-    from the defaults.
+    The name is that of a part of kvdrift or of an entry point, or ``module:Class``; modules are found in ``folder``
+    first. ``noun``, "selector", "codec" or "policy", is needed if the name stands for several of them. Parameters are
+    those that differ from the defaults.
     """
     if noun is not None and noun not in _TRIALS:
         raise InputError(f"--kind {noun}: {nearest(noun, _TRIALS)}")

@@ -57,7 +57,7 @@ class PolicyTrial(Trial[Policy]):
 
     @property
     def least(self) -> int:
-        """The smallest m that the policy accepts."""
+        """The smallest m that the policy accepts; m bounds the entries that a step reads."""
         return self.action().least_budget
 
     @property
@@ -67,27 +67,30 @@ class PolicyTrial(Trial[Policy]):
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """Three values of m: half of the prompt's entries, few (at least ``least``), and more than the prompt has."""
+        """Three values of m, which bounds the entries that a step reads.
+
+        They are half of the prompt's entries, few (at least ``least``), and more than the prompt has.
+        """
         return (self.entries // 2, max(_FEW, self.least), self.entries + 3)
 
     def action(self, name: str = "own", keep: int | str = "1/2", **changes: Any) -> Action:
-        """Return an action of the policy; by default m is half of the prompt's entries."""
+        """Return an action of the policy with retention ``keep``; ``changes`` are new values of its parameters."""
         policy = {**self.parameters, **changes, "name": self.name}
         return build_action(ActionSection.model_validate({"name": name, "policy": policy, "keep": keep}), self.folder)
 
     def decided(self) -> dict[str, str]:
-        """Return digests of the events, by budget."""
+        """Return a digest of the events for each m of ``budgets``, keyed by text such as "m = 12"."""
         units = self.units([self.action(f"own-{budget}", budget) for budget in self.budgets], 2)
         return {f"m = {m}": _digest(unit) for m, unit in zip(self.budgets, units, strict=True)}
 
     def decided_on(self, prompt: str) -> str:
-        """Return a digest of the events after another prompt."""
+        """Return a digest of the events after another prompt, whose random tokens ``prompt`` seeds."""
         document, pending = random_document(prompt, self.entries + 1), [PendingUnit(self.action(), 0, 2)]
         (unit,) = generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED)
         return _digest(unit)
 
     def units(self, actions: Sequence[Action], count: int, sharing: SharingOptions = SHARE_ALL) -> list[Unit]:
-        """Return units, of ``count`` replicates each, of the prompt under a random-weight model."""
+        """Return a unit of each action, with ``count`` replicates of one prompt, under a random-weight model."""
         pending = [PendingUnit(action, 0, count) for action in actions]
         document = random_document("policies", self.entries)
         return generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED, sharing)
@@ -150,7 +153,7 @@ class _WatchedRule(GuardedRule):
         return attention, after
 
     def _places(self, entries: StreamEntries, scores: Tensor) -> list[list[int]]:
-        """Return the places of the entries that each head reads."""
+        """Return for each KV head the places of the entries that the first row reads."""
         prompt, size = entries.prompt_key.shape[1], entries.query.shape[-1]
         count = prompt + entries.suffix_key.shape[2]
         one_hot = torch.eye(count, device=entries.query.device, dtype=entries.query.dtype)
@@ -184,7 +187,7 @@ def _plain_attention(entries: StreamEntries, read: Sequence[Sequence[int]]) -> T
 def _positions_read(
     model: LoadedModel, document: Document, action: Action, tokens: Sequence[int]
 ) -> list[list[set[int]]]:
-    """Feed tokens; return for each step a set of positions for each KV head of each layer: those that it read."""
+    """Feed tokens; return for each step the set of positions that each KV head of each layer reads."""
     assert action.policy is not None  # noqa: S101 - an action of a policy
     watched = _Watched(action.policy)
     with model.computing():

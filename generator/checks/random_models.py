@@ -1,4 +1,4 @@
-"""Models for checks: small random-weight models, and the embedded model with a document.
+"""Inputs of checks: small random-weight models, random documents, and a document for the embedded model.
 
 Random-weight models have distributions far from uniform, and EOS tokens that often end a side.
 """
@@ -28,7 +28,7 @@ EOS_TOKENS = (5, 17, 40)
 
 
 def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers: int = 2, **changes: Any) -> Path:
-    """Write configuration (with ``changes``), generation configuration and weights of a small model."""
+    """Write a small model: its weights, its configuration with the values ``changes``, its generation configuration."""
     config_class, model_class = ARCHITECTURES[architecture]
     torch.manual_seed(seed)
     # The last norm gives hidden states of mean square 1, so logits have standard deviation .25 * sqrt(64) = 2.
@@ -62,5 +62,5 @@ def random_document(name: str, length: int) -> Document:
 
 
 def embedded_document() -> Document:
-    """Return the document of the embedded model on which the checks try actions."""
+    """Return the document on which the checks try actions with the embedded model."""
     return make_document("needle", 384, 0, 7)

@@ -97,7 +97,7 @@ class SelectorTrial(Trial[Selector]):
         return entries + extra, (entries if self.whole else kept) + extra
 
     def action(self, name: str = "own", **changes: Any) -> Action:
-        """Return an action of the selector at half of the entries, with some parameters changed."""
+        """Return an action of the selector at half of the entries; ``changes`` are new values of its parameters."""
         keep = "all" if issubclass(SELECTORS.get(self.name, Selector), Full) else "1/2"
         parameters: dict[str, Any] = {**self.parameters, **changes}
         return build_action(ActionSection(name=name, selector=self.name, keep=keep, **parameters), self.folder)
@@ -113,11 +113,11 @@ class SelectorTrial(Trial[Selector]):
         return evict(self.prompt(_USUAL, entries).layers, self.part, kept)
 
     def decided(self) -> dict[str, str]:
-        """Return digests of the kept positions, by prompt."""
+        """Return digests of kept positions for each pair of ``sizes``, keyed by text such as "n = 401, m = 133"."""
         return {f"n = {n}, m = {m}": " ".join(self.evicted(n, m).kept_sha256) for n, m in self.sizes}
 
     def decided_on(self, prompt: str) -> str:
-        """Return a digest of the kept positions of one more prompt."""
+        """Return digests of the positions kept of one more prompt, whose random tokens ``prompt`` seeds."""
         entries, kept = self._grown(*_IN_TURN)
         return " ".join(evict(_USUAL.prompt(prompt, entries, self.part).layers, self.part, kept).kept_sha256)
 

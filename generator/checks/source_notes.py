@@ -53,7 +53,7 @@ def source_notes(kind: type[Any]) -> list[str]:
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield for each name that may use a value outside the identity: its line, itself, and what it uses ("a clock")."""
+    """Yield the line, the name and what it uses ("a clock") for each name that may use a value outside the identity."""
     meant = dict(_imported_names(tree))
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}  # of a longer dotted name
@@ -77,7 +77,7 @@ def _is_seeded(name: str, call: ast.Call) -> bool:
 
 
 def _late_imports(tree: ast.Module, known: Collection[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield imports, inside functions, of modules that are neither beside the class nor installed nor Python's own."""
+    """Yield imports inside functions, in the form of ``_places``, except of modules with a ``known`` top-level name."""
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     for node in (node for function in functions for node in ast.walk(function)):
         if isinstance(node, ast.Import):

@@ -118,15 +118,15 @@ class Trial(ABC, Generic[Part]):
 
     @abstractmethod
     def action(self, name: str = "own", **changes: Any) -> Action:
-        """Return an action with the part, with some of its parameters changed."""
+        """Return an action called ``name`` with the part; ``changes`` are new values of the part's parameters."""
 
     @abstractmethod
     def decided(self) -> dict[str, str]:
-        """Return digests of the part's decisions on the inputs of the other checks, by input."""
+        """Return a digest of the part's decision on each input of the other checks, keyed by a name of the input."""
 
     @abstractmethod
     def decided_on(self, prompt: str) -> str:
-        """Return a digest of the part's decision on a prompt of this name; all such prompts have equal length."""
+        """Return a digest of the part's decision on the prompt named ``prompt``; all such prompts have equal length."""
 
 
 # --- Another process -------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
 
 
 def decisions_of(make: Callable[[], Trial[Any]]) -> Decisions | str:
-    """Make a part, and return its decisions, first the one on prompt ``ALONE``; or a line about a failure."""
+    """Return the decisions of the part from ``make``, first the one on prompt ``ALONE``; or a line about a failure."""
     try:
         trial = make()
         return {ALONE: trial.decided_on(ALONE), **trial.decided()}
@@ -226,7 +226,7 @@ def _row(action: Action) -> str:
 
 
 def _changed(trial: Trial[Any], name: str, value: Any) -> Action | None:
-    """Return the action with another value of a parameter; None if no value is accepted, or if the value is a text."""
+    """Return an action whose parameter ``name`` differs from ``value``; None if no other value is accepted or tried."""
     for other in _other_values(value):
         try:
             return trial.action(**{name: other})
@@ -269,7 +269,7 @@ def require_no_draws(state: torch.Tensor) -> None:
 
 
 def common_checks(others: str) -> tuple[Check[Any], ...]:
-    """Return the checks of every kind; ``others`` is the plural of an input, such as "prompts"."""
+    """Return the checks that all three kinds of parts have; ``others`` is the plural of an input, such as "prompts"."""
     return (
         Check(f"other {others}", f"two {others} of one size in turn, one of them alone in another process",
               same_after_others),

@@ -73,7 +73,7 @@ class GroupedCodec(Codec):
                 raise InputError(f"{name} = {value}: should be at least {bound}")
 
     def before_window(self, entries: int) -> int:
-        """How many of m entries lie before the last ``residual`` entries."""
+        """How many of ``entries`` entries lie before the last ``residual`` entries."""
         return max(entries - self.residual, 0)
 
 

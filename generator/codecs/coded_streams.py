@@ -51,10 +51,11 @@ class CodedLayer:
 
 
 class CodedStreams(CacheRule):
-    """Before each step, codes entries that have left the window; attends if a group that began in the prompt is coded.
+    """Codes entries that left the window, before each step; attends once a group that began in the prompt is coded.
 
-    The last ``window`` entries are exact, and so is that of the token being fed. Keys are coded in groups of
-    ``together`` consecutive keys, counted from the first kept entry. ``layers`` are coded already; ``horizon`` is H.
+    The last ``window`` entries are exact, and so is the entry of the token being fed. Keys are coded in groups of
+    ``together`` consecutive keys, counted from the first kept entry. ``layers`` describe the prompt as coded before
+    decoding; ``horizon`` is H.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class CodedStreams(CacheRule):
         self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """Return a rule over other entries, without a window and with a group that the first fed token completes."""
+        """Return a rule over other prompt entries, without a window; the first fed token completes a group of keys."""
         begun = min(self._together - 1, entries)
         layers = [
             replace(
@@ -109,11 +110,11 @@ class CodedStreams(CacheRule):
                         suffixes[layer][part][:, :, (key, value)[part]].index_copy_(0, slots[layer], numbers)
 
     def passes(self, length: int) -> bool:
-        """Whether no group that began in the prompt is coded."""
+        """Return whether every group that began in the prompt is still exact when suffixes have ``length`` entries."""
         return not self.replaces(length)
 
     def replaces(self, length: int) -> bool:
-        """Whether a group that began in the prompt is coded, in any layer."""
+        """Return whether any group that began in the prompt is coded when suffixes have ``length`` entries."""
         return any(self._completed(one, length) for one in self._layers)
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,5 +180,5 @@ class CodedStreams(CacheRule):
 
 
 def _taken(numbers: Tensor, slots: Tensor) -> Tensor:
-    """The rows of ``numbers`` at ``slots`` [R], [R, KV heads, entries, size]."""
+    """Return the rows of ``numbers`` [slots, ...] at ``slots``, int64 [R]: [R, ...]."""
     return numbers.index_select(0, slots) if numbers.shape[2] else numbers[: len(slots)]

@@ -105,7 +105,10 @@ class _AtPromptScales(EntryCoding):
 
 
 def _scale(numbers: Tensor, positions: Tensor) -> Tensor:
-    """The scale of entries at ``positions`` [KV heads, m] of [KV heads, n, size], as ``FP8`` has it."""
+    """Return the scales of ``FP8``, [KV heads, 1, 1], for entries of ``numbers`` [KV heads, n, size].
+
+    ``positions`` [KV heads, m] are the entries' positions.
+    """
     largest = numbers.abs().amax(2).gather(1, positions.long()).amax(1)
     return scale_of(largest.float())[:, None, None]
 

@@ -69,7 +69,10 @@ class HQQ(Codec):
         )
 
     def check(self, size: int) -> None:
-        """Refuse heads of ``size`` channels that groups do not divide: not all numbers of entries would fill groups."""
+        """Refuse heads of ``size`` channels if these do not fill whole groups.
+
+        A layer could then be stored only if its number of entries happened to fill whole groups.
+        """
         if size % self.group:
             raise InputError(f"heads of {size} channels cannot be coded in groups of {self.group}; set group")
 
@@ -96,7 +99,7 @@ class HQQ(Codec):
         return StoredBytes(numbers // self._packed, 2 * (numbers // self.group) * layer.key.itemsize)
 
     def _check_packing(self, layer: PrefixLayer) -> None:
-        """Check that groups divide the numbers, and that rows of groups can be packed into bytes, as hqq packs them."""
+        """Check that the layer's numbers fill whole groups, and that hqq can pack the groups into whole bytes."""
         for axis, numbers in ((self.axis_key, layer.key), (self.axis_value, layer.value)):
             rows = self.group if axis == 0 else numbers.numel() // self.group
             if numbers.numel() % self.group or rows % self._packed:

@@ -29,8 +29,8 @@ _LONG_BYTES = 2**15  # of a distribution; longer distributions are subtracted on
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """Return TV(p, q) of distributions [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal distributions.
 
-    TV is half the sum of absolute differences. One minus the overlap could be rounded to a number above 0 for equal
-    distributions.
+    TV is computed as half the sum of absolute differences, since one minus the overlap could be rounded to a number
+    above 0 for equal distributions.
     """
     return distance_of(block_sums((p - q).abs_()))
 
@@ -77,7 +77,8 @@ def block_sums(weights: Tensor) -> Tensor:
 def _row_sums(numbers: Tensor) -> Tensor:
     """Return the sum of each row of ``numbers``: [..., n] -> [...].
 
-    On a GPU the two halves of a row are added, again and again: a sum by torch depends on the number and place of rows.
+    On a GPU the halves of a row are added until one number is left: torch's own sum of a row depends on the row's place
+    and on the number of rows.
     """
     if numbers.device.type == "cpu":
         return numbers.sum(-1)
@@ -96,9 +97,9 @@ def _cumulative(weights: Tensor) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first place whose cumulative weight is above ``target``, [B, 1], and the target.
+    """Return the first place whose cumulative weight is above ``target``, [B, 1], and the target used, [B].
 
-    A target [B] that is not below the total is lowered to the number next below the total.
+    A target that is not below the total is lowered to the number next below the total.
     """
     total = cumulative[:, -1]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
@@ -178,12 +179,12 @@ class DistributionTable:
         return distance_of(block_sums(self._apart(left, right).abs_()))
 
     def _excess(self, left: Tensor, right: Tensor, some: Tensor) -> Tensor:
-        """Return max(q - p, 0) of the pairs whose numbers are ``some``, [pairs, V]."""
+        """Return max(q - p, 0) of the pairs numbered ``some``, [pairs, V]; p and q are rows ``left`` and ``right``."""
         some = some.cpu()
         return self._apart(right[some], left[some]).clamp_(min=0.0)
 
     def _apart(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return p - q of some pairs, [pairs, V]; valid until the next call."""
+        """Return distributions ``left`` less distributions ``right``, [pairs, V]; valid until the next call."""
         distributions = self._distributions
         long = distributions.device.type == "cpu" and distributions.shape[-1] * distributions.itemsize >= _LONG_BYTES
         if not long or bool((left < 0).any() | (right < 0).any()):
@@ -219,7 +220,7 @@ _FUSED_BYTES = 2**28  # of distributions that ``pair_sums`` processes in one par
 def are_fused(sharing: SharingOptions, device: str) -> bool:
     """Return whether ``fused_draws`` couples pairs on a device.
 
-    It does as ``sharing.fused`` says; if that is None, it does on CUDA if its kernel works there.
+    ``sharing.fused`` decides. If that is None, it does on CUDA devices on which its kernel works.
     """
     if sharing.fused is not None:
         return sharing.fused

@@ -1,7 +1,7 @@
 """A Triton kernel for CUDA that sums over pairs of distributions in one pass over memory.
 
 ``kvdrift.generator.coupling.distributions`` uses it if Triton is installed and can build the kernel. Otherwise
-``kvdrift.generator.coupling.distributions`` computes the sums from copies of the distributions.
+that module computes the sums from copies of the distributions.
 """
 
 from __future__ import annotations

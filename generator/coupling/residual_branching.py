@@ -197,7 +197,7 @@ def _overlaps(distributions: Tensor, rows: Tensor, u: Tensor) -> Tensor:
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """Return four rows, float64 [4, B]: e, a token drawn from the overlap, and a residual token of X and one of Y.
+    """Return four rows, float64 [4, B]: the distance e, a token drawn from the overlap, and residual tokens of X and Y.
 
     The reference's distributions ``p`` and the action's ``q`` are [B, V], uniforms [B, >= SCAN_UNIFORMS].
     """

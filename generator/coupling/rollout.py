@@ -218,7 +218,7 @@ class CoupledPairs:
         return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
 
     def _regroup(self) -> tuple[DistinctStreams, Tensor]:
-        """Return the streams of the next position, and a mask of those needed among all possible streams.
+        """Return the streams of the next position, and for each stream that may be wanted whether it is needed.
 
         A side that has ended loses its stream, and a pair that has diverged gets two streams.
         """
@@ -301,8 +301,8 @@ class DocumentReplicates:
         cache: The number of the reference's cache; the caches of the actions follow.
         replicates: The replicate numbers of the reference.
         uniforms: The uniforms of the reference, [replicates, H, 1].
-        actions: The actions that follow the document's other caches, ascending; their uniforms are [replicates, H, 2],
-            for acceptance and the residual token.
+        actions: The actions' replicates, in ascending order of their caches; their uniforms are [replicates, H, 2], for
+            acceptance and the residual token.
     """
 
     cache: int

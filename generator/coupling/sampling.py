@@ -42,7 +42,7 @@ def deployed(logits: Tensor, sampling: Sampling, out: Tensor) -> None:
 def deployed_table(distributions: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
     """Return the distributions that a study draws tokens by, for a table of distributions p, float64 [rows, V].
 
-    They are p^(1/T), normalized over the tokens that top-k and top-p leave.
+    They are p^(1/T), with the temperature T, normalized over the tokens that top-k and top-p leave.
     """
     made = torch.from_numpy(distributions).log()
     deployed(made, sampling, out := torch.empty_like(made))
@@ -50,7 +50,7 @@ def deployed_table(distributions: NDArray[np.float64], sampling: Sampling) -> ND
 
 
 def _scores(logits: Tensor, sampling: Sampling, dtype: torch.dtype) -> Tensor:
-    """Return logits over T, [rows, V]: the largest is 0, and minus infinity marks tokens that are left out."""
+    """Return logits, less their row's largest, over the temperature, [rows, V]; minus infinity for tokens left out."""
     scores = logits.to(dtype, copy=True)
     scores -= scores.amax(-1, keepdim=True)
     scores /= max(sampling.temperature, torch.finfo(dtype).tiny)
@@ -89,8 +89,8 @@ def _host_may_read(values: Tensor) -> bool:
 def _reaching(scores: Tensor, mass: float, most: int) -> tuple[Tensor, Tensor]:
     """Return the largest scores, descending, and the least number of them that reaches probability ``mass``, [rows, 1].
 
-    At most ``most`` scores of a row are above minus infinity. Probabilities of the scores' dtype are summed as whole
-    numbers of 1 / ``_UNITS``, largest first.
+    At most ``most`` scores of a row are above minus infinity. Probabilities, computed in the scores' dtype, are
+    rounded to multiples of 1 / ``_UNITS`` and summed exactly, largest first.
     """
     distributions, wanted = torch.softmax(scores, -1), math.ceil(mass * _UNITS)
     first_counts = (count for count in _FIRST_COUNTS if count < most) if _host_may_read(scores) else ()

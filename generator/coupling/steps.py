@@ -1,4 +1,4 @@
-"""Positions of coupled pairs that are begun on the distributions' device before the host has read the last tokens.
+"""Steps of coupled pairs: the device begins a position before the host has read the tokens of the last position.
 
 A pair's streams change only when it diverges or ends. As long as no pair does, the device alone can feed the tokens
 that it has drawn: all tables of the step before stay valid, and so do all shapes. So once a position has used the

@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 class StreamDecoder(ABC):
-    """Next-token distributions of one document's streams over the full vocabulary, by which tokens are drawn.
+    """Next-token distributions over the full vocabulary, along streams; tokens are drawn from them.
 
     Distributions are float64, or float32 for a large V.
 
@@ -112,7 +112,7 @@ class AheadDecoder(Protocol):
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """The computations to share or to leave out.
+    """Which computations to share or to leave out; an attribute says what holds if it is set.
 
     Attributes:
         share_equal_histories: Replicates that follow one cache along equal histories are one stream.
@@ -150,8 +150,8 @@ class DistinctStreams:
 def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -> DistinctStreams:
     """Find the distinct streams: two streams are the same if cache, row, token and label are equal.
 
-    All are int64 [wanted], on the CPU, not negative: ``row`` is the open or parked stream to continue, and ``token``
-    the token to continue with.
+    All are int64 [wanted], on the CPU, not negative: ``row`` is the open or parked stream to continue, ``token``
+    the token to continue with, and unequal labels keep apart streams that would otherwise be the same.
     """
     key = torch.zeros_like(cache)
     for part in (cache, row, token, label):
