@@ -100,7 +100,7 @@ def step_work(
 
 
 def measure_peaks(device: str, dtype: str, threads: int) -> Peaks:
-    """Measure the peaks of a device; a CPU uses ``threads`` threads."""
+    """Measure the peak rates of a device, in copying and in matrix products; a CPU uses ``threads`` threads."""
     torch.set_num_threads(threads)
     on_cpu = torch.device(device).type == "cpu"
     count, size = CPU_SIZES if on_cpu else GPU_SIZES

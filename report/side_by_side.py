@@ -219,9 +219,9 @@ def standing(places: Sequence[Place], studies: Sequence[str]) -> list[StandingRo
     """Return the rows of the first screen, in the order of the places."""
     columns = [
         bars([place.estimate(name) for place in places], ALL_QUANTITIES[name].scale)
-        for name in ("mismatch", "accuracy", "mean_entry")
+        for name in ("mismatch", "score_gap", "mean_entry")
     ]
-    largest = max((place.share for place in places if place.share), default=1.0)
+    largest = max(1.0, *(place.share or 0.0 for place in places))
     known = [name for name in studies if any(place.entry.name == name for place in drawn(places))]
     rows = []
     for place, *numbers in zip(places, *columns, strict=True):

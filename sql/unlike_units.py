@@ -122,7 +122,10 @@ class _KeptFacts:
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
 
     def unlike(self) -> Wide:
-        """Return the numbers of all units, superseded or not, that share a ``kept_set`` in which some units differ."""
+        """Return the numbers of the units of every ``kept_set`` whose units do not all keep and read the same entries.
+
+        Superseded units count too.
+        """
         marked = np.zeros(len(self.number), dtype=np.bool_)
         order = np.argsort(self.kept_set)
         for kept, known in zip(self.kept, self.is_known, strict=True):

@@ -1,10 +1,10 @@
 """Clusters of documents: bootstrap draws, the clusters behind each row of a pooling, and their effective number.
 
-Strata that share a cluster (one question at two prompt lengths) are resampled as one set of clusters, so that the
-versions of a document move together and the pooled interval keeps their dependence. The number of documents of such a
-stratum then varies from draw to draw, and its mean is taken over the documents of the draw. Strata without a shared
-cluster keep their number of clusters in every draw. The pooled row adds a cluster's documents over all strata of a set,
-with each stratum's weight. A stratum's own row takes the clusters that have documents in it.
+Strata that share a cluster (one question at two prompt lengths) form a set, whose clusters are resampled together, so
+that the versions of a document move together and the pooled interval keeps their dependence. The number of documents of
+such a stratum then varies from draw to draw, and its mean is taken over the documents of the draw. Strata without a
+shared cluster keep their number of clusters in every draw. In the pooled row a cluster counts with its documents in all
+strata of the set, each with its stratum's weight; in a stratum's own row, with its documents in that stratum alone.
 """
 
 from __future__ import annotations

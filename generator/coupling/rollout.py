@@ -199,7 +199,7 @@ class CoupledPairs:
         return True
 
     def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
-        """Record one position of some pairs: values [pairs], on the CPU, by the name of their column."""
+        """Write values of some pairs into ``steps``, at position ``column`` from 0: tensors [pairs] on the CPU, by name."""
         for name, value in values.items():
             self.steps[name][pairs, column] = value.numpy()
 

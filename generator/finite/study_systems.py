@@ -262,4 +262,4 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(constant: str) -> float:
-    raise InputError(f"{constant} is not a probability")
+    raise InputError(f"{constant} is no number of JSON; a probability is from 0 to 1")

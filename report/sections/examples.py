@@ -58,7 +58,13 @@ def happens(content: PageContent) -> Section | None:
     (row,) = (row for row in content.facts.documents if row["doc"] == doc)
     (document,) = _documents(content, [row], replicate, list(dict.fromkeys((best, worst))))
     roles = {
-        action: "recommended" if action in choice.recommended else "the largest R" if action == worst else "the least R"
+        action: "the only action"
+        if best == worst
+        else "recommended"
+        if action in choice.recommended
+        else "the largest R"
+        if action == worst
+        else "the least R"
         for action in (best, worst)
     }
     examples = [

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvdrift.report.figures.canvas import ACTION_COLOURS
 from kvdrift.report.printing.bars import Bar, bars
-from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, listed, scaled, size
+from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, level, listed, scaled, size
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.choice import Choice, choose, difference, documents_needed, not_distinguished
@@ -261,6 +261,7 @@ class GlanceRow:
     )  # of the action among those of the page, by which figures have its colour and ids; None: a control
     described: str
     held: Bar
+    weights: Bar
     risk: Bar
     accuracy: Bar
     entry: Bar
@@ -278,6 +279,7 @@ def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list
         for name in ("mismatch", "score_gap", "mean_entry")
     }
     largest = max(filter(None, (_bytes(content, verdict.action) for verdict in verdicts)), default=None)
+    whole = content.facts.whole_cache and content.facts.weight_bytes(content.facts.whole_cache)
     rows = []
     for place, verdict in enumerate(verdicts):
         action = verdict.action
@@ -287,8 +289,9 @@ def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list
             reference = _number(content, "accuracy_reference", content.baseline)
             risk, accuracy = Bar("0"), Bar(MISSING if reference is None else f"{scaled(reference, Scale.PERCENT, 1)}%")
         held = _held_bar(content, verdict, largest)
+        weights = _weights_bar(content.facts.weight_bytes(action), whole or None)
         described = "" if content.facts.finite else content.facts.described(action)
-        rows.append(GlanceRow(verdict, index, described, held, risk, accuracy, entry))
+        rows.append(GlanceRow(verdict, index, described, held, weights, risk, accuracy, entry))
     return rows
 
 
@@ -307,6 +310,14 @@ def _held_bar(content: PageContent, verdict: ActionVerdict, largest: float | Non
     return Bar(f"{fixed(100 * share, 0 if share >= 0.1 else 1)}%", part, under=size(value))
 
 
+def _weights_bar(weight_bytes: int | None, whole: int | None) -> Bar:
+    """Make the bar of the bytes of an action's weights: their share of the reference's, or their size alone."""
+    if not whole or weight_bytes is None:
+        return Bar(size(weight_bytes))
+    share = 100 * weight_bytes / whole
+    return Bar(f"{fixed(share, 0)}%", min(100.0, share), under=size(weight_bytes))
+
+
 def section(content: PageContent) -> Section:
     """Make the first screen: the verdict, the frontier figure, and the rows of actions."""
     choice = choose(content)
@@ -315,14 +326,15 @@ def section(content: PageContent) -> Section:
     words = "R of each action against the bytes of its cache"
     drawn = not content.facts.finite and has_bytes(content)
     drawings = (Drawing("bytes", words, partial(bytes_figure, content, choice)),) if drawn else ()
-    standings = {row.estimate.standing for verdict in verdicts for row in verdict.reasons}
+    risks = [content.estimates.get("mismatch", verdict.action) for verdict in verdicts]
     values = frontier_values(content, choice) | {
         "headline": headline(content, choice),
         "remarks": remarks(content, choice),
         "rows": rows,
         "scored": content.estimates.known("score_gap"),
         "marked": any(bar.mark for row in rows for bar in (row.risk, row.accuracy, row.entry)),
-        "unplanned": bool(standings - {PRESPECIFIED}) and content.estimates.have_intervals,
+        "level": next((level(row.level) for row in risks if row.has_interval), ""),
+        "before": scaled(_number(content, "accuracy_reference", content.baseline), Scale.PERCENT, 1),
         # whether a chat template was applied although no text ended
         "endless": content.ended[1] if content.facts.has_chats and not content.ended[0] else 0,
     }

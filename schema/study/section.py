@@ -1,4 +1,4 @@
-"""The base of all sections of a study file: strict values, a meaning for every key, and one line about mistakes."""
+"""The base of a study file's sections: strict values, a meaning for every key, and an error in one line."""
 
 from __future__ import annotations
 

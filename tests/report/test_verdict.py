@@ -434,3 +434,10 @@ def test_bytes_of_cache_and_of_weights_are_both_compared() -> None:
     heavier = weighted(make_views(documents_each=12), snapkv_half=2**21, recent_half=2**20)
     assert decided(heavier)[0].recommended == ["snapkv-half", "recent-half"], "the order is by weights"
     assert "weights" not in decided(make_views(THREE, documents_each=12))[1]["sentence"]
+
+
+def test_the_first_screen_has_the_bytes_of_weights_beside_those_of_caches() -> None:
+    content = content_of(weighted(make_views(THREE, documents_each=12), snapkv_half=2**20))
+    rows = {row.verdict.action: row.weights for row in glance_rows(content, action_verdicts(content, choose(content)))}
+    assert (rows["snapkv-half"].text, rows["snapkv-half"].value) == ("25%", 25.0)
+    assert (rows["recent-half"].text, rows["recent-half"].value) == ("100%", 100.0)

@@ -90,7 +90,10 @@ class _LeastScore(CacheRule):
         return (output if self.replaces(length) else None), self._after_drop(after, length)
 
     def _after_drop(self, scores: Tensor, length: int) -> Tensor:
-        """Drop an entry if the next entry would exceed the budget; scores are [..., prompt entries + ``length``]."""
+        """Return the scores, with -inf for the entry with the least score if the next entry would exceed the budget.
+
+        ``scores`` are [..., prompt entries + ``length``].
+        """
         joined = self.scores + length + 1
         if joined <= self._budget:
             return scores
