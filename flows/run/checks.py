@@ -213,8 +213,8 @@ def check_equal_bytes(store: Store, material: Material) -> int:
                 if first[size] != other[size]:
                     raise OperationError(
                         f"document '{first['doc']}': '{first['action']}' and '{other['action']}' keep "
-                        f"{first['kept_entries']} entries each in the same way, so that {size} should be equal: {first[size]} and "
-                        f"{other[size]}; the bytes of a custom codec must follow from shapes and dtype alone"
+                        f"{first['kept_entries']} entries each in the same way, so that {size} should be equal, and are "
+                        f"{first[size]} and {other[size]}; a codec's bytes must follow from shapes and dtype alone"
                     )
     return compared
 

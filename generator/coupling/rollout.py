@@ -199,7 +199,7 @@ class CoupledPairs:
         return True
 
     def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
-        """Write values of some pairs into ``steps``, at position ``column`` from 0: tensors [pairs] on the CPU, by name."""
+        """Write values of some pairs, [pairs] on the CPU, into ``steps`` by name, at position ``column``, from 0."""
         for name, value in values.items():
             self.steps[name][pairs, column] = value.numpy()
 
