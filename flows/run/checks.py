@@ -213,7 +213,7 @@ def check_equal_bytes(store: Store, material: Material) -> int:
                 if first[size] != other[size]:
                     raise OperationError(
                         f"document '{first['doc']}': '{first['action']}' and '{other['action']}' keep "
-                        f"{first['kept_entries']} entries each in the same way, so that {size} should be equal, and are "
+                        f"{first['kept_entries']} entries each in the same way, so {size} should be equal, but are "
                         f"{first[size]} and {other[size]}; a codec's bytes must follow from shapes and dtype alone"
                     )
     return compared
