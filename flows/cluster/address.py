@@ -1,4 +1,4 @@
-"""The addresses of the service or cluster that generates, as a run's options name them, and the default store."""
+"""The addresses of services and clusters that generate, read from a run's options, and the default store of a file."""
 
 from __future__ import annotations
 

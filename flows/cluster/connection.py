@@ -125,14 +125,14 @@ def other_versions(versions: Mapping[str, Any]) -> str | None:
 def has_dashboard(dask_scheduler: Any) -> bool:
     """Return whether a scheduler serves Dask's dashboard, which needs bokeh; Dask passes the scheduler.
 
-    Dask's client has a link to the dashboard even without bokeh, since the link's server also reports the scheduler's
-    health.
+    The scheduler is asked because Dask's client has a link to the dashboard even without bokeh: the link's server also
+    reports the scheduler's health.
     """
     return bool(dask_scheduler.http_application.applications)
 
 
 def worker_name(address: str) -> str:
-    """Return the name of this process's worker in messages."""
+    """Return the name that messages give to this process's worker, which has the address ``address``."""
     return f"worker {address} on {socket.gethostname()}"
 
 
@@ -317,7 +317,10 @@ class Cluster:
                 "has it enough memory, and --memory-limit 0? The standard error of the workers says what ended them"
             ) from None
         except Exception as error:
-            raise OperationError(f"cluster {self.name}: {type(error).__name__}: {first_line(error)}") from error
+            raise OperationError(
+                f"cluster {self.name}: Dask failed at a task ({type(error).__name__}: {first_line(error)}); the "
+                "standard error of its scheduler and workers may say why"
+            ) from error
 
     def cancel(self, tasks: Sequence[Future]) -> None:
         """Cancel tasks; a task that a worker has begun runs on, and its result is not used."""

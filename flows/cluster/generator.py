@@ -141,7 +141,7 @@ class HandingOut:
         return done
 
     def _fail(self, attempt: _Attempt, failure: Failure) -> None:
-        """Submit the documents of a group that failed, or give up a document that has failed before."""
+        """Submit each document of a group that failed as a group of its own; give up a document that failed before."""
         error, worker = failure.error, failure.worker
         if len(attempt.group.part) > 1 or (worker is not None and not attempt.failed):
             failed = frozenset() if worker is None else frozenset({worker})

@@ -2,8 +2,8 @@
 
 A group of documents is one task, and its units are one commit. The cost of a commit does not depend on its number of
 units, so the rate of all workers' commits is kept below the rate that a log can take. With more workers, each worker
-commits less often. Each also commits less often if commits take long, for example because many workers race for a
-version of a slow log.
+commits less often. Each also commits less often if commits take long, for example because many workers compete
+for the next version of a slow log.
 
 A loaded model stays for later tasks, until a task needs another model or the worker ends.
 """
@@ -43,7 +43,7 @@ _APART = 0.5  # the largest difference of a group's seconds from their mean, as 
 
 
 class Pace(NamedTuple):
-    """How often workers commit."""
+    """How often workers commit: each after ``least`` seconds or more, all together ``rate`` times a second or less."""
 
     least: float  # Seconds that a worker generates before it commits, at least
     rate: float  # Commits a second of all workers together, at most
@@ -204,7 +204,7 @@ def _generated(store: Store, assignment: Assignment, work: Work, seconds: float)
 
 
 def _failed(error: Exception, address: str, name: str) -> Failure:
-    """Return the failure that an error means; end this process if its GPU computes nothing more."""
+    """Return a task's error as a failure; end this process if the error says that its GPU computes nothing more."""
     if isinstance(error, KvdriftError):
         return Failure(address, OperationError(_located(error, name)))
     if is_device_lost(error):

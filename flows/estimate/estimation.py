@@ -1,8 +1,8 @@
-"""Estimates with intervals: moments in, rows of ``results`` out.
+"""Estimates with intervals, computed from moments as rows of ``results``.
 
 Each action and each contrast is estimated independently of all others. All parts of an analysis resample the same
-documents, and the bits of a part do not depend on other parts or on how parts are run: in sequence here, as tasks in
-the flow. Quantities are grouped so that the draws of a task fit into memory together.
+documents. The estimates of a part do not depend, in any bit, on other parts or on how parts are run: in sequence here,
+as tasks in the flow. Quantities are grouped so that the draws of a task fit into memory together.
 
 Only actions and contrasts with changed inputs are estimated. Events of another study, model, split or action change the
 log's version, but not these inputs. The other estimates are copied to the new version, bit for bit, without a new
@@ -68,7 +68,7 @@ def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mappin
     """Return the newest rows of ``results`` or ``calibration`` for each wanted SHA-256 of inputs.
 
     The rows may have been stored for another version of the events or revision of the documents. In the result, the
-    columns that ``cited`` names have its values. Inputs without stored rows are left out.
+    columns named in ``cited`` have the values given there. Inputs without stored rows are left out.
     """
     stored = store.read(table)
     rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
@@ -236,7 +236,10 @@ def estimate_part(part: AnalysisPart) -> Estimates:
 
 
 def subjects_of(moments: DocumentMoments, *, answers: bool = False) -> list[Subject]:
-    """Return the subjects to estimate: every action, and every contrast of two actions that share a document."""
+    """Return the subjects to estimate: every action, and every contrast of two actions that share a document.
+
+    With ``answers``, ``moments`` are of the documents with answers, and the subjects have ``answers`` set.
+    """
     actions = moments.actions
     has = dict(zip(actions, moments.present.T, strict=True))
     pairs = [(a, b) for a in actions for b in actions if a != b and (has[a] & has[b]).any()]
@@ -321,7 +324,7 @@ def swept_actions(actions: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class StudyEstimates:
-    """The estimates of an analysis."""
+    """The estimates of an analysis, and how many of them were made now."""
 
     rows: pa.Table  # rows of ``results``, in the order of their keys
     new: int  # how many rows were made now; the others were stored already

@@ -156,8 +156,12 @@ def _answers(store: Store, views: Views, study: str, model: str, windows: Window
     known = known_answers(store, study, model)
     moments = answer_moments(views, study, model, EVALUATION, windows, known)
     if moments is None:
-        lacking = f"are not all scored: kvdrift analyze {store.location}" if known else "are not known"
-        raise InputError(f"study '{study}': the answers of evaluation documents {lacking}")
+        lacking = (
+            f"are not all scored: kvdrift analyze {store.location}"
+            if known
+            else "are not known; choose another --quantity"
+        )
+        raise InputError(f"study '{study}': the quantity needs answers, and those of evaluation documents {lacking}")
     return moments
 
 
@@ -224,8 +228,9 @@ def _more_documents(moments: DocumentMoments, contrast: Quantity, question: Gate
 def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
     """Return how many documents in all would exclude failures worse than any that the present documents show.
 
-    The result is None if the present documents exclude such failures already, if no number of documents would exclude
-    them, or if the interval allows for them: it does while at most a few documents differ by more than the margin.
+    The result is None if the present documents exclude such failures already, or if no number of documents would. It
+    is also None if at most ``MOST_UNLIKE`` clusters differ from the others by more than the margin, since the interval
+    then allows for such failures.
 
     With n present documents, up to a share of 1 - alpha^(1/n) may fail unseen, and lose all that can be lost.
     """
@@ -241,7 +246,7 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
 
 
 def _similarity(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Likeness, Between]:
-    """Return how alike the documents are, and the contrast's range, both negated if lower values are worse."""
+    """Return how alike the contrast's values are, and their range; values are negated first if lower ones are worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)

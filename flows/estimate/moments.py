@@ -1,4 +1,4 @@
-"""Rows of documents and actions as arrays in sorted order: moments of documents and of single replicates."""
+"""The moments of documents and of single replicates: rows of views in arrays, with documents and actions sorted."""
 
 from __future__ import annotations
 
@@ -132,12 +132,15 @@ def document_moments(
 ) -> DocumentMoments:
     """Read the moments of every document and action of a split, controls left out.
 
-    The windows are read if None; without ``profiles``, moments over positions and lags are not read.
+    ``windows`` are read from the views if None; without ``profiles``, moments over positions and lags are not read.
     """
     windows = windows or study_windows(views, study, model)
     table = measured(views.rows("moments", study=study, model=model, split=split))
     if not table.num_rows:
-        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+        raise InputError(
+            f"study '{study}', model '{model}': no complete {split} trajectories in this store; "
+            "kvdrift status shows what is missing"
+        )
     index = DocumentIndex(table)
     scalars = index.spread(table, SCALAR_MOMENTS)
     positions, lags = dict[str, Float](), dict[str, Float]()
@@ -159,7 +162,10 @@ def replicate_moments(views: Views, study: str, model: str, split: str) -> Repli
     windows = study_windows(views, study, model)
     table = trajectory_moments(views, windows, study, model, split)
     if not table.num_rows:
-        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+        raise InputError(
+            f"study '{study}', model '{model}': no complete {split} trajectories in this store; "
+            "kvdrift status shows what is missing"
+        )
     index = DocumentIndex(table)
     count = int(table["replicate"].to_numpy().max()) + 1
     scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count)

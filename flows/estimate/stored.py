@@ -142,7 +142,10 @@ def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMome
     known = known_answers(store, plan.study, plan.model)
     moments = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
     if moments is None:
-        raise OperationError(f"study '{plan.study}': a primary endpoint needs answers, but not all answers are scored")
+        raise OperationError(
+            f"study '{plan.study}': a primary endpoint needs answers, but those of evaluation documents are unknown or "
+            f"not all scored; scoring needs the tokenizer of '{plan.model}'"
+        )
     return moments.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
 
 
@@ -250,7 +253,7 @@ def _row(judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: s
 
 
 def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:
-    """Estimate a study by its frozen plan or, without a plan, every split as exploratory.
+    """Estimate a study as its frozen plan says; without a plan, make exploratory estimates of every split.
 
     ``run`` estimates the parts of an analysis. The number of new estimates is returned; 0 if the store has estimates of
     the present events.
@@ -280,8 +283,11 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         else:
             analyses = [Analysis.exploratory(views, study, model, split) for split in splits]
         if not analyses or any(analysis.split not in splits for analysis in analyses):
-            what = "evaluation" if frozen is not None else "measured"
-            raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
+            what = "evaluation documents" if frozen is not None else "any action but the control"
+            raise InputError(
+                f"study '{study}', model '{model}': no complete trajectories of {what}, so nothing can be estimated; "
+                f"kvdrift status {store.location} shows what is missing"
+            )
         windows = study_windows(views, study, model)
         # Of the present documents, so that actions that were added or redone have coefficients too. A plan need not fix
         # them: they depend on development documents alone, so estimates of other documents stay unbiased.
@@ -320,7 +326,9 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
 
 def _say_what_waits(store: Store, study: str, model: str, progress: Progress) -> None:
     if (study, model) in (waiting := count_waiting(store)):
-        progress.say(f"{waiting[study, model]} wait for positions, and are in no estimate")
+        progress.say(
+            f"{waiting[study, model]} wait for missing positions, and are in no estimate; kvdrift ingest adds positions"
+        )
 
 
 def estimate_stored(store: Store, study: str, model: str, progress: Progress) -> tuple[int, int, int]:

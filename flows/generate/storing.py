@@ -1,7 +1,8 @@
-"""The storage of a study: its parameters, documents, actions, identities and prompts, and the units that it lacks.
+"""The storage of a study's parameters, documents, actions, identities, prompts and units, and the units that it lacks.
 
-If a document fails, the others are generated all the same. Documents are generated side by side, so several fail at
-first. Then each is tried alone until the faulty document is known, and the rest are generated together again.
+If a document fails, the others are generated all the same. Documents are generated side by side, so several fail
+together at first. Then each is tried alone until the faulty document is known, and the rest are generated together
+again.
 """
 
 from __future__ import annotations

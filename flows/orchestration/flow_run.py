@@ -58,10 +58,10 @@ def as_stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
 
 
 def retried() -> dict[str, Any]:
-    """Return the options of a task that is retried, unless a retry cannot help.
+    """Return the options of a task that Prefect retries after an error, if a retry may help.
 
-    A fault that a person must mend fails at once: a mistake in the study file, a control that is not 0, a damaged
-    store.
+    A task is not retried after an error that a person must mend: a mistake in the study file, a control that is not 0,
+    a damaged store.
     """
     return {"retries": len(DELAYS), "retry_delay_seconds": list(DELAYS), "retry_condition_fn": may_pass}
 
@@ -73,7 +73,7 @@ def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Send SIGTERM again if Python ignores the exception of Prefect's handler inside the block.
+    """Send SIGTERM again if, inside the block, Python ignores the exception that Prefect's handler of SIGTERM raises.
 
     Prefect's handler is kept, since Prefect recognizes a cancelled run by it. In a thread other than the main thread,
     which receives all signals, this does nothing.
@@ -189,7 +189,7 @@ class FlowRunPage:
         try:
             show()
         except Exception as error:  # noqa: BLE001 - the page is not the work
-            _flow_run_logger().warning("not shown: %s", error)
+            _flow_run_logger().warning("this run goes on, but its page lacks an event: %s", error)
 
 
 def artifact_key(name: str) -> str:

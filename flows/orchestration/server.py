@@ -3,9 +3,9 @@
 Our server lives in a thread of this process. Prefect's temporary server is a process that outlives a killed parent;
 our server ends with the study, however that ends, and starts in a fraction of the time.
 
-Prefect makes a database by running all past migrations, which takes seconds in the first run of every store. So the
-first database is kept in the user's cache while it is empty, and later databases are copies. If the kept database
-cannot be written or read, Prefect makes a new database.
+Prefect makes a database by running all past migrations, which takes seconds in the first run of every store. So a
+copy of the first database, still without runs, is kept in the user's cache, and later databases are copies of it. If
+the kept database cannot be written or read, Prefect makes a new database.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def failing_in_one_line() -> Iterator[None]:
 def own_home(home: Path) -> Iterator[Path]:
     """Give a folder for a server's database that no other server uses: ``home``, or a temporary folder.
 
-    Two servers that make a database in one folder at the same time break it, so the folder is locked; the lock ends
-    with its process. SQLite opens no database whose path is too long.
+    Two servers that make a database in one folder at the same time break it, so ``home`` is locked; the lock ends with
+    its process. The folder is temporary if ``home`` is locked already, or its path is too long for SQLite.
     """
     if len(os.fsencode(home.resolve() / DATABASE)) > _LONGEST_PATH:
         with _temporary_home() as folder:
@@ -241,7 +241,7 @@ def api_url() -> str | None:
 
 @contextmanager
 def _own_server(home: Path | None) -> Iterator[str]:
-    """Run a server in a thread during the block; yield its address. ``home`` is None if the user has set the folder."""
+    """Run a server in a thread during the block; yield its address. ``home`` is None if PREFECT_HOME was set before."""
     import uvicorn  # noqa: PLC0415
     from prefect.events.worker import EventsWorker  # noqa: PLC0415
     from prefect.server.api.server import create_app  # noqa: PLC0415

@@ -108,7 +108,7 @@ def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: P
 
 
 def _write_new(files: dict[Path, str]) -> None:
-    """Write the texts in ``files``, keyed by path, to new files in reverse order: if the first exists, all exist."""
+    """Write the texts in ``files``, keyed by path, to new files; the first file is written last, after all others."""
     for file in files:
         if file.exists():
             raise InputError(f"{file}: is there already; remove it, or write to another file with -o")
@@ -157,7 +157,10 @@ def _draw(
             return documents
         clusters = clusters | read
         seed += drawn
-    raise InputError(f"{draft.name}: no seed from {first + 1} to {seed - 1} gives documents that were not seen")
+    raise InputError(
+        f"{draft.name}: each seed from {first + 1} to {seed - 1} draws a document that a study in the store has seen; "
+        "take fewer evaluation documents"
+    )
 
 
 def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:

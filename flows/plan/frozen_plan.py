@@ -80,7 +80,7 @@ class FrozenPlan:
 
     @property
     def evaluated_documents(self) -> dict[str, dict[str, Any]]:
-        """The frozen documents that the evaluation takes, by their ids."""
+        """The frozen documents that the evaluation takes, keyed by id."""
         strata = self.documents["evaluation"].values()
         return {row["doc"]: row for rows in strata for row in rows[: self.documents_per_stratum]}
 
@@ -165,7 +165,7 @@ def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
     if frozen_sha256(row["plan"]) != row["plan_sha256"]:
         raise PlanError(
             f"the stored plan of study '{study}' was changed: its SHA-256 is not {row['plan_sha256'][:12]}…, with "
-            "which it was frozen"
+            "which it was frozen; restore the store from a backup"
         )
     content = json.loads(row["plan"])
     return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], content, row["plan_revision"])
@@ -175,7 +175,7 @@ def require_plan(store: Store, study: Study) -> FrozenPlan:
     """Return the frozen plan of a study, after checking that the study file agrees with the plan."""
     plan = find_plan(store, study.name, study.model.id)
     if plan is None:
-        raise PlanError(f"study '{study.name}' has no frozen plan; evaluation starts only after a plan is frozen")
+        raise PlanError(f"study '{study.name}' has no frozen plan to evaluate by; kvdrift run STUDY.toml freezes one")
     check_plan_agrees(plan, study)
     return plan
 
@@ -193,7 +193,9 @@ def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
     names = [action.name for action in study.actions]
     for name in plan.actions:
         if name not in names:
-            raise PlanError(f"study '{study.name}': action '{name}' is in the frozen plan but not in the study file")
+            raise PlanError(
+                f"study '{study.name}': action '{name}' is in the frozen plan but not in the study file: restore it"
+            )
 
 
 @dataclass(frozen=True)
@@ -328,12 +330,12 @@ def units_done(
     actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None,
     wanted_documents: Mapping[str, int],
 ) -> list[UnitsDone]:  # fmt: skip
-    """Return for each split and action how many units are done and wanted; a unit has all replicates of a document.
+    """Return for each split and action how many units are done and wanted; a unit is all replicates of a document.
 
     ``actions`` maps names of actions to rows of table ``actions``. ``documents`` is the number of documents of each
-    (split, stratum). ``covered`` is the number of documents of each (action, estimator, split, stratum, replicates),
-    those that hold exactly so many replicates. ``wanted_documents`` is the number of evaluation documents of each
-    stratum that the ``plan`` needs by now; without a plan the evaluation is left out.
+    (split, stratum). ``covered`` says for each (action, estimator, split, stratum, replicates) how many documents
+    hold exactly so many replicates. ``wanted_documents`` is the number of evaluation documents of each stratum that the
+    ``plan`` needs by now; without a plan the evaluation is left out.
     """
     controls = {name: bool(row["control"]) for name, row in sorted(actions.items())}
     measured = [name for name, control in controls.items() if not control]
@@ -415,7 +417,7 @@ class InterimLooksTaken:
 
     @property
     def documents(self) -> Mapping[str, int]:
-        """The number of documents of each stratum wanted by now, in the plan's order."""
+        """How many documents of each stratum are wanted by now, with the strata in the plan's order."""
         counts, order = self.looks.documents[self.wanted - 1], self.looks.order
         return {stratum: min(count, len(order[stratum])) for stratum, count in counts.items()}
 

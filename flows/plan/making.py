@@ -379,7 +379,7 @@ def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
         for seconds, count in zip(units["decode_seconds"].to_pylist(), units["replicates"].to_pylist(), strict=True)
     )
     if not documents:
-        raise OperationError("no development units: nothing to measure the cost on")
+        raise OperationError("no development document has units, so the cost of a plan cannot be measured")
     per_document, per_replicate = prefill / documents, decode / documents
     return (per_document + per_replicate, 0.0) if equal else (per_document, per_replicate)
 
@@ -424,7 +424,8 @@ def freeze_plan(
         if (frozen := _adopted(store, study, revision)) is not None:  # another run has just frozen it
             return frozen
         raise PlanError(
-            f"study '{study.name}' has evaluation events but no plan; a plan can be frozen only before evaluation"
+            f"study '{study.name}' has evaluation events but no plan, and a plan can be frozen only before evaluation; "
+            "give the study a new name, or use another --store"
         )
     documents = material.of_split("evaluation", content["documents_per_stratum"])
     seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)

@@ -172,8 +172,8 @@ def _row(document: Document) -> dict[str, Any]:
 def _traits(row: dict[str, Any], seed: int | None) -> set[Trait]:
     """Return the traits of a document; two documents that share a trait have the same content.
 
-    The cluster of a drawn document is a number within its task. The seed is part of that trait, because the same number
-    under another seed is another document.
+    The trait of a drawn document includes the seed: its cluster is a number within its task, and the same number under
+    another seed is another document.
     """
     row_traits: set[Trait] = (
         {("prompt", row["prompt_sha256"])} if row["prompt_sha256"] and row["prompt_tokens"] else set()

@@ -367,7 +367,7 @@ def _unreached_bounds(study: Study) -> Iterator[str]:
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     if planned.documents == "auto" and planned.documents_at_least > available:
         yield (
-            f"plan.documents_at_least = {planned.documents_at_least}: a stratum has only {available} evaluation "
+            f"plan.documents_at_least = {planned.documents_at_least}: the smallest stratum has {available} evaluation "
             f"documents, so that N is {available}"
         )
     tail = planned.alpha / (planned.family_size or len(primary_endpoints(study))) / 2
@@ -413,4 +413,4 @@ def _single_clusters(material: Material) -> Iterator[str]:
         taken = documents if planned == "auto" else documents[:planned]
         if len({document.cluster for document in taken}) == 1:
             what = "one evaluation document" if len(taken) == 1 else f"{len(taken)} evaluation documents of one cluster"
-            yield f"stratum '{stratum}': a plan takes {what}, which gives no interval"
+            yield f"stratum '{stratum}': a plan takes {what}, and an interval needs documents of two clusters"

@@ -282,7 +282,7 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 
 
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
-    """Begin a new revision of each named action whose present revision was reported or has another identity.
+    """Begin a new revision of each named action, unless an unfinished redo has begun one with its present identity.
 
     So after a run was killed, the same call goes on with the revision that the run began, and prints a line about that.
     An action that the store lacks is skipped, since the run generates it.

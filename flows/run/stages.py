@@ -74,8 +74,8 @@ def derive(run: StudyRun) -> int:
 def score(run: StudyRun) -> int:
     """Score the unscored pairs of documents with answers; return their number.
 
-    The texts of the model's tokens are recorded too. If the tokenizer cannot be loaded, a line reports it for scores
-    and for texts.
+    The texts of the model's tokens are recorded too. If the tokenizer cannot be loaded, one line reports it for the
+    scores, and another one for the texts.
     """
     model = run.study.model
     if model.kind == FINITE_STATE:
@@ -144,7 +144,7 @@ def check(run: StudyRun) -> None:
     controls = check_controls(run.store, run.material)
     pairs = check_equal_bytes(run.store, run.material)
     exact = floor_line(run.store, run.study) or f"{controls} full-retention controls exactly 0"
-    run.say(f"{exact}; {pairs} pairs of equal retention hold equal bytes")
+    run.say(f"{exact}; {pairs} pairs of actions that keep equally many entries hold equal bytes")
 
 
 def look(run: StudyRun) -> bool:

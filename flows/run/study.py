@@ -221,7 +221,7 @@ def _tasks(*, scheduled: bool) -> SimpleNamespace:
         develop=as_stage(stages.develop, "the development documents have all their units", **again),
         derive=as_stage(stages.derive, "all units are derived", **again),
         score=as_stage(
-            stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here", **again
+            stages.score, "all pairs of documents with answers are scored, or the tokenizer is not here", **again
         ),
         plan=as_stage(_plan, "the plan is frozen", **again),
         evaluate=as_stage(stages.evaluate, "the evaluation documents have all units of the plan", **again),

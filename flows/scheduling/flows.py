@@ -84,8 +84,8 @@ def study(
         endpoints: grpc://HOST:PORT of the kvdrift serve that generates: a list with one address.
         token_file: File with the token that the endpoint requires.
         tls_root_certs: PEM file of the certificate authorities to trust.
-        cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
-        gpus: all, to generate on all GPUs of the worker's machine, or the number of GPUs.
+        cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N workers for this run.
+        gpus: all, to generate on all GPUs of the machine of this run, or the number of GPUs.
     """
     studies = load_studies(Path(study_file))
     page = FlowRunPage()

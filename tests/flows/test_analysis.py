@@ -347,7 +347,7 @@ def test_nothing_to_estimate_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     analyze(store.location)
     assert "holds no study yet" in capsys.readouterr().err
     store.append_rows("documents", pa.Table.from_pylist(document_rows(SIZES), schema=DOCUMENTS.schema))
-    with pytest.raises(InputError, match="no complete measured trajectories"):
+    with pytest.raises(InputError, match="no complete trajectories of any action but the control"):
         analyze_stored(store, STUDY, MODEL)
 
 
