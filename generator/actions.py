@@ -178,7 +178,7 @@ class Action:
         if kept < (needed := max(window + sinks, 1)):
             raise InputError(
                 f"action '{self.name}', {where}: keep = {self.retention} retains {kept} of {entries} prompt entries, "
-                f"below the {needed} that its window ({window}) and sinks ({sinks}) need"
+                f"fewer than the {needed} that its window ({window}) and sinks ({sinks}) need"
             )
         return kept
 

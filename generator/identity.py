@@ -219,7 +219,8 @@ def _source_files(kind: type[Any]) -> tuple[set[tuple[str, str]], dict[Path, byt
                 texts[path] = loaded[name][1] if loaded else path.read_bytes()
                 imported = [*imported_modules(texts[path], name, package=path.stem == "__init__")]
             except (OSError, SyntaxError, ValueError) as error:
-                raise InputError(f"{path}: the source of a class cannot be read ({error})") from None
+                line = f"{path}: cannot be read as Python source, which an action's identity needs ({error})"
+                raise InputError(line) from None
             for other in imported:
                 beside = loaded.get(other, (None,))[0] if loaded else _file_beside(base, file, other)
                 if beside is not None:

@@ -63,10 +63,9 @@ class CacheRule:
     cuts_back: bool = True  # whether a stream's state at L gives its earlier states by dropping the last entries
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """Return a rule of this kind over ``entries`` other prompt entries, with which whole steps are tried.
+        """Return a rule of this kind over ``entries`` other prompt entries, for steps that are tried before decoding.
 
-        They are tried before documents are decoded. The rule attends in every step from the second on, and may do so in
-        the first.
+        The rule returned attends in every step from the second on, and may do so in the first.
         """
         raise NotImplementedError
 

@@ -1,8 +1,9 @@
 """Linear layers and activations for CPUs, in place of torch's.
 
-torch computes float32 matrix products by MKL, which reaches half the speed of processors other than Intel's and rounds
-products of few rows differently. oneDNN, which torch has too, does neither: from two rows on, a row's product has the
-same bits whatever the number of rows, and whether the weights were packed before or are packed in the call.
+torch computes float32 matrix products by MKL, which reaches half of the possible speed on processors other than Intel's
+and rounds products of few rows differently. oneDNN, which torch has too, does neither: from two rows on, a row's
+product has the same bits whatever the number of rows, and whether the weights were packed before or are packed in the
+call.
 
 torch computes SiLU with vector instructions, except the last elements of each thread's share, which it computes one by
 one and rounds differently in the last bit. Which elements these are depends on the number of rows. torch's exponential

@@ -162,7 +162,7 @@ def attention_fault(device: torch.device) -> str | None:
     output, *written = computed(_prompt_on_cuda, _suffix_on_cuda)
     wanted, *kept = computed(plain_prompt_attention, plain_suffix_attention)
     near = torch.allclose(output, wanted, atol=1e-5) and all(map(torch.equal, written, kept))
-    return None if near else "the kernels' results are wrong"
+    return None if near else "a trial of the Triton kernels of attention gave wrong results"
 
 
 def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # noqa: FBT001 - as ``SharingOptions.fused`` is

@@ -118,8 +118,8 @@ def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequen
     """Return for each layer a checksum, int64 [], of what a policy's rule does in its first step.
 
     The prompt's last token is fed once more, in place of a drawn token, so that the step is equal for all replicates.
-    If the policy scores entries, a checksum covers which entries are not dropped before and after the step; else it
-    covers the attention. ``prompt`` has the layers of the whole prompt, ``held`` the entries that eviction after
+    If the policy scores entries, a checksum covers which entries are left before the step, and which after it; else
+    it covers the attention. ``prompt`` has the layers of the whole prompt, ``held`` the entries that eviction after
     prefill kept of each layer.
     """
     sums = []

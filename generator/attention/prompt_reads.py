@@ -150,7 +150,7 @@ class PromptReads:
         return indices
 
     def _size(self, tile: Tile) -> tuple[Any, ...]:
-        """Return what tiles that are computed together have in common; a tile of many streams is computed alone."""
+        """Return a key: tiles with equal keys are computed together; a tile of many streams has a key of its own."""
         is_small = tile.streams <= self._multiple
         return self._entries[tile.cache], rounded(tile.streams, self._prompt_read_rows), 0 if is_small else tile.first
 
@@ -202,7 +202,7 @@ class PromptReads:
         self, tiles: Sequence[Tile], chunks: Sequence[Chunks], packed: Tensor, scaling: float, output: Tensor,
         mass: Tensor,
     ) -> None:  # fmt: skip
-        """Attend from the packed rows of tiles of equal sizes, and write into their ``output`` and ``mass``."""
+        """Attend from the packed rows of tiles of equal sizes; write into these rows of ``output`` and ``mass``."""
         kv_heads, rows, size = packed.shape
         count = rows // (tiles[-1].last - tiles[0].first) * rounded(tiles[0].streams, self._prompt_read_rows)
         shape = (kv_heads, len(tiles), -1)

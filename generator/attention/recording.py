@@ -1,9 +1,9 @@
 """Causal attention over one prompt that records the data that selectors and caches need of every layer.
 
-A prompt's keys and values are kept; of a layer with a window, only those that later positions see. Of queries only the
-last W are kept, and of hidden states none: to keep all of them would double the memory. A selector that needs more
-queries names statistics. Each statistic is gathered once per layer without a window, from consecutive chunks of
-queries, for all selectors that name it. Nothing else is computed or kept.
+A prompt's keys and values are kept; of a layer whose attention has a window, only those that later positions see. Of
+queries only the last W are kept, and no hidden states: all queries and hidden states would double the memory. A
+selector that needs more queries names statistics. Each statistic is gathered once per layer without a window, from
+consecutive chunks of queries, for all selectors that name it. Nothing else is computed or kept.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class PromptRecording:
     ) -> Tensor:
         """Return the attention of the next T positions to all positions up to their own, [1, heads, T, size].
 
-        The positions' keys, values and last queries are recorded.
+        The positions' keys and values are recorded, and their queries that are among the prompt's last W.
         """
         if layer == len(self.layers):
             self._begin(layer, query, key, scaling, terms)

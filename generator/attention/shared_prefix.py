@@ -189,7 +189,9 @@ class SharedPrefix:
         self._fused: FusedAttention | None = None
         if are_fused(self.devices, fused) and all(layer.terms.plain for layer in caches[0]):
             if any(tiles):
-                raise InputError("row_tile: the fused operations of this device have fixed tiles; leave row_tile out")
+                raise InputError(
+                    "row_tile: fused operations, which this device uses, have fixed tiles; leave row_tile out"
+                )
             entries_of = [
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
@@ -295,7 +297,7 @@ class SharedPrefix:
 
     @property
     def repeats(self) -> bool:
-        """Whether ``repeat`` can be called: nothing but the two fused operations computes attention."""
+        """Whether ``repeat`` can be called, that is, whether the two fused operations compute all attention."""
         return self._fused is not None and self._ruled is None
 
     @property

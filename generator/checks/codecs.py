@@ -52,7 +52,7 @@ class CodecTrial(Trial[Codec]):
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """The pairs of a number of KV heads and a head size that are tried, unless the codec refuses the size."""
+        """The shapes of layers to try, (number of KV heads, head size), without head sizes that the codec refuses."""
         return [(heads, size) for heads, size in _HEADS if self._accepts(size)]
 
     def _accepts(self, size: int) -> bool:
@@ -90,7 +90,7 @@ class CodecTrial(Trial[Codec]):
 
 
 def _shapes(trial: CodecTrial) -> str:
-    require(bool(trial.heads), "check() refuses every head size that is tried, 16, 24 and 64")
+    require(bool(trial.heads), "check() refuses heads of 16, 24 and 64 channels, and must accept one of these sizes")
     layers = [pair for dtype in DTYPES for pair in trial.layers(dtype)]
     for where, layer in layers:
         before = PrefixLayer(layer.key.clone(), layer.value.clone())
@@ -98,7 +98,8 @@ def _shapes(trial: CodecTrial) -> str:
         for name, read, original in (("keys", held.key, layer.key), ("values", held.value, layer.value)):
             require(
                 read.shape == original.shape and read.dtype == original.dtype,
-                f"{where}: {name} come back in another shape or dtype",
+                f"{where}: {name} come back as {read.dtype} {list(read.shape)}, stored were {original.dtype} "
+                f"{list(original.shape)}",
             )
         same = torch.equal(before.key, layer.key) and torch.equal(before.value, layer.value)
         require(same, f"{where}: keys or values were changed in place; clone them first")
@@ -110,11 +111,15 @@ def _bytes(trial: CodecTrial) -> str:
     for where, layer in (pair for dtype in DTYPES for pair in trial.layers(dtype)):
         stored = trial.part.stored_bytes(layer)
         empty = trial.part.stored_bytes(PrefixLayer(layer.key.to("meta"), layer.value.to("meta")))
-        require(stored == empty, f"{where}: {stored}, but {empty} for a layer without data of the same shapes")
+        require(
+            stored == empty,
+            f"{where}: stored_bytes returned {stored}, but {empty} for a layer of the same shapes without data; "
+            "take bytes from shapes and dtype alone",
+        )
         counts = (stored.payload, stored.scales)
         require(
             all(type(count) is int and count >= 0 for count in counts),
-            f"{where}: bytes are {counts}, and must be whole numbers of 0 or more",
+            f"{where}: stored_bytes returned payload and scales {counts}; both must be whole numbers, 0 or more",
         )
         share = stored.total / AsComputed().stored_bytes(layer).total
         shares.append(f"{share:.3f} of the bytes of {layer.key.shape[1]} entries in {8 * layer.key.itemsize} bits")
@@ -127,15 +132,15 @@ def _least_bytes(trial: CodecTrial) -> str:
         stated, needed = _bits_stated_and_needed(trial.part, *trial.heads[0], dtype)
         require(
             stated >= needed,
-            f"{dtype}: stored_bytes reports {stated:.2f} bits a number; decoded numbers need at least {needed:.2f} "
-            "(Shannon's rate-distortion bound)",
+            f"{dtype}: stored_bytes reports {stated:.2f} bits a number, too few: numbers read back with errors so "
+            f"small need at least {needed:.2f} (Shannon's rate-distortion bound)",
         )
         lines.append(f"{stated:.1f} bits a number in {dtype}, and {needed:.1f} are needed at least")
     return "; ".join(lines)
 
 
 def _bits_stated_and_needed(codec: Codec, heads: int, size: int, dtype: str) -> tuple[float, float]:
-    """Return how many bits per number a codec claims to store, and how many it needs at least."""
+    """Return the bits per number that a codec says it stores, and the fewest with which its errors are possible."""
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(_DRAWS, 2, heads, _LONG, size, generator=generator, dtype=torch.float64)
     squares = torch.empty_like(numbers)
@@ -148,7 +153,7 @@ def _bits_stated_and_needed(codec: Codec, heads: int, size: int, dtype: str) -> 
 
 
 def _bits(errors: Tensor) -> float:
-    """Return the bits per number that equally large sets need on average, from the mean square error of each set."""
+    """Return the bits per number that equally large sets of numbers need, from the mean square error of each set."""
     least = torch.finfo(torch.float64).tiny  # of a set that comes back as it was drawn
     return float((-0.5 * errors.clamp(least, 1).log2()).mean())
 
@@ -160,7 +165,7 @@ def _repetition(trial: CodecTrial) -> str:
         first = trial.part.hold(layer)
         for again in (trial.part.hold(layer), twin.hold(layer)):
             same = torch.equal(first.key, again.key) and torch.equal(first.value, again.value)
-            require(same, f"{where}: a second round trip, or an equal codec's, reads other numbers")
+            require(same, f"{where}: a second round trip of the same entries, or an equal codec's, gives other numbers")
     require_no_draws(state)
     return "the same numbers, and no draw from torch's state"
 

@@ -52,7 +52,7 @@ class PolicyTrial(Trial[Policy]):
         if self.least > _ROOM:
             raise InputError(
                 f"policy '{self.name}' needs at least {self.least} entries, more than the {_ROOM} that the checks have "
-                "prompts for; make it fewer with --parameter"
+                "prompts for; lower that number with --parameter"
             )
 
     @property
@@ -107,7 +107,7 @@ class _Watched(Policy):
     """A policy that behaves like another policy and records which entries its streams read.
 
     Attributes:
-        kept: For each layer the positions that ``first_cut`` kept; empty if nothing is ever dropped.
+        kept: For each layer the positions that ``first_cut`` kept; empty until the policy is asked for its rule.
         read: For each layer in which the rule attended, the places of the entries that each head read in the last step.
     """
 
@@ -130,7 +130,7 @@ class _Watched(Policy):
 
 
 class _WatchedRule(GuardedRule):
-    """A policy's rule that also records which entries its first row reads, and checks the attention over these."""
+    """A policy's rule that records which entries the first row of queries reads, and checks its attention to them."""
 
     def __init__(self, policy: Policy, rule: CacheRule, budget: int, read: dict[int, list[list[int]]]) -> None:
         super().__init__(policy, rule, budget)
@@ -147,13 +147,13 @@ class _WatchedRule(GuardedRule):
             exact = error < _TOLERANCES[attention.dtype]
             require(
                 exact,
-                f"step {entries.suffix_key.shape[2]}: attention differs from plain attention over the entries that are "
-                "read",
+                f"step {entries.suffix_key.shape[2]}: the rule's attention differs from softmax attention to the "
+                "entries that it reads",
             )
         return attention, after
 
     def _places(self, entries: StreamEntries, scores: Tensor) -> list[list[int]]:
-        """Return for each KV head the places of the entries that the first row reads."""
+        """Return for each KV head the places of the entries that the first row of queries reads."""
         prompt, size = entries.prompt_key.shape[1], entries.query.shape[-1]
         count = prompt + entries.suffix_key.shape[2]
         one_hot = torch.eye(count, device=entries.query.device, dtype=entries.query.dtype)
@@ -170,7 +170,7 @@ class _WatchedRule(GuardedRule):
 
 
 def _plain_attention(entries: StreamEntries, read: Sequence[Sequence[int]]) -> Tensor:
-    """Return the first row's attention over the entries at each head's places, float64 [KV heads, group, size]."""
+    """Return the first row's attention to the places that each KV head reads, float64 [KV heads, group, size]."""
     heads = []
     for head, places in enumerate(read):
         key, value = (
@@ -199,18 +199,22 @@ def _positions_read(
         watched.read.clear()
         with model.computing():
             kernels.advance(torch.tensor([token]))
-        require(bool(watched.kept), f"step {step}: nothing is ever dropped")
+        require(bool(watched.kept), f"step {step}: the policy was not asked for its rule, so there is nothing to check")
         generated = [*range(document.prompt_tokens, document.prompt_tokens + step)]
         heads = []
         for layer, kept in enumerate(watched.kept):
             held = [[*index, *generated] for index in kept.tolist()]
             read = watched.read.get(layer, [range(len(positions)) for positions in held])
             heads += [{positions[place] for place in places} for positions, places in zip(held, read, strict=True)]
-        require(all(generated[-1] in head for head in heads), f"step {step}: the entry of the token fed is not read")
+        require(
+            all(generated[-1] in head for head in heads),
+            f"step {step}: a KV head does not read the entry of the token being fed; every head must",
+        )
         counts = sorted({len(head) for head in heads})
         require(
             len(counts) == 1,
-            f"step {step}: KV heads and layers read {counts} entries, and must all read one number, which bytes count",
+            f"step {step}: some KV heads read {counts[0]} entries and others {counts[-1]}; all must read equally "
+            "many, since one number stands for the bytes of all heads and layers",
         )
         steps.append(heads)
     return steps
@@ -246,7 +250,8 @@ def _nothing_dropped(trial: PolicyTrial) -> str:
     for unit, (name, last) in zip(units, named, strict=True):
         rows = [row for row in unit.events.to_pylist() if row["t"] <= last]
         moved = sum(row["delta"] != 0 or row["f"] != 0 or row["x_token"] != row["y_token"] for row in rows)
-        require(moved == 0, f"{name}: delta or f is not 0, or tokens differ, in {moved} of {len(rows)} events")
+        line = f"{name}: delta or f is not 0, or tokens differ, in {moved} of {len(rows)} events"
+        require(moved == 0, f"{line}; no entry has been dropped, so they must be as with the full cache")
     return f"delta = f = 0 exactly; with m = n + {more}, until the first entry is dropped"
 
 
@@ -254,7 +259,7 @@ def _repetition(trial: PolicyTrial) -> str:
     torch.manual_seed(2)
     state = torch.get_rng_state()
     (first,), (second,) = trial.units([trial.action()], 2), trial.units([trial.action()], 2)
-    require(first.events.equals(second.events), "a second run's events differ")
+    require(first.events.equals(second.events), "a second run, with an equal policy, has other events")
     require_no_draws(state)
     return "the same events, and no draw from torch's state"
 
@@ -264,15 +269,15 @@ def _company(trial: PolicyTrial) -> str:
     actions = [trial.action(f"own-{budget}", budget) for budget in trial.budgets]
     for action, unit in zip(actions, trial.units(actions, 4), strict=True):
         for count, sharing, how in (
-            (1, SHARE_ALL, "alone with fewer replicates"),
-            (4, _NOTHING_SHARED, "with nothing shared"),
+            (1, SHARE_ALL, "alone with 1 replicate"),
+            (4, _NOTHING_SHARED, "alone with nothing shared among replicates"),
         ):
             (other,) = trial.units([action], count, sharing)
             same = other.events.equals(unit.events.slice(0, len(other.events)))
-            require(same, f"action '{action.name}': events differ {how}")
+            require(same, f"action '{action.name}' has other events {how} than beside other actions")
         require(
             unit.record["batch_deviation"] == 0.0,
-            f"action '{action.name}': a row of a step depends on the rows beside it",
+            f"action '{action.name}': results of a stream depend on the streams computed beside it; they must not",
         )
     return "the same events alone, in parts and with nothing shared"
 

@@ -68,13 +68,13 @@ class SelectorTrial(Trial[Selector]):
         super().__post_init__()
         if self._needed > _ROOM:
             raise InputError(
-                f"window ({self.part.window}) and sinks ({self.part.sinks}) are more than the {_ROOM} that the "
-                "checks have prompts for; make them smaller with --parameter"
+                f"window ({self.part.window}) and sinks ({self.part.sinks}) are together more than the {_ROOM} entries "
+                "that the checks have prompts for; make them smaller with --parameter"
             )
 
     @property
     def options(self) -> dict[str, Any]:
-        """The parameters that a study can set, with their values; those of kvpress are the options of its presses."""
+        """The parameters that a study can set, with their values; of a selector of kvpress, its presses' options."""
         settings = {field.name: getattr(self.part, field.name) for field in fields(self.part)}  # type: ignore[arg-type]  # a dataclass
         return dict([*settings["options"], *settings["inner_options"]]) if "options" in settings else settings
 
@@ -143,7 +143,7 @@ def _check_sets(trial: SelectorTrial, model: _Model, entries: int, kept: int) ->
     prompt = trial.prompt(model, entries).layers
     budgets = selector.budgets(kept, entries, _LAYERS)
     require(
-        sum(budgets) == kept * _LAYERS, f"{where}: budgets {[*budgets]} of {_LAYERS} layers do not sum to m x layers"
+        sum(budgets) == kept * _LAYERS, f"{where}: budgets {[*budgets]} do not sum to m x layers = {kept} x {_LAYERS}"
     )
     before = [(layer.key.clone(), layer.value.clone()) for layer in prompt]
     cache = evict(prompt, selector, kept)
@@ -164,9 +164,10 @@ def _repetition(trial: SelectorTrial) -> str:
     first = trial.evicted(entries, kept)
     torch.manual_seed(2)
     state, again = torch.get_rng_state(), trial.prompt(_USUAL, entries).layers
-    require(evict(again, trial.part, kept).kept_sha256 == first.kept_sha256, "a second choice differs")
+    second = evict(again, trial.part, kept)
+    require(second.kept_sha256 == first.kept_sha256, "a second choice from the same prompt keeps other positions")
     twin = evict(again, trial.action().selector, kept)
-    require(twin.kept_sha256 == first.kept_sha256, "an equal selector chooses other positions")
+    require(twin.kept_sha256 == first.kept_sha256, "an equal selector keeps other positions of the same prompt")
     require_no_draws(state)
     return "the same sets, and no draw from torch's state"
 
@@ -177,7 +178,7 @@ def _other_actions(trial: SelectorTrial) -> str:
     tokens, window = random_document(f"matrix-{entries}", entries).tokens, max(128, trial.part.window + 1)
     beside = Prompt(random_model("llama", "float32", _LAYERS), tokens, window, statistics)
     same = evict(beside.layers, trial.part, kept).kept_sha256 == trial.evicted(entries, kept).kept_sha256
-    require(same, "the kept sets differ")
+    require(same, "other positions are kept if the prompt has queries and statistics for other selectors, too")
     return "the same sets"
 
 
@@ -207,7 +208,8 @@ def _chunks(trial: SelectorTrial) -> str:
             trial.part.keep(_in_chunks(trial.part, layer, whole, ends), kept).tolist()
             for ends in ([entries], [1, 2, 130, 400, entries])
         )
-        require(once == parts, f"layer {layer.number}: the kept sets differ; sum in float64, or avoid ties of scores")
+        line = f"layer {layer.number}: other positions are kept if queries come in 5 chunks and not in one"
+        require(once == parts, f"{line}; sum in float64, or avoid ties of scores")
     return "the same sets"
 
 

@@ -159,7 +159,7 @@ def decide_elsewhere(trials: Sequence[Trial[Any]]) -> None:
 
 
 def decisions_of(make: Callable[[], Trial[Any]]) -> Decisions | str:
-    """Return the decisions of the part from ``make``, first the one on prompt ``ALONE``; or a line about a failure."""
+    """Make a trial and return its part's decisions, first that on prompt ``ALONE``; or a line about a failure."""
     try:
         trial = make()
         return {ALONE: trial.decided_on(ALONE), **trial.decided()}
@@ -173,7 +173,7 @@ def same_elsewhere(trial: Trial[Any]) -> str:
     """Check that a part's decisions are equal in an interpreter with another hash seed, folder and environment."""
     there = _elsewhere(trial)
     for where, digest in trial.decided().items():
-        others = f"{where}: {trial.decides} differ with another hash seed, working folder and environment"
+        others = f"{where}: {trial.decides} differ in a process with another hash seed, working folder and environment"
         require(there[where] == digest, others)
     return f"the same {trial.decides}"
 
@@ -181,9 +181,9 @@ def same_elsewhere(trial: Trial[Any]) -> str:
 def same_after_others(trial: Trial[Any]) -> str:
     """Check that a part's decision on a prompt does not depend on earlier prompts."""
     first, other, again = (trial.decided_on(prompt) for prompt in (FIRST, ALONE, FIRST))
-    others = f"{trial.decides} of a prompt differ after another prompt of its length"
-    require(first == again, others)
-    require(other == _elsewhere(trial)[ALONE], f"{others} from those alone")
+    changed = f"{trial.decides} of an input change after another input of its size; keep no state between inputs"
+    require(first == again, changed)
+    require(other == _elsewhere(trial)[ALONE], changed)
     return f"the same {trial.decides}"
 
 
@@ -192,7 +192,7 @@ def _elsewhere(trial: Trial[Any]) -> Decisions:
         decide_elsewhere([trial])
     (decided,) = trial.elsewhere
     if isinstance(decided, str):
-        raise OperationError(f"in a second interpreter: {decided}")
+        raise OperationError(f"the checks fail in a second interpreter: {decided}")
     return decided
 
 
@@ -203,9 +203,10 @@ def in_identity(trial: Trial[Any]) -> str:
     """Check that a part and each of its parameters belong to the identity of its action."""
     first, twin = trial.action(), trial.action()
     require(
-        first == twin and hash(first.parts) == hash(twin.parts), f"equal parameters make unequal {trial.kind.plural}"
+        first == twin and hash(first.parts) == hash(twin.parts),
+        f"{trial.kind.plural} with equal parameters, or their hashes, are unequal; make the class a frozen dataclass",
     )
-    columns = "identity() has other columns than Selector.identity()"
+    columns = "identity() has other columns than Selector.identity(); it must have exactly the same"
     require(first.selector.identity().keys() == Full().identity().keys(), columns)
     rows, hashes, changed, skipped = {_row(first)}, {parts_sha256(first.parts)}, list[str](), list[str]()
     for name, value in trial.options.items():
@@ -216,7 +217,8 @@ def in_identity(trial: Trial[Any]) -> str:
         rows.add(_row(action))
         hashes.add(parts_sha256(action.parts))
         collided = min(len(rows), len(hashes)) <= len(changed)
-        require(not collided, f"{name} is no part of the identity: two of its values give one row or one hash")
+        line = f"parameter {name} is no part of the identity: two of its values give the same row or hash"
+        require(not collided, f"{line}; keep it among what identity() or parameters returns")
     left = f"; no other value tried of {', '.join(skipped)}" if skipped else ""
     return f"{', '.join(changed) or 'no parameter'}{left}"
 
@@ -226,7 +228,7 @@ def _row(action: Action) -> str:
 
 
 def _changed(trial: Trial[Any], name: str, value: Any) -> Action | None:
-    """Return an action whose parameter ``name`` differs from ``value``; None if no other value is accepted or tried."""
+    """Return an action whose parameter ``name`` has another value; None if the part accepts no value that is tried."""
     for other in _other_values(value):
         try:
             return trial.action(**{name: other})
@@ -255,7 +257,7 @@ def same_events(action: Action, beside: Action, model: LoadedModel, document: Do
 
     alone = events(PendingUnit(action, 0, 2))
     parts = events(PendingUnit(beside, 0, 2), PendingUnit(action, 0, 1)) + events(PendingUnit(action, 1, 1))
-    require(alone == parts, "the events differ beside another action, or replicate by replicate")
+    require(alone == parts, "an action has other events beside another one, or replicate by replicate, than alone")
     differ, most = sum(row["x_token"] != row["y_token"] for row in alone), max(row["delta"] for row in alone)
     return (
         "the same events alone, beside another action and in parts; "
@@ -265,11 +267,12 @@ def same_events(action: Action, beside: Action, model: LoadedModel, document: Do
 
 def require_no_draws(state: torch.Tensor) -> None:
     """Raise an error unless torch's random state is still ``state``."""
-    require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
+    line = "random numbers are drawn from torch's global state; draw them from a torch.Generator with a seed"
+    require(torch.equal(torch.get_rng_state(), state), line)
 
 
 def common_checks(others: str) -> tuple[Check[Any], ...]:
-    """Return the checks that all three kinds of parts have; ``others`` is the plural of an input, such as "prompts"."""
+    """Return the checks of all three kinds of parts; their lines call a part's inputs ``others``, such as "prompts"."""
     return (
         Check(f"other {others}", f"two {others} of one size in turn, one of them alone in another process",
               same_after_others),

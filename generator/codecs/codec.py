@@ -45,7 +45,7 @@ class Codec(ABC):
 
     @final
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return the layer that attention reads: the round trip, computed in float32, in the model's dtype.
+        """Return the layer that attention reads: its round trip in float32, converted to the model's dtype.
 
         Raises:
             OperationError: Keys or values come back in another shape, or with a number that is not finite.

@@ -26,7 +26,7 @@ class EntryCoding(ABC):
         """Store entries of some layers and read them back, in the same shapes and dtype.
 
         Keys and values are [layers, R, KV heads, entries, size] in the model's dtype; keys are whole groups, or no
-        entries. ``layers`` are the layers' numbers; they are on one device.
+        entries. ``layers`` are the numbers of the layers, all of which are on one device.
         """
 
 
@@ -70,7 +70,7 @@ class CodedStreams(CacheRule):
         self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
-        """Return a rule over other prompt entries, without a window; the first fed token completes a group of keys."""
+        """Return a rule without an exact window over other entries; the first fed token completes a group of keys."""
         begun = min(self._together - 1, entries)
         layers = [
             replace(
@@ -152,7 +152,7 @@ class CodedStreams(CacheRule):
         return one.begun > 0 and one.begun + self._left(length) >= self._together
 
     def _restore(self, prompt: Sequence[Sequence[Tensor]]) -> None:
-        """Restore the prompt entries as they are at the end of the prompt."""
+        """Restore the prompt entries to what they were before the first token was fed."""
         for number, one in enumerate(self._layers):
             key, value = prompt[number]
             key[:, one.coded_keys :], value[:, one.coded_values :] = one.exact.key, one.exact.value

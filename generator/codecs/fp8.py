@@ -18,9 +18,9 @@ _LARGEST = 448.0  # of e4m3
 
 @dataclass(frozen=True)
 class FP8(Codec):
-    """Numbers in e4m3 (4 bits of exponent, 3 of mantissa), with a scale for each KV head's keys and for its values.
+    """Numbers in e4m3 (4 bits of exponent, 3 of mantissa); the keys of a KV head have one scale, its values another.
 
-    The scale is the largest magnitude over 448, in float16, rounded up.
+    A scale is the largest magnitude divided by 448, in float16, rounded up.
     """
 
     summary: ClassVar[str] = "8-bit floating point (e4m3), a scale for each layer and KV head"
@@ -46,6 +46,6 @@ def scale_of(largest: Tensor) -> Tensor:
 
 
 def at_scale(numbers: Tensor, scale: Tensor) -> Tensor:
-    """Return float32 numbers, each rounded to e4m3 at a scale; larger numbers saturate."""
+    """Return float32 numbers, each rounded to e4m3 at a scale; magnitudes are cut off at 448 times the scale."""
     scaled = (numbers / scale.where(scale > 0, 1)).clamp(-_LARGEST, _LARGEST)
     return scaled.to(torch.float8_e4m3fn).float() * scale

@@ -37,7 +37,7 @@ class GeneratedEntries:
         if not isinstance(self.codec, KIVI | RotatedInt4 | FP8 | Identity):
             raise InputError(
                 f"generated = true: codec {type(self.codec).__name__} codes prompt entries alone; "
-                "leave it out, or derive the codec from a class of kvdrift.generator.codecs"
+                "leave generated out, or use a codec derived from KIVI, RotatedInt4, FP8 or Identity"
             )
 
     @property
@@ -51,7 +51,8 @@ class GeneratedEntries:
         """Return the rule that codes the entries of a prompt's streams with horizon H.
 
         For each layer, ``prompt`` has keys and values of the whole prompt; ``kept`` has the kept positions, int32
-        [KV heads, m]; and ``held`` has the entries that attention reads, of which the rule codes more in place.
+        [KV heads, m]; and ``held`` has the entries that attention reads; the rule later codes, in place,
+        those that are still exact.
         """
         codec, window, together = self.codec, 0, 1
         coding: EntryCoding
@@ -86,7 +87,7 @@ class _RoundTrip(EntryCoding):
 
 @dataclass(frozen=True)
 class _AtPromptScales(EntryCoding):
-    """e4m3 at the scales of the prompt's entries, which a cache has stored; larger values saturate."""
+    """Codes in e4m3 at the scales stored for a cache's prompt entries; magnitudes are cut off at 448 times a scale."""
 
     keys: Sequence[Tensor]  # for each layer the scales of the KV heads' keys, float32 [KV heads, 1, 1]
     values: Sequence[Tensor]  # the scales of their values

@@ -74,7 +74,8 @@ class HQQ(Codec):
         A layer could then be stored only if its number of entries happened to fill whole groups.
         """
         if size % self.group:
-            raise InputError(f"heads of {size} channels cannot be coded in groups of {self.group}; set group")
+            line = f"heads of {size} channels cannot be coded in groups of {self.group}"
+            raise InputError(f"{line}; set group to a divisor of {size}")
 
     def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
         """Store a layer's entries and read them back, in their own dtype."""
@@ -106,7 +107,8 @@ class HQQ(Codec):
                 heads, entries, size = numbers.shape
                 raise InputError(
                     f"{type(self).__name__}: {_LIBRARY} cannot store {entries} entries of {heads} KV heads of "
-                    f"{size} channels with group = {self.group} and axis {axis} in {self.bits} bits; change one of them"
+                    f"{size} channels with group = {self.group} and axis {axis} in {self.bits} bits; "
+                    "change group or the axis"
                 )
 
 

@@ -19,7 +19,7 @@ _BITS = 4
 
 @dataclass(frozen=True)
 class RotatedInt4(GroupedCodec):
-    """Each head vector is rotated, rounded to 4 bits per entry in groups of channels, and rotated back when it is read.
+    """Each head vector is rotated, rounded to 4 bits a number in groups of channels, and rotated back when it is read.
 
     The rotation is the normalized Hadamard transform, which is its own inverse. An engine would rotate queries instead
     of the entries that it reads, with the same products. By default no entry stays exact (``residual`` = 0).
@@ -32,7 +32,8 @@ class RotatedInt4(GroupedCodec):
     def check(self, size: int) -> None:
         """Refuse heads whose size is no power of two."""
         if size & (size - 1):
-            raise InputError(f"heads of {size} channels have no Hadamard transform here; it needs a power of two")
+            line = f"heads of {size} channels have no Hadamard transform here, only powers of two have"
+            raise InputError(f"{line}; use another codec")
 
     def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
         """Return the layer with entries as read back from their codes, but the last ``residual`` entries unchanged."""

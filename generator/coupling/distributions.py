@@ -220,7 +220,7 @@ _FUSED_BYTES = 2**28  # of distributions that ``pair_sums`` processes in one par
 def are_fused(sharing: SharingOptions, device: str) -> bool:
     """Return whether ``fused_draws`` couples pairs on a device.
 
-    ``sharing.fused`` decides. If that is None, it does on CUDA devices on which its kernel works.
+    ``sharing.fused`` decides; if that is None, the answer is yes on CUDA devices on which the kernel works.
     """
     if sharing.fused is not None:
         return sharing.fused
@@ -297,7 +297,7 @@ def fused_fault(device: torch.device) -> str | None:
     distributions = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
     apart, excess = _on_cuda(distributions, torch.tensor([[0, -1, -2], [1, 1, 1]], device=device), 2)
     exact = apart.flatten().tolist() == [0.5, 1.5, 1.0] and excess.flatten().tolist() == [0.25, 0.75, 1.0]
-    return None if exact else "the kernel's sums are wrong"
+    return None if exact else "a trial of the Triton kernel gave wrong sums"
 
 
 def _taken(distributions: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:

@@ -151,7 +151,7 @@ class _Scan:
 
         ``draws`` are the pairs' results of ``_overlap``, [4, live]; uniforms ``u`` [live] decide whether the position
         replaces a pair's candidate. Returns which pairs continue, bool [live]; the numbers of the pairs whose candidate
-        was replaced, int64; and the tokens, int64 [live].
+        was replaced, int64; and the tokens of U at the position, int64 [live].
         """
         self.evaluations[live] += 1
         deficit, token, residual_x, residual_y = draws[0], *draws[1:].long()

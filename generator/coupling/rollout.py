@@ -199,12 +199,12 @@ class CoupledPairs:
         return True
 
     def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
-        """Write values of some pairs, [pairs] on the CPU, into ``steps`` by name, at position ``column``, from 0."""
+        """Write ``values`` of ``pairs``, CPU tensors [pairs] by name, into ``steps`` at position ``column``, from 0."""
         for name, value in values.items():
             self.steps[name][pairs, column] = value.numpy()
 
     def _labels(self, pair_cache: Tensor) -> Tensor:
-        """Return a label of each stream that may be wanted; equal streams with different labels are not shared."""
+        """Return labels of references, pairs along X, pairs along Y; equal streams of unlike labels are not shared."""
         sharing = self._sharing
         reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
         if sharing.share_equal_histories:
@@ -214,13 +214,14 @@ class CoupledPairs:
         return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if sharing.share_until_divergence else 1)])
 
     def _done(self) -> Tensor:
-        """Return for each stream that may be wanted whether its side has ended."""
+        """Return for each reference, each pair along X and each pair along Y whether that side has ended."""
         return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
 
     def _regroup(self) -> tuple[DistinctStreams, Tensor]:
-        """Return the streams of the next position, and for each stream that may be wanted whether it is needed.
+        """Return the distinct streams of the next position, and which references and pairs need a stream.
 
-        A side that has ended loses its stream, and a pair that has diverged gets two streams.
+        The second result is bool [references + 2 pairs]: the references, then the pairs along X, then along Y. A side
+        that has ended loses its stream, and a pair that has diverged gets two streams.
         """
         wanted = self._row >= 0
         if self._sharing.drop_ended:

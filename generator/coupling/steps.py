@@ -165,7 +165,7 @@ class FusedSteps:
         return self._read()
 
     def step(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> Tensor:
-        """Advance every stream by one position and return its draws, on the CPU; nothing if no stream is open.
+        """Advance all streams by one position and return its draws, on the CPU; an empty tensor if no stream is open.
 
         ``column`` is the position, from 0; ``places`` has the place of each stream's token among the draws of the last
         position, int64 [streams]; ``rows`` are the distributions' rows from which tokens are drawn, int64 of any shape,

@@ -137,7 +137,7 @@ SHARE_ALL = SharingOptions()
 
 @dataclass(frozen=True)
 class DistinctStreams:
-    """The distinct streams among the wanted streams, in ascending order of cache."""
+    """The distinct streams among the streams that a caller wants, in ascending order of cache."""
 
     row: Tensor  # the open or parked stream that each distinct stream continues, int64 [streams]
     token: Tensor  # the token with which each continues, int64 [streams]
@@ -150,8 +150,9 @@ class DistinctStreams:
 def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -> DistinctStreams:
     """Find the distinct streams: two streams are the same if cache, row, token and label are equal.
 
-    All are int64 [wanted], on the CPU, not negative: ``row`` is the open or parked stream to continue, ``token``
-    the token to continue with, and unequal labels keep apart streams that would otherwise be the same.
+    Arguments are int64, one element for each wanted stream, on the CPU, not negative: ``row`` is the open or parked
+    stream to continue, ``token`` the token to continue with, and unequal labels keep apart streams that would otherwise
+    be the same.
     """
     key = torch.zeros_like(cache)
     for part in (cache, row, token, label):

@@ -91,8 +91,8 @@ def parts_of(named: dict[str, list[str]]) -> list[Trial[Any]]:
         ("file", "another process", "selector Mine: FileNotFoundError"),
         ("hash", "another process", "kept sets .* hash seed"),
         ("policy", "another process", "events .* hash seed"),
-        ("global", "other prompts", "kept sets .* alone"),
-        ("codec", "other layers", "numbers .* another prompt"),
+        ("global", "other prompts", "kept sets .* another input"),
+        ("codec", "other layers", "numbers .* another input"),
     ],
 )  # fmt: skip
 @pytest.mark.by_default("file", "hash", "global", "codec")
