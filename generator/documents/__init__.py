@@ -1,1 +1,1 @@
-"""Document sources, one module each; ``kvdrift.generator.documents.registry`` chooses from them."""
+"""Document sources, one module each; ``kvdrift.generator.documents.registry`` has all of them by name."""

@@ -158,8 +158,8 @@ class _RagAuthor:
         others.pop(question, None)
         if len(others) < self._shots:
             raise InputError(
-                f"{self._file}: expected {self._shots} worked examples for shots = {self._shots}, of other questions "
-                f"than that of {row.file.name}, {row.place}, not {len(others)}"
+                f"{self._file}: shots = {self._shots}, but only {len(others)} worked example(s) have another question "
+                f"than {row.file.name}, {row.place}; write fewer shots"
             )
         shown = "".join(
             "\n\n".join(_passage(_RAG_PASSAGE, entry) for entry in example.rows("ctxs"))
@@ -177,7 +177,7 @@ class _RagAuthor:
     def answers(self, row: SourceRow) -> tuple[str, ...]:
         """Return the answers; refuse an answer that HELMET finds in every continuation (``eval.py``, ``run_test``).
 
-        HELMET puts a plain prompt's opening before a continuation, and so finds any answer that the opening has.
+        HELMET puts a plain prompt's opening before a continuation, and so always finds an answer that the opening has.
         """
         answers = row.texts("answers")
         for answer in answers:
@@ -255,6 +255,9 @@ def _document(
     write, most = author.writer(row, draws), author.passages(row)
     fitted = longest_prompt(write, tokenizer, chat=chat, tokens=room, least=1, most=most) if most else None
     if fitted is None:
-        raise row.error(f"the question, the worked examples and one passage do not fit into {room} tokens")
+        raise row.error(
+            f"the question, the worked examples and one passage do not fit into {room} tokens; write a larger length "
+            "or fewer shots"
+        )
     prompt, tokens = fitted
     return prompt.described(document_of(section, item, tokens, author.answers(row)), tokenizer, chat=chat)

@@ -52,7 +52,7 @@ class JsonlSource(DocumentSource):
     )
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - one task
-        """Yield the stratum's rows; each ``id`` must occur once."""
+        """Yield the stratum's rows as candidates; refuse a second row with the same ``id``."""
         first: dict[str, str] = {}
         for number, row in read_rows(_file(section)):
             if row.has("stratum") and _name(row, "stratum") != section.stratum_name:
@@ -119,7 +119,10 @@ class JsonlSource(DocumentSource):
             except TemplateRefusalError as error:
                 raise row.error(f"field '{field}': {error}") from None
             if len(tokens) > section.length:
-                raise row.error(f"field '{field}': {len(tokens)} tokens, above the stratum's length = {section.length}")
+                raise row.error(
+                    f"field '{field}': {len(tokens)} tokens, above the stratum's length = {section.length}; shorten "
+                    "the prompt or raise length"
+                )
             scoring = _scoring(row)
             answers = _answers(row, scoring)
             document = document_of(section, item, tokens, answers, scoring if answers else None)
@@ -212,8 +215,8 @@ def _conversation(row: SourceRow) -> Conversation:
         _check_message(message)
     if (last := messages[-1].text("role")) not in _ANSWERED:
         raise messages[-1].error(
-            f"field 'role': the model answers the last message, which is the {last}'s and must be of "
-            f"{' or '.join(_ANSWERED)}; leave it out{', or give its text as answers' if last == ASSISTANT else ''}"
+            f"field 'role': '{last}' must be {' or '.join(_ANSWERED)} in the last message, which the model answers; "
+            f"leave the message out{', or give its text as answers' if last == ASSISTANT else ''}"
         )
     for name in ("messages", "tools"):
         row.encodable(name, json.dumps(row.fields.get(name), ensure_ascii=False))

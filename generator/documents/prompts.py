@@ -6,8 +6,8 @@ the model is to continue.
 
 A control token that a chat template writes, such as the end of a turn, becomes that token. The same text in a message,
 tool or opening is tokenized like any other text, since a message must not end its turn. Such texts are marked before
-the template writes the conversation. A conversation without any has the tokens of transformers'
-``apply_chat_template``.
+the template writes the conversation. A conversation without control tokens in its texts has the tokens that
+transformers' ``apply_chat_template`` gives it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> Any:
-        """The chat template, or several by their names; None without one."""
+        """The text of the chat template, or a dict of several texts by name; None without a template."""
 
     @property
     def bos_token_id(self) -> int | None:
@@ -40,10 +40,13 @@ class Tokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The added tokens by id, each with ``special``; a text is searched for them before the rest is tokenized."""
+        """The added tokens by id, objects with ``content`` and ``special``.
+
+        A text is searched for added tokens before the rest of it is tokenized.
+        """
 
     def __hash__(self) -> int:
-        """Return a hash of this object, which is the key of caches such as that of its control tokens."""
+        """Return a hash, so that this object can be the key of caches, such as that of its control tokens."""
 
     def __call__(self, _text: str, /, **options: bool) -> Mapping[str, list[int]]:
         """Tokenize a text; the token ids are under ``input_ids``."""
@@ -66,7 +69,7 @@ def plain_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def begun_once(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """Return ``tokens`` without the repetitions of the tokenizer's prefix with which they begin: one prefix stays.
+    """Return ``tokens``, cut so that they begin with the tokenizer's prefix at most once.
 
     If the tokenizer adds no prefix, BOS counts as the prefix.
     """
@@ -88,7 +91,7 @@ def _prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def template_text(tokenizer: Tokenizer) -> str:
-    """Return the text of a tokenizer's chat template, or of all of them; empty without one."""
+    """Return the text of a tokenizer's chat template, of all together if it has several; empty without a template."""
     templates = tokenizer.chat_template
     return "\0".join(map(str, templates.values())) if isinstance(templates, Mapping) else templates or ""
 
@@ -265,7 +268,10 @@ class _Marked:
     def rendered(self, tokenizer: Tokenizer, messages: list[dict[str, Any]], *, opened: bool) -> str:
         """Return messages as the template writes them, followed by the assistant's header if ``opened``."""
         if tokenizer.chat_template is None:
-            raise InputError("the model's tokenizer has no chat template, which chat_template = true and messages need")
+            raise InputError(
+                "the model's tokenizer has no chat template, which chat_template = true and messages need; write plain "
+                "prompts, without chat_template"
+            )
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": opened, "date_string": TEMPLATE_DATE}
         if self.tools is not None:
             options["tools"] = self.tools
@@ -359,7 +365,7 @@ def _turn_begins(marked: _Marked, tokenizer: Tokenizer, text: str) -> list[tuple
 
 
 def _located(message: Message, begin: str, end: str) -> dict[str, Any]:
-    """Return a message with marks around its content, or around the name of its first tool if it has no content."""
+    """Return a message with marks around its content or, without content, the name of the first tool that it calls."""
     content = message.get("content")
     if isinstance(content, str) and (core := content.strip()):
         before, _, after = content.partition(core)

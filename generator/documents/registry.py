@@ -71,7 +71,7 @@ def stratum_documents(
     tokenizer: Callable[[], Tokenizer] | None = None,
     chosen: Mapping[str, Sequence[Candidate]] | None = None,
 ) -> dict[str, list[Document]]:
-    """Make a stratum's documents by split, from the candidates ``chosen`` by split.
+    """Make a stratum's documents, a list for each split, from the candidates ``chosen`` for each split.
 
     If ``chosen`` is None, candidates are chosen as for a study with this stratum alone. ``tokenizer`` loads the model's
     tokenizer; it is called only for sources of text.
@@ -229,7 +229,7 @@ def applies_template(section: DocumentsSection) -> bool:
 
 
 def excluded_clusters(section: DocumentsSection) -> frozenset[str]:
-    """Return the clusters that a stratum leaves out."""
+    """Return the clusters that a section's ``exclude`` file names, which its stratum leaves out."""
     if section.exclude is None:
         return frozenset()
     return frozenset(read_object(Path(section.exclude)).texts("clusters"))
@@ -284,7 +284,7 @@ class _TaskCandidates:
         self._read: list[Candidate] = []  # the free candidates among those read so far
 
     def find_held(self, names: set[str]) -> set[str]:
-        """Read candidates until all names are found; return the names that exist and are not excluded."""
+        """Read candidates until all documents ``names`` are found; return the names of those that are not excluded."""
         present, left, passed = set[str](), set(names), list[Candidate]()
         while left and (candidate := next(self._candidates, None)) is not None:
             if candidate.doc not in left:
@@ -298,7 +298,10 @@ class _TaskCandidates:
         return present
 
     def of(self, split: str, splits: Mapping[str, str]) -> Iterator[Candidate]:
-        """Yield the candidates left to choose in a split; clusters not in ``splits`` have the split of their hash."""
+        """Yield the candidates of a split that can still be chosen.
+
+        ``splits`` has the split of clusters by name; for a cluster that it lacks, the hash of the name decides.
+        """
         return (
             candidate
             for candidate in self.free()

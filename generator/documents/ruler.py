@@ -207,7 +207,10 @@ def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tok
 
 
 def _frequent_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-    """Write at most ``parts`` coded words with zeta-distributed counts; the most frequent one is dots and no answer."""
+    """Write a text of at most ``parts`` coded words; how often each occurs follows a zeta distribution.
+
+    The most frequent word is written as dots, and is not an answer.
+    """
     vocabulary = ["...", *draws.different_letters(string.ascii_lowercase, 6, max((length - 50) // 50, 4) - 1)]
     total = math.pi**2 / 6  # zeta(2)
     text: list[str] = []
@@ -330,7 +333,10 @@ def _check_row(row: SourceRow, section: DocumentsSection) -> None:
     row.text("input")
     row.texts("outputs")
     if row.has("length") and row.number("length") > section.length:
-        raise row.error(f"field 'length': {row.number('length'):.0f} tokens, above the stratum's {section.length}")
+        raise row.error(
+            f"field 'length': {row.number('length'):.0f} tokens, above the stratum's length = {section.length}; name "
+            "the files of that length as path"
+        )
 
 
 def _prompt(row: SourceRow) -> PromptText:

@@ -149,7 +149,7 @@ def documents_of_rows(
         for number, row in read_rows(file, wanted):
             made[wanted[number]] = make(wanted[number], row)
         if not made.keys() >= set(wanted.values()):
-            raise InputError(f"{file}: the file changed while it was read")
+            raise InputError(f"{file}: the file changed while it was read; run the same command again")
     return [made[item] for item in chosen]
 
 

@@ -6,10 +6,10 @@ A body of exactly ``length`` tokens opens with ``<bos>`` and holds five-token re
 - ``variable_tracking``: 15 records in 5 chains of three hops, ``REC k k' v ;``, ``REC k' k'' v' ;``,
   ``REC k'' v'' v''' ;``, in random order, and a question about 3 of the first keys.
 
-The question is ``Q k ? k ? ... A``. A right answer states the requested items in any order, each after an ``A`` (the
-prompt ends with the first), as its records without ``REC`` and ``;``, and followed by a geometric number of filler
-symbols; ``<eos>`` closes it. The order and the filler spread the answer's distribution out, so that two sampled
-continuations differ.
+The question is ``Q k ? k ? ... A``. A right answer states the requested items in any order: an ``A`` before each item
+(the first ``A`` ends the prompt), the item's records without ``REC`` and ``;``, and a geometric number of filler
+symbols after it. ``<eos>`` closes the answer. The order and the filler spread the answer's distribution out, so that
+two sampled continuations differ.
 
 All randomness comes from ``Generator.random``, whose numbers are the same under every version of numpy.
 """
@@ -44,7 +44,11 @@ Item = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """The shape of a prompt: task, tokens of its body, needles or chains (``items``), and how many are requested."""
+    """The shape of a task's prompt.
+
+    ``length`` is the number of tokens in its body, ``items`` the number of needles or chains, and ``asked`` how many of
+    these the question is about.
+    """
 
     task: str
     length: int
@@ -53,12 +57,12 @@ class PromptLayout:
 
     @property
     def records(self) -> int:
-        """Number of records in the body."""
+        """The number of records in the body."""
         return self.items * (1 if self.task == "needle" else HOPS)
 
     @property
     def shortest(self) -> int:
-        """Tokens of a body without any filler."""
+        """The number of tokens of a body without filler, the shortest that there is."""
         return 1 + RECORD_TOKENS * self.records
 
 
@@ -98,7 +102,7 @@ def document_name(task: str, length: int, index: int) -> str:
 
 
 def named_stream(*parts: str | int) -> np.random.Generator:
-    """Return the random generator whose name is the parts joined by null characters."""
+    """Return the random generator that belongs to a name: the parts, joined by null characters."""
     return keyed_generator("\0".join(map(str, parts)))
 
 
@@ -133,7 +137,7 @@ def draw_filler(random: np.random.Generator, count: int) -> list[int]:
 
 
 def _draw_items(layout: PromptLayout, random: np.random.Generator) -> list[Item]:
-    """Draw a document's items, three tokens per record; no two records begin with one key, and no value repeats."""
+    """Draw a document's items, three tokens per record; every record begins with another key, and no value repeats."""
     keys = [v.FIRST_KEY + key for key in draw_distinct(random, v.KEY_COUNT, layout.records)]
     values = [v.FIRST_VALUE + value for value in draw_distinct(random, v.VALUE_COUNT, v.VALUE_COUNT)]
     items: list[Item] = []

@@ -118,8 +118,8 @@ class Described(Protocol):
 class Engine(Described, Protocol):
     """An engine in this process: it finds weights that a study file names, and makes sides from them and settings.
 
-    An adapter may inherit ``location`` and ``tokenizer`` if its weights are those of a transformer, a folder or a
-    Hugging Face id, in which their tokenizer lies, too.
+    An adapter may inherit ``location`` and ``tokenizer`` if its weights are a transformer's: a folder or a Hugging Face
+    id that has the tokenizer, too.
 
     Attributes:
         ends: The source of the tokens that end a text, for messages that name each token with its source.

@@ -67,8 +67,8 @@ class ContextSettings:
     """Settings of one side.
 
     Attributes:
-        type_k: The type of stored keys, a key of ``CACHE_TYPES``.
-        type_v: The type of stored values.
+        type_k: The type in which keys are stored, by its name in ``CACHE_TYPES``.
+        type_v: The type in which values are stored.
         flash_attention: Whether attention is computed in one pass over the cache.
         ubatch: The most tokens computed at once, of a prompt and of a step.
         threads: The number of threads that compute; 0 is replaced by the number of processors, which units record.
@@ -327,7 +327,7 @@ class LlamaCpp(Engine):
     fewer_bits: ClassVar[Mapping[str, Any]] = {"type_k": "q8_0", "type_v": "q8_0"}
 
     def location(self, written: str, folder: Path | None, key: str) -> str:  # noqa: ARG002 - side() says what is wrong
-        """Return the path of a GGUF file: one of the embedded model's, or relative to the study file's folder."""
+        """Return the path of the GGUF file ``written``: one of the embedded model's, or one relative to ``folder``."""
         return str(gguf_file(written, folder))
 
     def tokenizer(self, location: str) -> str:

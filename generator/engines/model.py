@@ -391,7 +391,10 @@ def _sha256(content: Any) -> str:
 def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> None:
     facts, where = side.facts, f"document '{document.doc}'"
     if document.tokens and max(document.tokens) >= facts.vocabulary:
-        raise InputError(f"{where}: token {max(document.tokens)} is beyond the vocabulary of {facts.vocabulary} tokens")
+        raise InputError(
+            f"{where}: token {max(document.tokens)} is beyond the {facts.vocabulary} tokens of {name}; prompts need "
+            "that model's tokenizer"
+        )
     if facts.positions and document.prompt_tokens + horizon > facts.positions:
         raise InputError(
             f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated tokens are more than the "

@@ -95,10 +95,15 @@ def _check_fork(engine: Engine, weights: str) -> str:
         both = _written(session, side, [first, session.fork(first)], _STEPS)
         apart = float(np.abs(both[0] - both[1]).max() / np.abs(both).max())
         if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
-            raise OperationError(f"logits of two streams of one history differ by {apart:.2g} of the largest logit")
+            raise OperationError(
+                f"logits of two streams of one history differ by {apart:.2g} of the largest logit; they must be "
+                f"equal, or nearly so (within {_CLOSE}) if the adapter does not promise row_invariant"
+            )
         other = session.step([first, session.fork(first)], tokens_of(side, 2))
         if np.array_equal(other[0], other[1]):
-            raise OperationError("two streams that got unlike tokens have the same logits")
+            raise OperationError(
+                "two streams that were fed different tokens have the same logits; each must follow from its own tokens"
+            )
     return f"logits of copies differ by {apart:.1g} of the largest logit"
 
 
@@ -120,7 +125,7 @@ def _check_repetition(engine: Engine, weights: str) -> str:
         with prompted(side) as (session, first):
             results.append((first, _written(session, side, [session.fork() for _ in range(3)])))
     if not all(np.array_equal(first, second) for first, second in zip(*results, strict=True)):
-        raise OperationError("the same calls gave other logits the second time")
+        raise OperationError("the same calls gave other logits the second time; they must give the same bits")
     return "the same bits twice"
 
 
@@ -135,7 +140,8 @@ def _check_rows(engine: Engine, weights: str) -> str:
     apart = max(float(np.abs(row - first_rows[0]).max() / np.abs(first_rows[0]).max()) for row in first_rows)
     if apart > (0.0 if side.capabilities.row_invariant else _BESIDE):
         raise OperationError(
-            f"a stream's logits alone and with others beside it differ by {apart:.2g} of the largest logit"
+            f"a stream's logits alone and with others beside it differ by {apart:.2g} of the largest logit; they must "
+            f"be equal, or nearly so (within {_BESIDE}) if the adapter does not promise row_invariant"
         )
     return (
         f"logits differ by {apart:.1g} of the largest logit; the floor of a study measures the effect"
@@ -229,7 +235,10 @@ def _check_server_repetition(side: ServerSide) -> str:
             sequences.append(sequence)
     apart = max(_apart(first, second) for first, second in zip(*sequences, strict=True))
     if apart > _SERVER_CLOSE:
-        raise OperationError(f"the same requests gave distributions {apart:.2g} apart in total variation")
+        raise OperationError(
+            f"the same requests gave distributions {apart:.2g} apart in total variation, above the allowed "
+            f"{_SERVER_CLOSE}"
+        )
     return f"distributions {apart:.1g} apart in total variation" if apart else "the same bits twice"
 
 
@@ -243,7 +252,10 @@ def _check_streams(side: ServerSide) -> str:
         both = _stepped(side, session, [first, copy], [tokens[0]] * 2)
         apart = _apart(both[0], both[1])
         if apart > _SERVER_CLOSE:
-            raise OperationError(f"two streams of one history have distributions {apart:.2g} apart in total variation")
+            raise OperationError(
+                f"two streams of one history have distributions {apart:.2g} apart in total variation, above the "
+                f"allowed {_SERVER_CLOSE}"
+            )
         unlike = _stepped(side, session, [first, copy], [tokens[1], tokens[2]])
         session.drop(copy)
         again = session.fork()
@@ -255,7 +267,10 @@ def _check_streams(side: ServerSide) -> str:
             "two streams that were fed different tokens have one distribution; each must follow from its own tokens"
         )
     if moved > _SERVER_CLOSE:
-        raise OperationError(f"a stream has distributions {moved:.2g} apart in total variation alone and beside others")
+        raise OperationError(
+            f"a stream's distributions alone and beside others are {moved:.2g} apart in total variation, above the "
+            f"allowed {_SERVER_CLOSE}"
+        )
     slots = f"{side.capabilities.most_streams} slots, one token a step" if side.server.slots else "no slots"
     return f"copies {apart:.1g} apart, a stream alone and beside others {moved:.1g}; {slots}"
 

@@ -267,8 +267,8 @@ def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
 def exact_rows(system: FiniteSystem, action: str) -> list[dict[str, Any]]:
     """Make the rows of table ``exact_values`` for ``action``: action, quantity, x and value.
 
-    x is the position of ``p``, the depth L of ``observed`` and ``capacity``, and None for a scalar. Undefined values
-    have no row.
+    x is the position s for quantity ``p``, the depth L for ``observed`` and ``capacity``, and None for a scalar.
+    Undefined values have no row.
     """
     exact = exact_quantities(system, action)
     scalars = {name: getattr(exact, name) for name in _SCALARS}

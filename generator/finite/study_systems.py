@@ -231,7 +231,7 @@ def _distribution(probabilities: Any, alphabet: int, where: str) -> FloatArray:
         raise InputError(f"{where}: {_shown(probabilities)} is not a list of {alphabet} probabilities")
     for token, value in enumerate(probabilities):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise InputError(f"{where}: token {token} has {_shown(value)}, not a probability")
+            raise InputError(f"{where}: token {token} has {_shown(value)}; a probability is a number from 0 to 1")
     return np.array(probabilities, dtype=np.float64)
 
 

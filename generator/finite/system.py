@@ -111,7 +111,7 @@ class FiniteSystem:
 
 
 def check_shape(name: str, alphabet: int, horizon: int, eos_tokens: tuple[int, ...] = ()) -> None:
-    """Check that distributions of these sizes fit a table, and that EOS tokens are distinct tokens of the alphabet."""
+    """Check that a table has room for alphabet and horizon, and that EOS tokens are distinct tokens of the alphabet."""
     if alphabet < 2:
         raise InputError(f"system '{name}': an alphabet has at least 2 tokens, not {alphabet}")
     if horizon < 1:
@@ -119,7 +119,7 @@ def check_shape(name: str, alphabet: int, horizon: int, eos_tokens: tuple[int, .
     if horizon > 64 or alphabet**horizon > LARGEST_TABLE:
         raise InputError(
             f"system '{name}': {alphabet} tokens to horizon {horizon} make distributions of {alphabet}^{horizon} "
-            f"numbers; a table holds at most {LARGEST_TABLE}"
+            f"numbers; a table holds at most {LARGEST_TABLE}: use a smaller alphabet or a shorter horizon"
         )
     for place, token in enumerate(eos_tokens):
         if not 0 <= token < alphabet:
@@ -151,9 +151,9 @@ def mixture_system(
 
     U and V are drawn for each prefix, like P and A. The paper does not say whether lambda belongs to a prefix or to a
     system, but one lambda per system does not fit its numbers. In 500 simulated families (512 replicates of each
-    estimator) the largest of the 24 variance ratios is at most the published 289 in 18% with a lambda per prefix and in
-    0.6% with one per system; the median is at most the published 52.7 in 12% and in 0.8%; and the 24 published risks
-    are nine times likelier with a lambda per prefix.
+    estimator) the largest of the 24 variance ratios is at most the published 289 in 18% of the families with a lambda
+    per prefix, and in 0.6% with one per system; the median is at most the published 52.7 in 12% and in 0.8%; and the 24
+    published risks are nine times likelier with a lambda per prefix.
     """
     check_shape(name, alphabet, horizon)
     strength = 0.05 + 0.45 * number / total

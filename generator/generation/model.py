@@ -89,8 +89,8 @@ class PreparedDocument(Protocol):
     ) -> StreamDecoder:
         """Return a decoder with room for ``streams`` open and ``parked`` parked streams.
 
-        The streams are those of this document and of the documents ``beside`` it. The caches of this document are
-        numbered first, then those of each further document.
+        The streams are those of this document and of the documents ``beside`` it; parked streams are kept to be
+        continued later. The caches of this document are numbered first, then those of each further document.
         """
 
     def under(self, sampling: Sampling) -> Self:

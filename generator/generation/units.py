@@ -80,7 +80,7 @@ class PendingUnit:
         return range(self.first, self.first + self.count)
 
     def study(self, whole: str) -> str:
-        """Return the name of the unit's study: that of ``of`` or, if ``of`` is None, ``whole``, the study generated."""
+        """Return the name of the unit's study: ``of.study`` or, if ``of`` is None, ``whole``, the generated study."""
         return whole if self.of is None else self.of.study
 
     def within(self, start: int, stop: int) -> PendingUnit:
@@ -124,7 +124,7 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
 
 
 def _pairs(pending: Sequence[PendingUnit]) -> int:
-    """Return how many pairs (action, replicate) of a document are decoded at once: the most with one sampling."""
+    """Return the most pairs (action, replicate) of a document that share a sampling, and are decoded together."""
     counts = Counter[StudySampling | None]()
     for item in pending:
         counts[item.of] += item.count
@@ -213,7 +213,7 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
 
 
 def _groups(prepared: Sequence[_Prepared], of: StudySampling | None, estimator: str) -> list[list[_Prepared]]:
-    """Group the documents with units of study ``of`` and ``estimator``; those of a group are decoded side by side."""
+    """Group the documents that have units of study ``of`` and ``estimator``; a group is decoded side by side."""
     having = [
         prompt if of is None else replace(prompt, caches=prompt.caches.under(of.sampling))
         for prompt in prepared

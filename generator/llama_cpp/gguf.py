@@ -45,7 +45,7 @@ class GgufFacts:
     unsupported: str | None  # the reason why streams of this model cannot be forked and compared; None if they can
 
     def entry_bytes(self, type_k: str, type_v: str) -> int:
-        """Return roughly how many bytes a token's keys and values take in all layers, with or without a window."""
+        """Return roughly how many bytes a token's keys and values take in all layers, those with a window included."""
         sizes = ((self.key_size, type_k), (self.value_size, type_v))
         return round(sum(self.kv_heads * size * BYTES[kind] for size, kind in sizes))
 
@@ -200,7 +200,7 @@ class GgufTokenizer:
             room = -count
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
-        """Write a conversation by the file's chat template; with ``tools``, by its template for tools if any."""
+        """Write a conversation by the file's chat template or, with ``tools``, by its template for tools if any."""
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
 
         render: Any = render_jinja_template
@@ -227,7 +227,7 @@ class GgufTokenizer:
             room = -length
 
     def get_vocab(self) -> dict[str, int]:
-        """Return a dict from each token's name in the file to its id; a name of several tokens has the largest id."""
+        """Return the id of each token by its name in the file; of tokens with the same name, the largest id."""
         return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
 
     def names(self) -> list[bytes]:

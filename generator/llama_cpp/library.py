@@ -85,7 +85,7 @@ _FILLS = (0xAA, 0x55)
 def written_defaults(function: Any) -> dict[int, int]:
     """Call a function that returns a structure in memory, and return the bytes that it wrote, by offset.
 
-    The function has no arguments, such as ``llama_context_default_params``; its structure has at most 1024 bytes.
+    ``function``, such as ``llama_context_default_params``, has no arguments; its structure has at most 1024 bytes.
     """
     function.restype, function.argtypes = (
         c_void_p,

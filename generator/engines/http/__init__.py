@@ -1,1 +1,1 @@
-"""Servers as sides: llama-server, vLLM and SGLang give whole distributions; others, tokens at temperature 0."""
+"""Servers as sides: llama-server, vLLM and SGLang give whole distributions, others only tokens at temperature 0."""

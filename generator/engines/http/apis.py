@@ -61,7 +61,7 @@ def whole_distribution(
         ids = np.array(tokens, dtype=np.int64)
         values = np.array([-np.inf if value is None else value for value in logarithms], dtype=np.float64)
     except (TypeError, ValueError):
-        raise OperationError(f"{where}: the server's log-probabilities are no numbers") from None
+        raise OperationError(f"{where}: not all of the server's token ids and log-probabilities are numbers") from None
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise InputError(
             f"{where}: the server returned token {int(ids.max())}, beyond the vocabulary of {vocabulary:,}: write the "
@@ -84,7 +84,7 @@ def whole_distribution(
     if not abs(total - 1) < 1e-2:
         of_nulls = f", with 0 for {nulls:,} that are null" if nulls else ""
         raise OperationError(
-            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}: this is no distribution"
+            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}; those of a distribution sum to 1"
         )
     return distribution.astype(np.float32)
 
@@ -101,7 +101,9 @@ class Vllm:
         """Ask for ``/version``, ``/v1/models`` and the tokens of a text."""
         version = connection.optional_object("/version")
         if "version" not in version:
-            raise InputError(f"{where}: {connection.url} is no vLLM: it has no /version; write another api")
+            raise InputError(
+                f"{where}: {connection.url} is no vLLM: it has no /version; write its kind as api in the settings"
+            )
         model = first_model(connection, where)
         reported = {
             "server": "vllm", "version": version["version"],
@@ -158,7 +160,10 @@ class Sglang:
         """Ask for ``/get_model_info``, ``/server_info`` and the tokens of a text."""
         model = connection.optional_object("/get_model_info") or connection.optional_object("/model_info")
         if "model_path" not in model:
-            raise InputError(f"{where}: {connection.url} is no SGLang: it has no /get_model_info; write another api")
+            raise InputError(
+                f"{where}: {connection.url} is no SGLang: it has no /get_model_info; write its kind as api in the "
+                "settings"
+            )
         server = connection.optional_object("/server_info") or connection.optional_object("/get_server_info")
         reported = {
             "server": "sglang",
@@ -321,7 +326,10 @@ class LlamaServer:
         }  # fmt: skip
         answer = connection.ask_once("/completion", body)
         if not isinstance(answer, dict) or answer.get("id_slot") != slot:
-            raise OperationError(f"{connection.url}/completion: slot {slot} was requested, and another slot answered")
+            raise OperationError(
+                f"{connection.url}/completion: slot {slot} was requested, and the answer does not name it as id_slot; "
+                "another slot does not hold the stream's cache"
+            )
         return answer
 
 

@@ -205,8 +205,8 @@ class Connection:
             raise LostServerError
         if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
             raise InputError(
-                f"{self.url}{path}: refused with {answer.status_code}; the environment variable {KEY} has the key "
-                "that is sent"
+                f"{self.url}{path}: refused with {answer.status_code}; set the environment variable {KEY} to the "
+                "server's key"
             )
         self._known = True
         self._late.pop(path, None)
@@ -219,8 +219,8 @@ class Connection:
         since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
         if time.monotonic() - since > self._requests.timeout + self._requests.patience:
             raise OperationError(
-                f"{self.url}{path}: no request was answered within {self._requests.timeout} s, for "
-                f"{self._requests.patience} s; write a longer timeout under model.requests, or fewer requests at_once"
+                f"{self.url}{path}: for {self._requests.patience} s, no request has been answered within "
+                f"{self._requests.timeout} s; write a longer timeout under model.requests, or fewer requests at_once"
             )
 
     def _check_cut_off(self, path: str, why: str) -> None:

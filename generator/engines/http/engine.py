@@ -50,7 +50,7 @@ class Servers:
 class ServerSide(Side):
     """One server: its connection, the study file's settings of it, and its report of itself; ``where`` names the side.
 
-    ``part`` says which share of the slots this side has, from 0, and into how many equal shares they are divided.
+    ``part`` is (i, n): the slots are divided into n equal shares, and this side has share i, counted from 0.
     """
 
     connection: Connection
@@ -128,7 +128,8 @@ def _facts(connection: Connection, settings: ServerSettings, where: str) -> Serv
         return KINDS[settings.api].facts(connection, settings, where)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{where}: {connection.url} does not answer as {settings.api} does: {type(error).__name__}: {error}"
+            f"{where}: {connection.url} does not answer as {settings.api} does: {type(error).__name__}: {error}; write "
+            "the server's kind as api in the settings"
         ) from None
 
 

@@ -213,7 +213,7 @@ class TestRulerFiles:
             ({"outputs": None}, r"validation_4096.jsonl, line 3: field 'outputs' .*index, "),
             ({"input": 7}, r"line 3: field 'input': expected text, not 7"),
             ({"outputs": [7]}, r"line 3: field 'outputs': expected a list of texts, not \[7\]"),
-            ({"length": 5000}, r"line 3: field 'length': 5000 tokens, above the stratum's 4096"),
+            ({"length": 5000}, r"line 3: field 'length': 5000 tokens, above the stratum's length = 4096"),
             ({"input": "No more."}, r"line 3: field 'input': .*'Question: "),
         ],
     )  # fmt: skip
@@ -386,7 +386,7 @@ class TestHelmet:
     def test_too_few_worked_examples_are_said_of_their_file(self, tokenizer: Any, helmet: Path) -> None:
         line = refused(take, section("helmet", tasks=["nq"], path=str(helmet), shots=4), tokenizer)
         assert line.startswith(f"{helmet / 'data/kilt/nq-train-multikilt_1000_k3_dep6.jsonl'}: ")
-        assert re.search(r"nq-dev-multikilt_1000_k20_dep6\.jsonl, line \d+, not [23]$", line)
+        assert re.search(r"only [23] .* than nq-dev-multikilt_1000_k20_dep6\.jsonl, line \d+; write fewer shots$", line)
 
 
 class TestJsonl:
