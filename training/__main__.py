@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, required=True, help="folder for the checkpoint; the curriculum's model goes beside it"
     )
-    parser.add_argument("--cycles", type=int, default=175, help="last rounds over the three study lengths")
-    parser.add_argument("--start", type=Path, help="model folder after the curriculum; only the last rounds follow")
+    parser.add_argument("--cycles", type=int, default=175, help="number of last rounds over the three study lengths")
+    parser.add_argument("--start", type=Path, help="model folder that the curriculum wrote; train only the last rounds")
     parser.add_argument("--documents", type=int, default=48, help="documents per task and length for the accuracy")
     options = parser.parse_args()
     if options.cycles < 1 or options.documents < 1:

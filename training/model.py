@@ -89,7 +89,7 @@ def _rows(head: int) -> slice:
 
 
 def _write_previous_token_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Set heads 0 and 2 of layer 0: attend one position back by biases alone, and copy the token there.
+    """Set heads 0 and 2 of layer 0: attend one position back, by biases alone, and copy that position's token.
 
     The token is read by the rows of ``current``, and written by those of ``previous``, [64, hidden size] each.
     """

@@ -291,7 +291,10 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
         inner = str(own.pop("press", inner))
         within = _known(inner, f"press = '{inner}'")
         if within.press is not None or within.attention or inner == "PyramidKVPress":
-            raise InputError(f"press = '{inner}': not a press that scores the positions of a layer by itself")
+            raise InputError(
+                f"press = '{inner}': cannot be wrapped; name a press that scores the positions of each layer alone, "
+                "such as SnapKVPress"
+            )
     defaults, inner_defaults = _defaults(press), {} if inner is None else _defaults(inner)
     inner_defaults = {option: value for option, value in inner_defaults.items() if option not in defaults}
     for option in own:
@@ -318,7 +321,7 @@ def _known(press: str, where: str) -> Press:
 
 
 def _defaults(press: str) -> dict[str, Any]:
-    """The options of a press with their defaults, without ``compression_ratio`` and ``press``, which are set here."""
+    """The options of a press and their defaults, but for ``compression_ratio`` and ``press``, which kvdrift sets."""
     signature = inspect.signature(getattr(load_kvpress(), press))
     return {
         name: parameter.default
@@ -368,7 +371,10 @@ def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> lis
     found = []
     for row in rows:
         if len(places.get(row, ())) <= taken[row]:
-            raise OperationError(f"kvpress:{press} returned an entry that is not one of the prompt's")
+            raise OperationError(
+                f"kvpress:{press} returned an entry that is not one of the prompt's; a press must keep entries "
+                "unchanged: take another press"
+            )
         found.append(places[row][taken[row]])
         taken[row] += 1
     return sorted(found)
@@ -385,7 +391,10 @@ def load_kvpress(name: str = "kvpress") -> ModuleType:
     before = dict(ALL_ATTENTION_FUNCTIONS)
     try:
         if (found := version("kvpress")) != VERSION:
-            raise InputError(f"kvpress {found} is installed; selectors kvpress:NAME need kvpress {VERSION}")
+            raise InputError(
+                f"kvpress {found} is installed; selectors kvpress:NAME need kvpress {VERSION}: pip install --no-deps "
+                f"kvpress=={VERSION}"
+            )
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise InputError(

@@ -28,7 +28,7 @@ class Selector(ABC):
 
     @property
     def window(self) -> int:
-        """How many last prompt positions are always kept; ``PromptLayer`` has the queries of these or more."""
+        """How many last prompt positions are always kept; ``PromptLayer`` has at least their queries."""
         return 0
 
     @property
@@ -42,9 +42,9 @@ class Selector(ABC):
         return ()
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - others need them
-        """Return how many bytes of memory it takes to choose a layer's entries; 0 if few.
+        """Return how many bytes of memory it takes to choose a layer's entries; 0 if the number is negligible.
 
-        A prompt that takes more than the free memory is refused.
+        A prompt for which this is more than the free memory is refused.
 
         The layer has ``heads`` query heads and n = ``entries`` entries, each of whose numbers has ``item_bytes`` bytes.
         """

@@ -174,7 +174,10 @@ class ServiceAddress:
         units: list[Unit] = []
         batches: list[pa.RecordBatch] = []
         if not reader.schema.equals(EVENTS.schema):
-            raise EndpointLost(f"endpoint {self.location}: its columns are not the columns of an event")
+            raise EndpointLost(
+                f"endpoint {self.location}: its answer does not have the columns of events; both ends need the same "
+                "version of kvdrift"
+            )
         for batch, metadata in reader:
             call.sign_of_life()
             try:
@@ -220,13 +223,15 @@ class ServiceAddress:
         return _ERRORS[message.kind](f"endpoint {self.location}: {message.line}")
 
     def _other_version(self) -> EndpointLost:
-        return EndpointLost(f"endpoint {self.location}: its answer is not one of this version of kvdrift")
+        return EndpointLost(
+            f"endpoint {self.location}: its answer cannot be read; both ends need the same version of kvdrift"
+        )
 
     def _handshake_hint(self) -> str:
         """Return a hint why a service may have ended a connection at once; gRPC reports no reason."""
         if not self.location.startswith(TLS_SCHEME):
-            return "a service with TLS is grpc+tls://HOST:PORT"
-        return "a service with a token needs --token-file" if self.token is None else "has it the same token?"
+            return "if the service has TLS, write grpc+tls://HOST:PORT"
+        return "it may need a token: --token-file FILE" if self.token is None else "does it have the same token?"
 
     def _reason(self, text: str) -> str:
         """Return the reason of a failed call, from gRPC's text without the parts for its developers."""
@@ -245,7 +250,7 @@ Units = Sequence["PendingUnit"]
 
 
 class RemoteGenerator:
-    """Generates at an endpoint the units of a study file's studies: of one model, at one temperature or several.
+    """Generates, at an endpoint, the units of a study file's studies: of one model, at one or several temperatures.
 
     ``say`` is called with a line when the endpoint is lost and when it is back. ``pause`` is the number of seconds
     until a lost endpoint is tried again for the first time.
@@ -361,7 +366,7 @@ class RemoteGenerator:
             call = self._begin(study, document, units)
 
     def _outcome(self, call: Call) -> list[Unit]:
-        """Return a request's units; cancel it if no sign of life comes for the address's timeout."""
+        """Return a request's units; cancel it after ``ServiceAddress.timeout`` without a sign of life."""
         while not wait([call.outcome], _LOOK_SECONDS).done:
             if time.monotonic() - call.heard > self._address.timeout:
                 call.cancel()
@@ -378,7 +383,7 @@ class RemoteGenerator:
             self._say(f"{reason}; its work will be repeated")
 
     def _asked(self) -> Identity:
-        """Return the endpoint's identity, asking if it is unknown; the endpoint must serve the model of the studies."""
+        """Return the endpoint's identity, and ask for it if unknown; the endpoint must serve the studies' model."""
         if self._identity is None:
             self._identity = self._recognized(self._address.identity())
         return self._identity
@@ -387,7 +392,10 @@ class RemoteGenerator:
         where, model = self._where, self._study.model
         for name, ours in _VERSIONS.items():
             if (theirs := getattr(identity, name)) != ours:
-                raise InputError(f"{where}: another version of kvdrift ({name} {theirs}, not {ours})")
+                raise InputError(
+                    f"{where}: runs another version of kvdrift ({name} {theirs}, here {ours}); install there what is "
+                    "installed here"
+                )
         if identity.model != model.id:
             raise InputError(f"{where}: serves '{identity.model}', the study asks for '{model.id}' (model.id)")
         requested = {name: getattr(model, name) for name in ("dtype", "revision")}
@@ -399,7 +407,9 @@ class RemoteGenerator:
                 raise InputError(f"{where}: serves {name} = {_toml(served[name])}, the study asks for {_toml(value)}")
         self._check_gpu(identity)
         if identity.weights != (self._weights or identity.weights):
-            raise InputError(f"{where}: serves other weights of '{identity.model}' than before")
+            raise InputError(
+                f"{where}: serves other weights of '{identity.model}' than before; start it again with the first ones"
+            )
         self._weights = identity.weights
         return identity
 

@@ -193,9 +193,11 @@ class GenerationRequest(SamplingMessage):
             if requested != served:
                 raise InputError(f"{name}: requested {requested!r}, but {served!r} is served")
         if max(self.document.tokens) >= vocabulary:
-            raise InputError(f"document.tokens: {max(self.document.tokens)} is not in 0..{vocabulary - 1}")
+            raise InputError(
+                f"document.tokens: {max(self.document.tokens)} is not in the vocabulary, 0..{vocabulary - 1}"
+            )
         if max(self.eos_tokens, default=0) >= vocabulary:
-            raise InputError(f"eos_tokens: {max(self.eos_tokens)} is not in 0..{vocabulary - 1}")
+            raise InputError(f"eos_tokens: {max(self.eos_tokens)} is not in the vocabulary, 0..{vocabulary - 1}")
         needed = len(self.document.tokens) + self.horizon
         if needed > identity.positions:
             raise InputError(
@@ -239,7 +241,7 @@ class ErrorMessage(_Message):
 
 
 class KeptMessage(_Message):
-    """``KeptEntries`` as a message: ``counts``, int32 [groups of layers, n], is written as base64 of zlib."""
+    """``KeptEntries`` as a message: ``counts``, int32 [groups of layers, n], are compressed by zlib, as base64 text."""
 
     layers: Annotated[int, Field(ge=1, lt=_INT32_END)]
     pairs: Annotated[int, Field(ge=1)]

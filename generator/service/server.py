@@ -88,8 +88,8 @@ class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is u
 class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks every call and its ``authorization`` header before its handler runs.
 
-    Callers must send the token as ``authorization: Bearer TOKEN``; None admits everyone. A caller may announce a ticket
-    of at most ``max_request_bytes``.
+    Callers must send ``token`` as ``authorization: Bearer TOKEN``; if it is None, everyone is admitted. A caller may
+    announce a ticket of at most ``max_request_bytes``.
     """
 
     def __init__(self, token: str | None, max_request_bytes: int) -> None:
@@ -142,7 +142,7 @@ def answered(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 def too_long(length: int, most: int) -> str | None:
     """Return why a ticket of ``length`` bytes is refused; None if it is short enough."""
-    return f"the request has {length} bytes, more than {most}" if length > most else None
+    return f"the request has {length} bytes, more than --max-request-bytes {most}" if length > most else None
 
 
 def refusal(
@@ -229,7 +229,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
             self._under_way.generate(model)
 
     def _go_on(self) -> None:
-        """Raise an error if nobody waits for the work any more; called before each pass through the network."""
+        """Raise an error if nobody waits for the work any more; called before each forward pass of the model."""
         if self._under_way is not None and self._under_way.abandoned.is_set():
             raise StoppedError
 
@@ -422,7 +422,7 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     the files change.
     """
     if model.files.weights_sha256 is None:
-        raise InputError(f"model.id = '{model.id}': the files of its weights were not found, so they have no checksum")
+        raise InputError(f"model.id = '{model.id}': the files of its weights, which a checksum needs, were not found")
     for kind in (*SELECTORS.values(), *CODECS.values(), *POLICIES.values(), GeneratedEntries):
         source_of(kind)
     return Identity(

@@ -60,7 +60,7 @@ class Decoder:
 
     @property
     def row_multiple(self) -> int:
-        """The multiple to which rows are padded, as a test of the model found it (``RowInvariance.multiple``)."""
+        """The multiple to which the number of rows is padded, found by a test (``RowInvariance.multiple``)."""
         return self.rows.multiple
 
     @property

@@ -56,7 +56,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
-        """Read the numbers from the contents of ``config.json``; a KeyError if one is missing."""
+        """Read the numbers from the contents of ``config.json``; raise KeyError if one is missing."""
         heads, states = int(config["num_attention_heads"]), state_bytes(config, DTYPES[dtype].itemsize)
         return cls(
             layers=int(config["num_hidden_layers"]),
@@ -110,7 +110,7 @@ class ModelShape:
 
     @property
     def distribution_bytes(self) -> int:
-        """Bytes of one stream's logits and distribution, and of the logits in the distribution's dtype if it differs.
+        """Bytes of one stream's logits and distribution, and of a second copy of the logits if their dtypes differ.
 
         Logits are in the dtype of the weights, or in float32 if a study requests it; the larger total is returned.
         """
@@ -126,7 +126,7 @@ class ModelShape:
         return -(-entries // CHUNK) * self.heads * (self.head_size * self.item_bytes + 4)
 
     def score_bytes(self, entries: int) -> int:
-        """Return the bytes of a stream's float32 scores of entries in all layers and of a layer's attention weights."""
+        """Return the bytes of a stream's float32 scores in all layers, plus those of one layer's attention weights."""
         return 4 * entries * (self.layers * self.kv_heads + 3 * self.heads)
 
     def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
@@ -140,7 +140,7 @@ class ModelShape:
         self, pairs: Sequence[int], entries: int, horizon: int, estimator: str, scored: int = 0, *,
         reference: bool = True, tried: bool = False,
     ) -> int:  # fmt: skip
-        """Return the most bytes that decoding takes besides the prompt of n ``entries``.
+        """Return the most bytes that decoding takes besides a prompt of n = ``entries`` entries.
 
         ``pairs`` has the number of pairs of each action.
 
@@ -150,7 +150,7 @@ class ModelShape:
         ``scored`` prompt entries, every stream has room for them.
 
         ``reference``: whether this model decodes the reference's streams, too; an action's own weights do not.
-        ``tried``: whether to count what the trial of steps (``try_steps``) takes: more streams, entries of one layer.
+        ``tried``: whether to count the trial of steps (``try_steps``): its further streams, and one layer of entries.
         """
         total = sum(pairs)
         streams, kept = 2 * total, 2 * total if estimator == SWRB else 0

@@ -119,7 +119,7 @@ _OF_KVPRESS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")  # t
 
 
 def check_layers(action: Action, traits: LayerTraits) -> None:
-    """Raise an error if an action's selector, or its policy's first cut, needs something that layers lack."""
+    """Raise an error if an action's selector, or its policy's first cut, needs something that the layers lack."""
     problem = _missing(action.chooser, traits)
     if problem is not None:
         name = action.selector_name if action.policy is None else type(action.chooser).__name__

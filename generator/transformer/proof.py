@@ -97,7 +97,7 @@ class _Watch(TorchFunctionMode):
         return self._of_output(Point(number, ATTENTION), output)
 
     def leave(self, last: bool, _: Any, __: Any, output: Any) -> Any:  # noqa: FBT001 - bound by ``partial``
-        """Visit the hidden states after the last layer."""
+        """Visit the hidden states after a layer if it is the last one."""
         number, self._layer = self._layer, None
         return self._of_output(Point(number, OUTPUT), output) if last and number is not None else output
 

@@ -401,7 +401,7 @@ def test_a_proof_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}, "multi-head latent attention (MLA) is not supported"),
         ({"text_config": {"model_type": "deepseek_v3"}, "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}, "multi-head latent attention (MLA) is not supported"),
         ({"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 4, "num_kv_shared_layers": 2}, "2 layers that read the entries of other layers (num_kv_shared_layers) are not supported"),
-        ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 2, "layer_types": ["conv"] * 2}, "a model of states alone is not supported: no entry could be evicted"),
+        ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 2, "layer_types": ["conv"] * 2}, "a model without full attention is not supported: no entry could be evicted"),
     ],
 )  # fmt: skip
 def test_what_a_configuration_tells_is_refused_by_name(

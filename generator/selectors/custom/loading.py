@@ -90,7 +90,7 @@ _LOADERS: WeakKeyDictionary[type[Any], Mapping[str, SourceLoader]] = WeakKeyDict
 
 
 def loaders_of(kind: type[Any]) -> Mapping[str, SourceLoader]:
-    """Return, by module name, the loaders of modules loaded with a class from a folder; {} for any other class."""
+    """Return, by name, the loaders of all modules loaded together with a class of a folder; {} for other classes."""
     return _LOADERS.get(kind, {})
 
 
@@ -116,7 +116,7 @@ def _withdraw() -> None:
 
 
 def load_module(name: str, folder: Path | None, where: str) -> ModuleType:
-    """Load a module from ``folder`` if it is there, else from installed packages; ``where`` is its name in errors."""
+    """Load a module from ``folder`` if it is there, else from installed packages; ``where`` names it in errors."""
     with _LOCK:
         source = None if folder is None else _FOLDERS.setdefault(folder.absolute(), _Folder(folder.absolute()))
     beside = None if source is None else source.file_of(name)
@@ -155,13 +155,13 @@ def _installed(name: str, source: _Folder | None, where: str) -> ModuleType:
 
 
 def _missing(error: BaseException, name: str) -> str | None:
-    """Return the part of ``name``, a package or the module, that was not found; None for any other error."""
+    """Return the missing module if it is ``name`` or a package around it; None if ``error`` has another cause."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return missing if missing and f"{name}.".startswith(f"{missing}.") else None
 
 
 def _import_failure(error: BaseException, where: str, folder: Path | None) -> str:
-    """Return the line for an exception in an import: the innermost place in the folder or module, and the error."""
+    """Return an error line for an exception in an import, with its innermost place in the folder or module."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]

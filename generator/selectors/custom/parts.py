@@ -126,7 +126,7 @@ class PartKind(Generic[Part]):
         return part  # type: ignore[no-any-return]
 
     def _check_class(self, found: object, name: str) -> None:
-        """Check that an object of a module is a class of this kind."""
+        """Check that an object found in a module is a class from which parts of this kind can be made."""
         if not isinstance(found, type):
             kind, base = type(found).__name__, self.base.__name__
             raise InputError(f"'{name}' is of type {kind}; it should be a class derived from {base}")

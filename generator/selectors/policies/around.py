@@ -28,7 +28,7 @@ MOST_STEPS = 8
 
 @dataclass
 class Left:
-    """The prompt entries that streams still have after a step."""
+    """How many of ``streams`` streams still have each prompt entry after a step."""
 
     streams: int = 0
     of_layer: dict[int, Tensor] = field(default_factory=dict)  # by layer: how many streams have each, [KV heads, m]
@@ -129,7 +129,9 @@ def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor
         return policy.rule(prompt, kept, budget)
     name = type(policy).__name__
     if len({index.shape[1] for index in kept}) > 1:
-        raise OperationError(f"policy {name}: its first cut keeps unlike numbers of entries in the layers")
+        raise OperationError(
+            f"policy {name}: its first cut keeps more entries in one layer than in another; it must keep equally many"
+        )
     bounded = policy
     if isinstance(policy, ScoringPolicy) and type(policy).rule is ScoringPolicy.rule:
         bounded = _Bounded(policy)
@@ -215,7 +217,7 @@ class GuardedRule(RuleAround):
         return scores
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
-        """Return which prompt entries streams still have, by the rule; None if the shape of its result is wrong."""
+        """Return which prompt entries the rule's streams still have; None if it returns another shape or no tensor."""
         found = super().left(entries, scores)
         expected = (*entries.query.shape[:2], entries.prompt_key.shape[1])
         return found if isinstance(found, Tensor) and found.shape == expected else None
@@ -237,7 +239,7 @@ class GuardedRule(RuleAround):
         return found, after
 
     def _check(self, scores: Tensor, shape: Sequence[int], length: int) -> None:
-        """Check the shape of scores, and that as many of them are finite and not negative as entries remain."""
+        """Check the shape of scores, and that the number of finite scores >= 0 is the number of entries left."""
         if not self.scores:
             return
         sound = scores.shape == torch.Size(shape)
@@ -246,8 +248,8 @@ class GuardedRule(RuleAround):
             sound = bool((((scores >= 0) & scores.isfinite()).sum(-1) == left).all())
         if not sound:
             raise OperationError(
-                f"policy {type(self._policy).__name__}: scores at step {length} should be {list(shape)} finite numbers "
-                "that are not negative"
+                f"policy {type(self._policy).__name__}: scores at step {length} should be finite, not negative and of "
+                f"the shape {list(shape)}"
             )
 
 

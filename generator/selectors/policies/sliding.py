@@ -19,7 +19,7 @@ from kvdrift.generator.selectors.policies.policy import Policy
 
 @dataclass(frozen=True)
 class Sliding(Policy):
-    """The first ``sinks`` positions of the prompt and the most recent others, including the token being fed."""
+    """Reads the first ``sinks`` positions of the prompt and the most recent others, including the token being fed."""
 
     summary: ClassVar[str] = "initial sink positions and a window of the most recent entries, which moves"
     paper: ClassVar[str | None] = "Xiao et al. 2024, StreamingLLM, arXiv:2309.17453"

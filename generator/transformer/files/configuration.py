@@ -80,7 +80,7 @@ def head_size(model_id: str, *, revision: str | None = None) -> int:
     stated = local_configuration(model_id, revision) or {}
     if not {"hidden_size", "num_attention_heads"} <= set(stated):
         stated = read_configuration(model_id, revision).to_dict()
-    with reading(f"model.id = '{model_id}': its configuration gives no size of a head", TypeError):
+    with reading(f"model.id = '{model_id}': its configuration gives no size of a head (head_dim)", TypeError):
         return int(stated.get("head_dim") or stated["hidden_size"] // stated["num_attention_heads"])
 
 
@@ -121,12 +121,14 @@ def _unsupported_layers(config: Any) -> str | None:
         return f"attention of type '{min(other)}' is not supported"
     if types and not types & {"full_attention", "hybrid"}:
         problem = (
-            "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
+            "sliding-window attention in all layers"
+            if types == {"sliding_attention"}
+            else "a model without full attention"
         )
         return f"{problem} is not supported: no entry could be evicted"
     ropes = (getattr(config, "rope_parameters", None) or {}).values()
     if any(isinstance(part, dict) and part.get("rope_type") == _LONG_ROPE for part in ropes):
-        return f"RoPE of type '{_LONG_ROPE}' of some types of layers is not supported: each would change by itself"
+        return f"RoPE of type '{_LONG_ROPE}' for some layers is not supported: all layers must share rope_parameters"
     return None
 
 

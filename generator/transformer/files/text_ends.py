@@ -88,7 +88,7 @@ _CONFIGURATION, _TOKENIZER, _TEMPLATE, _STUDY = "config.json", "the tokenizer's 
 
 
 def model_files(study: Study) -> ModelIdentity:
-    """Return the model's part of the identity of a transformer's units, from the files on this machine."""
+    """Return the fingerprints and end tokens of a transformer study's model, from the files on this machine."""
     files = model_identity(model_location(study.model), study.model.revision)
     return files if files.weights_sha256 is None else replace(files, eos_tokens=text_ends(study).tokens)
 
@@ -154,7 +154,7 @@ def check_ends(study: Study, action: str, ends: TextEnds, action_tokens: Iterabl
 
 
 def fetch_generation_configuration(location: str, revision: str | None) -> None:
-    """Download a Hugging Face id's generation configuration, if it has one, for use without its weights."""
+    """Download a Hugging Face id's generation configuration, if it has one, but not its weights."""
     if local_folder(location) is None and not location.endswith(GGUF):
         with contextlib.suppress(Exception):  # no connection, no access, no such file: each library's own
             hf_hub_download(location, GENERATION, revision=revision)

@@ -60,7 +60,7 @@ def text_decoder(
 ) -> Callable[[Sequence[tuple[int, ...]]], list[str]] | None:
     """Return a function from continuations to their texts; None if the tokenizer cannot be loaded.
 
-    Special tokens are left out, and nothing is tidied up, so texts are as servers send them.
+    Special tokens are left out and spaces are not cleaned up, so texts are as servers send them.
     """
     tokenizer = known_tokenizer(model_id, revision)
     if tokenizer is None:

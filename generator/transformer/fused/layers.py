@@ -6,7 +6,7 @@ prefills a prompt as before, and no weight is in memory twice.
 
 Two operations are attention (``kvdrift.generator.attention.fused``). The others are norms, rotation and the MLP's
 activation. On CUDA each of the others is one launch of ``kvdrift.generator.transformer.fused.triton_kernels``.
-Elsewhere torch computes it as transformers does, with the same roundings: norms in float32 and then in the weights'
+Elsewhere torch computes them as transformers does, with the same roundings: norms in float32 and then in the weights'
 dtype, everything else in the weights' dtype.
 
 On a CPU weights stay separate, since packed weights have no views, and every operation is torch's own; the bits are
@@ -31,7 +31,7 @@ from kvdrift.schema.errors import tried_once
 
 @tried_once
 def operations_fault(device: torch.device) -> str | None:
-    """Return why the operations cannot be launched on a CUDA device; None if they can.
+    """Return why this module's operations cannot be launched on a CUDA device; None if they can.
 
     They are tried once, on a few small rows. Triton builds a kernel at its first use, which needs a C compiler on this
     machine.
@@ -40,7 +40,7 @@ def operations_fault(device: torch.device) -> str | None:
         torch.allclose(result.cpu(), expected, atol=1e-5)
         for result, expected in zip(_tried(device), _tried(), strict=True)
     )
-    return None if near else "the kernels' values are wrong"
+    return None if near else "the Triton kernels give wrong values"
 
 
 def _tried(device: torch.device | None = None) -> list[Tensor]:
@@ -201,11 +201,11 @@ def layout_fault(network: Any) -> str | None:
     kind = network.config.model_type
     module_name = f"transformers.models.{kind}.modeling_{kind}"
     if kind not in ARCHITECTURES.values():
-        return f"its type is {kind}"
+        return f"the model's type is {kind}"
     if len({parameter.device for parameter in network.parameters()}) > 1:
-        return "its layers lie on several devices"
+        return "the model's layers lie on several devices"
     if len({parameter.dtype for parameter in network.parameters()}) > 1:
-        return "its weights are of several dtypes"
+        return "the model's weights are of several dtypes"
     known = {nn.Linear, OneDNNLinear, PackedLinear, nn.Embedding, nn.ModuleList, nn.SiLU, SeamlessSiLU}
     known.add(library().activations.SiLUActivation)
     for name, module in network.model.named_modules():

@@ -41,7 +41,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class JointStreams(StreamDecoder):
     """Streams that several models decode: ``parts`` are their decoders, on one device and of one vocabulary.
 
-    Open streams are numbered over all parts, and keep their order within a part; parked streams keep their places.
+    Open streams are numbered over all parts; a part has its own in the same order. Parked streams have the same places
+    in their parts.
     ``caches`` has for each cache the part that decodes it and the cache's number there, ascending within a part.
     """
 
@@ -175,7 +176,7 @@ class ModelWithOthers:
 
     @property
     def row_multiple(self) -> int:
-        """The multiple to which rows are padded, as a test of the reference's model found it."""
+        """The multiple to which the number of rows is padded, found by a test of the reference's model."""
         return self.reference.row_multiple
 
     @property
@@ -185,7 +186,7 @@ class ModelWithOthers:
 
     @property
     def pairs_at_once(self) -> int:
-        """The most pairs (action, replicate) that documents decoded side by side have: the least of all models."""
+        """The most pairs (action, replicate) of documents decoded side by side: the smallest such limit of a model."""
         return min(model.pairs_at_once for model in self.models)
 
     @property
@@ -304,8 +305,8 @@ class PreparedSides:
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """Return how many replicates of each action fit into the memory that is left now; at least 1.
 
-        ``actions`` is the number of actions of all documents side by side. Each side is taken to have the same share of
-        them as of this document's actions.
+        ``actions`` is the number of actions of all documents side by side. A side's share of them is
+        taken to be its share of this document's actions.
         """
         needed = 0
         for side, prompt in self.prompts.items():

@@ -48,7 +48,7 @@ def naming_action(action: ActionSection, location: str) -> Iterator[None]:
 def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionIdentity]:
     """Return a function that gives an action's identity, from the files on this machine.
 
-    ``files`` are fingerprints of the reference.
+    ``files`` are the fingerprints of the reference's files.
     """
     others: dict[str, str | None] = {}
     for action in with_own_weights(study):
@@ -64,7 +64,10 @@ def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionI
 
 
 def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> ActionIdentity:
-    """Return an action's identity with its own weights included in ``selector_sha256``: None if they are unknown."""
+    """Return an action's identity with its own weights included in ``selector_sha256``.
+
+    ``selector_sha256`` becomes None if the weights are unknown.
+    """
     if weights_sha256 is None:
         return replace(identity, selector_sha256=None)
     content = json.dumps([identity.selector_sha256, weights_sha256])

@@ -46,7 +46,7 @@ class CompactCache:
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
         """Count, for each of ``entries`` positions, the (layer, KV head) pairs whose cache has the position's entry.
 
-        Without ``left`` the cache is that right after prefill. ``left`` has the entries that each stream still has
+        Without ``left``, the cache right after prefill is counted. ``left`` has the entries that streams still have
         after ``step`` generated tokens; the pairs of all streams are then counted.
         """
         streams = 1 if left is None else left.streams
@@ -124,7 +124,7 @@ class SharedScores:
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:
-    """Evict all entries but those that a selector chooses, and store these by ``holding``; by default as computed.
+    """Evict all entries but those that a selector chooses; store these in the form ``holding``, or else as computed.
 
     ``kept`` is the number of entries to keep for each KV head and layer; a selector with budgets keeps this number on
     average over layers. If everything is kept, the selector is not called.
@@ -169,7 +169,7 @@ def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[i
             f"average need the sum {kept * layers}"
         )
     if min(budgets) < least or max(budgets) > entries:
-        raise OperationError(f"{named} budgets {budgets}; each layer keeps {least} to {entries} entries")
+        raise OperationError(f"{named} budgets {budgets}; each layer must keep {least} to {entries} entries")
     return budgets
 
 
@@ -202,5 +202,6 @@ def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, num
     if not sound:
         raise OperationError(
             f"selector {type(selector).__name__}: wrong positions in layer {number}; it must return exactly {kept} "
-            f"ascending positions per head, among them the last {selector.window} and the first {selector.sinks} ones"
+            f"ascending positions of 0..{entries - 1} per head, among them the last {selector.window} and the first "
+            f"{selector.sinks} ones"
         )

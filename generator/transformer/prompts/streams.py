@@ -107,7 +107,7 @@ class TransformerStreams(StreamDecoder):
         return self._first_distributions[sent["prompts"]]
 
     def send(self, indices: Tensor) -> None:
-        """Keep ``indices``, which are sent to the devices together with the next step's integers."""
+        """Keep ``indices`` until they are sent to the devices, together with the next step's integers."""
         self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
@@ -162,7 +162,7 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def bucket(self) -> Hashable:
-        """Shapes and addresses of what ``distributions`` reads, except weights, caches and suffixes, which stay."""
+        """Shapes and addresses of what ``distributions`` reads, but for the fixed weights, caches and suffixes."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
         return self.attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
@@ -216,7 +216,7 @@ class TransformerStreams(StreamDecoder):
         return {"streams": streams}
 
     def _head_rows(self) -> Tensor:
-        """Return the rows of the streams, padded to the number of rows that the model computes."""
+        """Return the row of each stream, int64, padded with the first stream's row to the number of computed rows."""
         slots = self.attention.slots
         return torch.cat([slots, slots[:1].expand(self.attention.rows - len(slots))])
 

@@ -489,8 +489,8 @@ def test_what_are_no_positions_is_an_operation_error(made: Callable[[Tensor], An
     [
         (lambda kept, *_: [kept], "returned 1 budgets with the sum 30"),
         (lambda kept, *_: [kept, kept - 1], "returned 2 budgets with the sum 59"),
-        (lambda kept, *_: [9, 2 * kept - 9], "returned budgets [9, 51]; each layer keeps 10 to 60"),
-        (lambda kept, n, _: [n + 1, 2 * kept - n - 1], "returned budgets [61, -1]; each layer keeps 10 to 60"),
+        (lambda kept, *_: [9, 2 * kept - 9], "returned budgets [9, 51]; each layer must keep 10 to 60"),
+        (lambda kept, n, _: [n + 1, 2 * kept - n - 1], "returned budgets [61, -1]; each layer must keep 10 to 60"),
         (lambda kept, *_: [kept / 1] * 2, "returned budgets [30.0, 30.0]; "),
         (lambda kept, *_: [kept // 0], "ZeroDivisionError: "),
     ],
@@ -503,7 +503,7 @@ def test_broken_budgets_are_an_operation_error(shared: Callable[[int, int, int],
 def test_a_layer_without_entries_is_an_operation_error() -> None:
     """The products of no entries end the process."""
     nothing = Returning(shared=lambda *_: [0, 60], window=0, sinks=0)
-    assert "[0, 60]; each layer keeps 1 to 60" in refused(evict, prompt_of(60), nothing, 30, error=OperationError)
+    assert "[0, 60]; each layer must keep 1 to 60" in refused(evict, prompt_of(60), nothing, 30, error=OperationError)
 
 
 def test_parameters_reach_the_selector() -> None:

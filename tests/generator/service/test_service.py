@@ -334,8 +334,8 @@ class TestRefusals:
             ("", {"horizon": "12"}, "horizon: "),
             ("", {"pending": []}, "pending: "),
             ("document", {"tokens": [-1]}, "document.tokens.0: "),
-            ("document", {"tokens": [1, 256]}, "256 is not in 0..255"),
-            ("", {"eos_tokens": [2, 256]}, "eos_tokens: 256 is not in 0..255"),
+            ("document", {"tokens": [1, 256]}, "256 is not in the vocabulary, 0..255"),
+            ("", {"eos_tokens": [2, 256]}, "eos_tokens: 256 is not in the vocabulary, 0..255"),
             ("document", {"tokens": [1] * 4090}, " 4096 positions"),
             ("pending", {"count": 2**30}, " 16777216"),
             ("pending", {"first": 2**31 - 1}, "is too large"),
@@ -621,7 +621,7 @@ class TestOneEndpoint:
     @pytest.mark.parametrize(
         ("changes", "line"),
         [
-            ({"protocol": 0}, r".*\(protocol 0, not \d+\)"),
+            ({"protocol": 0}, r".*\(protocol 0, here \d+\)"),
             ({"model": "kvdrift/tny"}, r"serves 'kvdrift/tny', the study asks for 'kvdrift/tiny'"),
             ({"dtype": "float16"}, ".*dtype = 'float16', .*'float32'"),
             ({"revision": "main"}, ".*revision = 'main', .* none"),

@@ -133,9 +133,9 @@ def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> N
     for network, line in (
         (hooked, "layers.1.mlp has hooks"),
         (replaced, "layers.0.self_attn.o_proj is of class Identity"),
-        (mapped, "its layers lie on several devices"),
-        (mixed, "its weights are of several dtypes"),
-        (other, "its type is gemma"),
+        (mapped, "the model's layers lie on several devices"),
+        (mixed, "the model's weights are of several dtypes"),
+        (other, "the model's type is gemma"),
     ):
         assert layout_fault(network) == line
         assert fused_layers(network, fused=True) is None
