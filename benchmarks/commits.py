@@ -132,7 +132,7 @@ def simulate(location: str, workers: int, commits: int, *, at_once: bool = False
 
 
 def compared(store: Store, committed: list[Unit]) -> tuple[int, int]:
-    """Return how many events of ``committed`` units the store lacks, and how many other events it has."""
+    """Return how many events of ``committed`` units the store lacks, and how many events it has besides these."""
     names = list(committed[0].events.column_names)
     key = [(name, "ascending") for name in EVENTS.key if name in names]
     rows = [
@@ -153,7 +153,7 @@ def lost_races_here(location: str) -> Iterator[Callable[[], int]]:
     watch = libc.inotify_init()
     for table in TABLES:
         if libc.inotify_add_watch(watch, os.fsencode(Path(location, table, "_delta_log")), _CREATED) < 0:
-            raise OSError(ctypes.get_errno(), f"{location}: cannot be watched")
+            raise OSError(ctypes.get_errno(), f"{location}: inotify cannot watch it for new files")
     tried = made = 0
     reading, over = threading.Lock(), threading.Event()
 
@@ -189,7 +189,7 @@ def _names(data: bytes) -> Iterator[str]:
     while at < len(data):
         watch, _, _, length = _HEADER.unpack_from(data, at)
         if watch < 0:
-            raise OSError("files were created faster than they were counted")
+            raise OSError("inotify lost names of new files, so lost races cannot be counted; use fewer --workers")
         at += _HEADER.size + length
         yield data[at - length : at].rstrip(b"\0").decode()
 

@@ -187,7 +187,7 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
         observed.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
         committed = {key: at for part in writing for key, at in part.result()[0].items()}
     if len(seen) < load.commits:
-        raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
+        raise SystemExit(f"{location}: {load.commits - len(seen)} of {load.commits} commits never came into the views")
     observed.writing = max(committed.values()) - begin
     if load.rests and watched:
         observed.early = at_rest(readings, sorted(committed.values())[EARLY_COMMITS - 1] + REST)
@@ -223,7 +223,7 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
 
 
 def delay_rows(name: str, seen: Seen, load: Load, peer: Seen | None = None) -> list[BenchmarkRow]:
-    """Return rows of the median, 95th percentile and maximum of delays; a ratio is the peer's delay over this one."""
+    """Return rows of the median, 95th percentile and maximum of delays; a ratio is the peer's delay / the row's."""
     rate, rows = load.commits * load.units / seen.writing, list[BenchmarkRow]()
     for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
         delay = float(np.percentile(seen.delays, share))

@@ -182,7 +182,7 @@ def check_equal(ours: Cells, theirs: Cells) -> None:
     named = [(row[0], other[0]) for row, other in zip(ours, theirs, strict=True)]
     numbers = ((a, b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row[1:], other[1:], strict=True))
     if not ours or any(name != other for name, other in named) or any(abs(a - b) > 1e-9 for a, b in numbers):
-        raise OperationError(f"the view has {ours}, the query {theirs}")
+        raise OperationError(f"view decomposition has {ours}, but the query over the events gives {theirs}")
 
 
 if __name__ == "__main__":

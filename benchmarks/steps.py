@@ -59,7 +59,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The least work of a decoding step by its parts: weights, prompts and suffixes; logits have bytes alone."""
+    """The least work of a decoding step, by part: weights, prompts, suffixes, and logits, which have only bytes."""
 
     bytes: dict[str, float]  # moved
     products: dict[str, float]  # floating-point operations

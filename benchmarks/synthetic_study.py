@@ -124,7 +124,7 @@ def new_study(location: str, sizes: Sizes, seed: int, documents: list[dict[str, 
 
 
 def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the rows of ``documents`` of all strata; there are no prompts for them."""
+    """Return the rows of ``documents`` of all strata; their prompts are not stored."""
     return [
         document_row(stratum, number) for stratum in range(1, sizes.strata + 1) for number in range(sizes.documents)
     ]

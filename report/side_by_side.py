@@ -330,7 +330,7 @@ def by_temperature(comparison: Comparison) -> list[Temperatures]:
 
 
 def _join_group(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
-    """Add a study to the first group of which it is comparable to all; without one, start a group if ``alone``."""
+    """Add a study to the first group whose studies are all comparable to it; without any, start one if ``alone``."""
     for group in groups:
         if all(_comparable(entry, other) for other in group):
             group.append(entry)
@@ -340,7 +340,7 @@ def _join_group(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None
 
 
 def _comparable(first: Entry, second: Entry) -> bool:
-    """Tell whether two studies have the same model, horizon, split and some documents with equal prompts."""
+    """Tell whether two studies have the same model, horizon and split, and share documents, with equal prompts."""
     traits = [(entry.model, entry.content.windows.horizon, entry.content.split) for entry in (first, second)]
     shared = first.documents.keys() & second.documents.keys()
     prompts = [[entry.documents[doc]["prompt_sha256"] for doc in sorted(shared)] for entry in (first, second)]

@@ -34,7 +34,8 @@ class Document:
         answers: The texts that a right continuation states; empty if the source does not know them.
         scoring: The rule that scores the answers, one of ``SCORINGS``; empty without answers.
         templated: Whether the model's chat template wrote the prompt.
-        turns: The turns of a templated prompt in order; the last is the answer's, if the template writes its header.
+        turns: The turns of a templated prompt in order. If the template writes the header of the answer's turn, that
+            turn is the last.
         control_tokens: The tokenizer's control tokens that stand in the user's text. A template keeps them as text;
             without a template they act as control tokens of the prompt.
     """

@@ -29,7 +29,7 @@ _LONGEST_END: Final = 500  # characters of the line's end that stay
 
 
 class KvdriftError(Exception):
-    """Base of all errors of kvdrift; the command line exits with ``exit_code``. An overlong line is shortened."""
+    """Base of all errors of kvdrift; the command line exits with ``exit_code``. An overlong message is shortened."""
 
     exit_code = 1
 
@@ -89,7 +89,7 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's type if the message is empty.
 
     Libraries put causes and hints below the first line. delta-rs puts the operating system's message last; if there is
-    such a message, it is returned.
+    such a message, it is returned instead.
     """
     lines = str(error).strip().splitlines()
     causes = [line.rpartition("↳")[2] for line in lines if "↳" in line]
@@ -101,9 +101,9 @@ def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
     """Turn an exception in the block, which reads a user's file, into an InputError of one line.
 
     A file may be nested without end, hold numbers of a million digits, or claim to be larger than the memory. Python
-    reports this by exceptions that are known here; ``others`` are those of the library that reads the file. ``unread``
-    is the beginning of the line: the file, the line number if known, and the failed format, as in ``study.toml: cannot
-    be read as TOML``.
+    reports this by exceptions that are known here; ``others`` are exceptions of the library that reads the file.
+    ``unread`` begins the error's message: the file, the number of the line if known, and what failed, as in
+    ``study.toml: cannot be read as TOML``.
     """
     expected = _UNREADABLE + others
     try:
@@ -129,9 +129,9 @@ def _message_of(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException, part: object) -> str:
-    """Return an exception of a custom class in words, with the file and line at which it passed through that class.
+    """Describe an exception from the class of ``part``: its type, its message, and the file and line that it came from.
 
-    If the exception passed through no line of the class's file, the line that raised it is named.
+    The line is the innermost one in the class's own file; if the exception passed through none, the raising line.
     """
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
@@ -205,7 +205,7 @@ def printable(text: str) -> str:
 def similar_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that ``name`` probably means; None if no known name is similar.
 
-    A name that differs only by zeros before a number comes first, then the most similar name.
+    A name that differs only by zeros before a number is preferred to the name that is most similar.
     """
     names = sorted(known)
     same = [other for other in names if _without_zeros(other) == _without_zeros(name)]

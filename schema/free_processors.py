@@ -2,8 +2,8 @@
 
 torch and llama.cpp divide every operation among threads that meet again at its end. If another process holds one of
 the processors, all threads wait until the system runs the thread that it has interrupted, at each of the thousands of
-operations of a step. One thread then gets more done. The system's own clock distinguishes the two cases: it counts how
-long a thread that could run had to wait for a processor.
+operations of a step. One thread then gets more done. The system itself tells whether this happens: it counts how long a
+thread that could run had to wait for a processor.
 
 Only computations whose results do not depend on the number of threads may be spread this way.
 """
@@ -48,7 +48,7 @@ class FreeProcessors:
         self._looked: tuple[float, float] | None = None  # time of the last reading, and the seconds waited until then
 
     def threads(self, most: int) -> int:
-        """Return how many of at most ``most`` threads compute next; call this before every part of a computation."""
+        """Return how many threads compute next, at most ``most``; call this before every part of a computation."""
         if most == 1:
             return 1
         with self._lock:

@@ -13,7 +13,8 @@ def keyed_generator(name: str, counter: int = 0) -> np.random.Generator:
     Only ``Generator.random`` promises the same numbers under every version of numpy; numpy may change how the other
     distributions use the stream.
 
-    Different names give independent streams. Each step of the 256-bit ``counter`` gives four uniforms.
+    Different names give independent streams. A stream begins at the 256-bit ``counter``, each step of which gives four
+    uniforms.
     """
     key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

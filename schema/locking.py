@@ -1,7 +1,7 @@
 """Locks of a local store: many writers or one repair at a time, and one run of studies at a time.
 
-Concurrent writers commit to a table in turn, so that they do not race for its next version. A temporary folder is
-locked by its process, so that other processes know which of them a killed process has left.
+Concurrent writers commit to a table in turn, so that they do not race for its next version. Each process locks
+its temporary folders, so that other processes recognize the folders that a killed process has left.
 
 The locks are on folders of the store and end with their processes. On a file system without locks nobody waits.
 """
@@ -72,8 +72,8 @@ def repaired(location: str) -> Iterator[None]:
         while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             if time.monotonic() - begun > PATIENCE:
                 raise OperationError(
-                    f"{location}: another process repairs it or writes to it; let that process end, then "
-                    "kvdrift verify --repair"
+                    f"{location}: another process repairs the store or writes to it; wait until that process ends, "
+                    "then run 'kvdrift verify --repair' again"
                 )
             time.sleep(0.05)
         _repaired.add(location)

@@ -101,7 +101,7 @@ class Replicates:
 
     @cached_property
     def _at_lags(self) -> tuple[Flags, Values]:
-        """For lags j = 1..T, whether tau <= T, and then the index from 0 of position tau + j, else 0; [K, T] each."""
+        """Whether tau <= T, and then the index from 0 of position tau + j, else 0; two arrays [K, T], for j = 1..T."""
         bound = self.windows.cohort_bound
         inside = np.broadcast_to(self.cohort[:, None], (len(self.tau), bound))
         return inside, np.where(inside, self.tau[:, None] + np.arange(bound), 0)
@@ -113,12 +113,12 @@ class Replicates:
 
     @cached_property
     def cohort_delta(self) -> Reals:
-        """delta_{tau+j} 1{tau <= T}, [K, T]."""
+        """delta_{tau+j} 1{tau <= T} for lags j = 1..T, [K, T]."""
         return self.at_lags(self.delta)
 
     @cached_property
     def cohort_pre_eos(self) -> Flags:
-        """1{tau <= T, tau + j < e}, [K, T]."""
+        """1{tau <= T, tau + j < e} for lags j = 1..T, [K, T]."""
         inside, at = self._at_lags
         return inside & (at + 1 < self.first_eos[:, None])
 

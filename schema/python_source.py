@@ -55,7 +55,7 @@ def syntax_sha256(text: bytes) -> str:
 
 
 def _fields(node: ast.AST) -> dict[str, Any]:
-    """Return the fields of a node that count and have a value."""
+    """Return the fields of a node that enter the hash: those that have a value and are not in ``_IGNORED``."""
     fields = dict(ast.iter_fields(node))
     if isinstance(node, ast.JoinedStr):  # Python 3.12.1 adds an empty text to some f-strings
         fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]

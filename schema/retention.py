@@ -35,7 +35,7 @@ class Retention:
         return cls(None if isinstance(rule, Fraction) and rule == 1 else rule)  # the integer 1 is a count
 
     def kept(self, entries: int) -> int:
-        """Return m for a prompt of n ``entries``: floor(n p/q) in integer arithmetic, at most n."""
+        """Return m, how many of a prompt's n ``entries`` are kept: the rule's count or floor(n p/q), at most n."""
         count = self.count(entries)
         return entries if count is None else min(count, entries)
 

@@ -38,8 +38,8 @@ class Windows:
             raise InputError(f"windows.late_first = {self.late_first}: must be in 1..{bound + 1} (cohort_bound + 1)")
         if not 0 <= self.first_block_last <= self.second_block_last <= horizon:
             raise InputError(
-                f"windows: first_block_last = {self.first_block_last}, second_block_last = {self.second_block_last} "
-                f"and the horizon {horizon} must not decrease"
+                f"windows: first_block_last = {self.first_block_last} must be at most second_block_last = "
+                f"{self.second_block_last}, and this at most the horizon, {horizon}"
             )
 
     @classmethod

@@ -87,7 +87,7 @@ def filled(page: str, texts: list[str], rows: dict[str, dict[str, float]]) -> st
         pattern = _SHOWN.join(re.sub(r"(\\ )+", r"\\s+", re.escape(part)) for part in literal)
         (*found,) = re.finditer(pattern, page)
         if len(found) != 1:
-            message = f"the page has {len(found)} texts like '{text}', and should have one"
+            message = f"the page has {len(found)} texts like '{text}'; change the page or numbers.toml so that it has 1"
             raise ValueError(message)
         for group, (action, column, form) in reversed(list(enumerate(_SLOT.findall(text), 1))):
             start, end = found[0].span(group)

@@ -130,7 +130,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def linked(markdown: str, source: str) -> str:
-    """Return the text of the file ``source`` with links to pages of the site, or else relative to ``docs``."""
+    """Return the Markdown of the file ``source`` with its links turned into links to pages of the site.
+
+    A link to a file without a page becomes relative to ``docs``.
+    """
 
     def target(link: re.Match[str]) -> str:
         path = normpath(PurePosixPath(source).parent / link[1])

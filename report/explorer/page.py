@@ -172,9 +172,10 @@ def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | Non
 
 
 def _shares(row: ViewRow, entries: int) -> tuple[list[int], NDArray[np.uint8]]:
-    """Return each layer group's first layer, and the share that keeps each entry, 0 to 255, [groups, ``entries``].
+    """Return the first layer of each group of layers, and for each group the shares of its heads that keep an entry.
 
-    Neighbouring groups are joined if there would be more than ``MOST_SHARES`` shares.
+    The shares are 0 to 255, as the module's docstring defines them, uint8[groups, ``entries``]. Neighbouring groups are
+    joined if there would be more than ``MOST_SHARES`` shares.
     """
     counts = np.array(row["kept"], np.int64).reshape(-1, entries)
     layers, groups = int(row["layers"]), len(counts)

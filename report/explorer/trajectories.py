@@ -166,7 +166,10 @@ def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
         scores |= dict(zip(at.tolist(), scored.to_pylist(), strict=True))
     if not seen.all():
         place = outcomes.documents[int(outcomes.doc[rows[int(np.argmin(seen.all(axis=1)))]])]["doc"]
-        raise OperationError(f"view events: document {place} lacks positions that its trajectories have")
+        raise OperationError(
+            f"view events: document '{place}' lacks positions that its trajectories have; 'kvdrift verify' looks for "
+            "damage of the store"
+        )
     return Streams(x, y, delta, f, scores)
 
 

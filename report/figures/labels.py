@@ -79,8 +79,8 @@ def name_marks(
     """Write every name once, beside one of its marks, and join the marks of one name by a thin line.
 
     Call this last: the free room depends on the limits of the axes and on everything around the axes. Names keep off
-    ``lines``, whose points are in data units. The interval of each of ``bands`` is drawn over the whole width; the
-    band's name stands at its right or left end, at its upper or lower edge.
+    ``lines``, whose points are in data units. Each of ``bands`` is a mark whose interval spans the whole width of the
+    axes; its name stands at the right or left end of the band, at the upper or lower edge.
     """
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # lays the figure out
     frame = np.array(axes.bbox.extents) * 72 / axes.figure.dpi + (_MARGIN, _MARGIN, -_MARGIN, -_MARGIN)

@@ -2,7 +2,7 @@
 
 In LaTeX it is a ``table`` float that needs the package ``booktabs`` and nothing else. Under each row of numbers stands
 a row with their intervals, and a row with the paper's numbers if there are any. Text is escaped; Greek and the other
-signs of this page become math, so pdflatex takes them.
+signs of the page become math, so pdflatex takes them.
 """
 
 from __future__ import annotations

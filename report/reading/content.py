@@ -79,7 +79,7 @@ def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
 
 
 def _measured_with(facts: Facts) -> str:
-    """Describe how the paper's measurements differ from the study's; empty if they do not."""
+    """Return the windows and horizon, or else the sampling, of the paper in words; empty if the study has the same."""
     if facts.windows != _WINDOWS:
         what = "the default windows" if facts.windows.horizon == _WINDOWS.horizon else "another horizon"
         return f"{what} and a horizon of {_WINDOWS.horizon} tokens"
@@ -204,7 +204,7 @@ def read_content(
     """Read the content of a page; the arguments are those of ``kvdrift.report.page.build_report``."""
     facts = read_facts(source)
     if not facts.compared:
-        raise InputError(f"study '{facts.study}' has no action besides full-retention controls: nothing to report")
+        raise InputError(f"study '{facts.study}' has only full-retention controls as actions: nothing to report")
     split = _split(source)
     estimates = read_estimates(source, split, facts.compared, planned=facts.plan is not None, branched=facts.branched)
     published = read_published(source, facts)

@@ -210,7 +210,7 @@ class ReportedEstimates:
         ]
 
     def known(self, *quantities: str) -> bool:
-        """Tell whether any of these quantities has a number for any action and stratum."""
+        """Tell whether at least one of ``quantities`` has a number, under whatever action and in whatever stratum."""
         return any(row.estimate is not None for row in self.all() if row.quantity in quantities)
 
     @property
@@ -246,8 +246,8 @@ def read_estimates(
 ) -> ReportedEstimates:
     """Read the estimates of a split; a quantity that lacks estimates of some action is read from its view.
 
-    Unless the study is ``planned``, nothing counts as prespecified. Unless something was ``branched``, the views of
-    residual branching are not computed, since they have no rows.
+    Unless the study is ``planned``, nothing counts as prespecified. Unless the study has units of residual branching
+    (``branched``), the views of residual branching are not computed, since they have no rows.
     """
     wanted = set(actions)
     analyzed = ReportedEstimates(
@@ -282,7 +282,7 @@ def _from_view(row: ViewRow, quantity: Quantity) -> Estimate:
 
 
 def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions: list[str]) -> bool:
-    """Tell whether every action has an estimate of every quantity; of contrasts, against the same baseline."""
+    """Tell whether every action has an estimate of every quantity; all contrasts must have the same baseline."""
     baselines: list[str | None] = list(actions) if quantities[0].kind == "contrast" else [None]
     return any(
         all(

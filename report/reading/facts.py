@@ -253,7 +253,7 @@ class Facts:
         return len({row["cluster"] or row["doc"] for row in rows})
 
     def times_bytes(self, action: str, other: str) -> float | None:
-        """Return the bytes of an action's prompt caches over those of another action's; None if unknown.
+        """Return the bytes of an action's prompt caches, divided by those of another action's; None if unknown.
 
         Both are sums over the documents that both actions have. A ratio within half a percent of 1 is returned as 1.
         """

@@ -91,7 +91,7 @@ def correlation_sentence(content: PageContent) -> str:
 
 
 def records_table(content: PageContent) -> PrintedTable | None:
-    """Make the table that says how much of the records of lost answers, where prompts state them, was kept.
+    """Make the table of how much was kept of the records of lost answers: the parts of prompts that state the answers.
 
     None if the store has no prompts, or if no answer was lost.
     """

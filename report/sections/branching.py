@@ -128,7 +128,7 @@ def selected_depths(windows: Windows) -> list[int]:
 
 
 def depth_table(intervals: Mapping[str, Sequence[ViewRow]], windows: Windows, name: str, title: str) -> PrintedTable:
-    """Make the table of identified intervals at selected depths, with minimax point, risk and realized tail."""
+    """Make the table of the interval of R at selected depths: ends, midpoint, half-width, realized tail, enclosure."""
     wanted = set(selected_depths(windows))
     listed = [row for rows in intervals.values() for row in rows]
     ends = ("lower", "upper", "midpoint", "half_width", "realized_tail")

@@ -67,7 +67,7 @@ def read_calibration(content: PageContent) -> list[ViewRow]:
 
 
 def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, published: PublishedStudy) -> PrintedTable:
-    """Make the table of candidates by observation and contrast: prediction, error, decision and spread."""
+    """Make the table of candidates, grouped by contrast: observation, predictor, prediction, errors and decision."""
     numbers = ("predicted_gap", "mae", "rmse")
     gaps = {row["action"]: f"ΔR = {_points(row['gap'], 2)} pp" for row in rows}
     places = {name: decimals_of([row[name] for row in rows], 100.0) for name in numbers} | {"error": 2}

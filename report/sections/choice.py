@@ -5,8 +5,8 @@ below 0. Of more than two actions these intervals hold for all pairs together. A
 its R differs surely from the R of every other remaining action. Of two recommended actions the one with more bytes
 diverges less, so that bytes decide between them. An action that surely loses more than half of the right answers is
 not recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; if weights differ,
-an action with no more bytes has no more bytes of weights either. An action whose weights have an unknown number of
-bytes is not recommended.
+an action counts as holding no more bytes only if its weights have no more bytes either. An action whose weights have an
+unknown number of bytes is not recommended.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _obstacle(content: PageContent, candidates: list[str]) -> tuple[str, str] | 
     lacks_pairs = len(content.actions) > 2 and not estimates.pairs
     obstacles = (
         (facts.finite, "these are systems of known next-token distributions, and no action holds any bytes", ""),
-        (not candidates, "nothing is left out or coded, so there is nothing to choose", ""),
+        (not candidates, "no entries are left out or coded, so there is nothing to choose", ""),
         (bool(content.preliminary), "the study is not finished", _RUN),
         (content.split != EVALUATION, "no evaluation document has been measured yet", _RUN),
         (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number",

@@ -257,7 +257,8 @@ def clocks_figure(content: PageContent) -> Figure:
 def strata_figure(content: PageContent) -> Figure:
     """Draw Δg of each contrast, and late − early of each action, in rows: all strata pooled, then each stratum.
 
-    Late − early has two panels: over all lags, and over those before the first EOS.
+    Δg is the gap in δ to the baseline in the last block of positions, less that in the first block. Late − early has
+    two panels: over all lags, and over those before the first EOS.
     """
     estimates, styles = content.estimates, action_styles(content.actions)
     others = {action: styles[action] for action in content.others}

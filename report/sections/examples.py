@@ -110,7 +110,7 @@ def _scored(content: PageContent, doc: str, replicate: int, action: str) -> str:
 
 
 def _kept_record(content: PageContent, doc: str, action: str) -> str:
-    """Say how much an action keeps of the answers' records, where the prompt states them; empty if not stored."""
+    """Say how much an action keeps of the parts of the prompt that state the answers; empty if that is not stored."""
     rows = content.source.of("answer_records", doc=doc, action=action)
     if not rows:
         return ""

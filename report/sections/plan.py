@@ -268,8 +268,8 @@ def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tu
     """Return the median-unbiased estimates of a study that has stopped, by endpoint.
 
     There are none before the study stops, and none if it stops when its intervals are narrow enough, since that
-    rule favours neither large nor small estimates. An endpoint is left out unless its last interval extends a number of
-    standard errors to each side.
+    rule favours neither large nor small estimates. An endpoint is left out unless its last interval is made
+    from standard errors (Student or studentized).
     """
     reached = max(row["look"] for row in rows)
     resolution = Resolution(planned["resolve"], planned["bound"])

@@ -110,7 +110,11 @@ def _weights(content: PageContent, order: list[str]) -> CellColumn:
 
 
 def _badges(verdicts: dict[str, ActionVerdict], content: PageContent) -> CellColumn:
-    """Make the column of badges, each above the other action and the level and status of the deciding interval."""
+    """Make the column of badges, and of what stands below each badge.
+
+    That is the action that rules this one out, the level and status of the deciding interval, the noise floors that the
+    action is not distinguished from, and whether the action was added after the plan.
+    """
     cells = {}
     for action, verdict in verdicts.items():
         near = [str(reason.other) for reason in verdict.reasons if reason.says is Says.NEAR]

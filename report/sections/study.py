@@ -191,7 +191,7 @@ def _equal_bytes(facts: Facts, actions: list[str]) -> str:
 
 
 def _not_evictable(facts: Facts) -> str:
-    """Say how much of the full cache is windows and states; empty if nothing is, or without a control."""
+    """Say how many bytes of the full cache no action evicts, its windows and states; empty if none are known."""
     whole = facts.storage.get(facts.whole_cache or "")
     if whole is None or not whole.fixed_bytes:
         return ""

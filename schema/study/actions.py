@@ -35,7 +35,8 @@ Named = str | dict[str, Any]
 class ActionSection(Section):
     """``[[actions]]``: a selector with its parameters and retention, a codec, or both; or a decode-time policy.
 
-    With a policy, ``keep`` is the policy's budget. An action of a finite-state system has only a name.
+    With a policy, ``keep`` is the policy's budget. With an engine, an action has ``settings``, ``weights`` or a ``url``
+    instead. An action of a finite-state system has only a name.
 
     Every further key is a parameter of the selector; ``kvdrift.generator.selectors.build_selector`` checks these keys.
     The parameters of a codec or a policy are in its own table.
@@ -151,7 +152,8 @@ class ActionSection(Section):
     def check_kind(self, where: str, *, finite: bool, engine: str | None = None) -> None:
         """Check that the action has the keys that its kind of model needs.
 
-        An action of a finite-state system has a name alone. With an engine an action has settings, weights or both.
+        An action of a finite-state system has a name alone. With an engine an action has settings, weights or both; if
+        the engine is a server, the action has a url.
         """
         written = self.model_fields_set - {"name"}
         if engine is not None:
@@ -180,7 +182,9 @@ class ActionSection(Section):
                 raise InputError(f"{where}: kvdrift adds '{FLOOR_ACTION}' to a study with an engine; remove the action")
             return
         if self.name == KERNEL_FLOOR_ACTION and self.weights is not None:
-            raise InputError(f"{where}.weights: a kernel floor has the reference's weights; choose another name")
+            raise InputError(
+                f"{where}.weights: '{KERNEL_FLOOR_ACTION}' has the reference's weights; give this action another name"
+            )
         floor = {"selector": NUMERICS} if self.name == KERNEL_FLOOR_ACTION else {}
         whole = {"selector": self.selector, "keep": self.keep} == _WHOLE | floor
         parts = [name for name in ("codec", "policy") if getattr(self, name) is not None]

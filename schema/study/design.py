@@ -1,4 +1,4 @@
-"""``[study]``, ``[windows]``, ``[[documents]]`` ``[plan]``: what is compared, on which prompts, how precisely."""
+"""``[study]``, ``[windows]``, ``[[documents]]`` and ``[plan]``: what is compared, on which prompts, how precisely."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StudySection(Section):
 
 
 class WindowsSection(Section):
-    """``[windows]``: windows of quantities that should not follow from the horizon."""
+    """``[windows]``: windows of quantities, in place of the defaults, most of which follow from the horizon."""
 
     cohort_bound: Tokens | None = meaning(
         "T: the branch cohort has the pairs that diverge at position T or before; H/2 by default.",
@@ -265,7 +265,9 @@ class PlanSection(Section):
         try:
             return [exact_fraction(share) for share in self.looks]
         except (ValueError, ZeroDivisionError):
-            raise InputError(f"plan.looks = {self.looks}: write exact fractions of the documents, as in 1/4") from None
+            raise InputError(
+                f'plan.looks = {self.looks}: write exact fractions of the documents, as in ["1/4", "1/2", "1"]'
+            ) from None
 
     def check_stopping(self) -> None:
         """Check that the keys for interim looks are complete, and absent without interim looks."""
@@ -277,7 +279,9 @@ class PlanSection(Section):
             any(share >= next_share for share, next_share in pairwise([Fraction(0), *self.shares]))
             or self.shares[-1] != 1
         ):
-            raise InputError(f"plan.looks = {self.looks}: the shares of the documents must increase from above 0 to 1")
+            raise InputError(
+                f"plan.looks = {self.looks}: the shares of the documents must increase, the first above 0, the last 1"
+            )
         if self.resolve == "equivalence" and self.margin is None:
             raise InputError(
                 'plan.margin: missing; resolve = "equivalence" needs it: an interval must lie wholly inside or wholly '

@@ -28,8 +28,8 @@ EXACT_TYPES: Final = ("f32", "f16", "bf16")
 def _flash_attention_the_other_way(settings: Mapping[str, Value]) -> dict[str, Value] | None:
     """Return the settings of llama.cpp's kernel floor: flash attention on instead of off, or off instead of on.
 
-    None if values are quantized, which needs flash attention. Calls of another number of tokens would
-    be no substitute for another kernel: with some weights they change no bit.
+    None if the cache's values are quantized, for which llama.cpp needs flash attention. To decode another number of
+    tokens in each call would be no substitute for another kernel: with some weights it changes no bit.
     """
     flash = settings.get("flash_attention", True) is not False
     if flash and settings.get("type_v", "f16") not in EXACT_TYPES:

@@ -44,14 +44,14 @@ def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
         return content
     made = [member for number, action in enumerate(actions) for member in _members(action, f"actions[{number}]")]
     if len(made) > max(MOST_LISTED, len(actions)):
-        raise InputError(f"actions: their lists make {len(made):,} actions; write at most {MOST_LISTED}")
+        raise InputError(f"actions: lists of keep and codec make {len(made):,} actions; write at most {MOST_LISTED}")
     return content | {"actions": made}
 
 
 def families(actions: list[str]) -> dict[str, list[str]]:
-    """Return the members of each sweep, in the order of ``actions``, without sweeps of a single member.
+    """Return the members of each sweep, by its name, in the order of ``actions``; sweeps of one member are left out.
 
-    If both ``keep`` and ``codec`` are lists, the members of each codec are a sweep of their own.
+    If both ``keep`` and ``codec`` are lists, the actions with the same codec are a sweep of their own.
     """
     sweeps: dict[str, list[str]] = {}
     for action in actions:

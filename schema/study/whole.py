@@ -75,7 +75,10 @@ class Study(Section):
         for number, section in enumerate(self.documents):
             where = f"documents[{number}]"
             if (section.source == FINITE_STATE) != self.model.finite:
-                raise InputError(f"{where}.source = '{section.source}': not a source of a {self.model.kind} model")
+                raise InputError(
+                    f"{where}.source = '{section.source}': not a source of a {self.model.kind} model; "
+                    f'finite-state systems, and only they, have source = "{FINITE_STATE}"'
+                )
             if self.model.finite and section.length:
                 raise InputError(f"{where}.length: unknown key; finite-state systems have no prompt")
             if self.model.finite and section.exclude is not None:
@@ -119,7 +122,10 @@ class Study(Section):
             raise InputError(f"plan.baseline = '{self.plan.baseline}': no such action; {hint}")
         least = min(part.evaluation for part in self.documents)
         if self.plan.documents != "auto" and self.plan.documents > least:
-            raise InputError(f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents")
+            raise InputError(
+                f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents; write "
+                f"{least} or fewer here, or a larger evaluation under [[documents]]"
+            )
         self._check_events()
         low, high = self.plan.replicates_between
         if low > high:

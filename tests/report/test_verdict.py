@@ -292,7 +292,7 @@ def of_unknown_bytes() -> FakeViews:
         (make_views(("snapkv-half",)), "snapkv-half is the only action", "Add a second action"),
         (make_views(split="development", analyzed=False), "no evaluation document", "kvdrift run"),
         (make_views(analyzed=False), "no intervals yet", "kvdrift analyze"),
-        (make_views(("numerics-floor",)), "nothing is left out", ""),
+        (make_views(("numerics-floor",)), "no entries are left out", ""),
         (moved(), "control full is not", "control must be"),
         (of_unknown_bytes(), "bytes that the actions hold", "payload_bytes"),
     ],

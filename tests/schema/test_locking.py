@@ -29,8 +29,8 @@ def test_two_repairs_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     fcntl.flock(folder, fcntl.LOCK_EX)
     message = refused(list, repair(store), error=OperationError)
     assert message == (
-        f"{store.location}: another process repairs it or writes to it; let that process end, then "
-        "kvdrift verify --repair"
+        f"{store.location}: another process repairs the store or writes to it; wait until that process ends, "
+        "then run 'kvdrift verify --repair' again"
     )
     os.close(folder)
     assert list(repair(store)) == []

@@ -35,8 +35,8 @@ def test_late_lags_end_at_an_overridden_bound() -> None:
         ({"cohort_bound": 9}, "windows.cohort_bound = 9: must be at most half the horizon, 8"),
         ({"early_last": 9}, "windows.early_last = 9: must be at most cohort_bound, 8"),
         ({"late_first": 10}, r"windows.late_first = 10: must be in 1..9 \(cohort_bound \+ 1\)"),
-        ({"first_block_last": 9}, "first_block_last = 9, second_block_last = 8 and the horizon 16 must not decrease"),
-        ({"second_block_last": 17}, "second_block_last = 17 and the horizon 16 must not decrease"),
+        ({"first_block_last": 9}, "first_block_last = 9 must be at most second_block_last = 8"),
+        ({"second_block_last": 17}, "second_block_last = 17, and this at most the horizon, 16"),
     ],
 )
 def test_windows_that_do_not_fit_are_refused(overrides: dict[str, int], message: str) -> None:
