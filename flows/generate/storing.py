@@ -203,7 +203,7 @@ Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
 GenerateInto = Callable[[Store, Study, Work, Identities], Generator[tuple[int, int], None, None]]
 """Makes the units of a study's work and stores them: yields of each commit the numbers of documents and of new units.
 
-A document is yielded when its commit is durable. Units with another identity than these are refused.
+A document is yielded when its commit is durable. Units with an identity other than the store's are refused.
 """
 
 
