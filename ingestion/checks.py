@@ -9,8 +9,8 @@ An error is a value that no log of coupled pairs can hold, whatever the model, p
 - the coupling emits a mismatch with probability exactly delta, so X_t != Y_t with delta_t = 0 cannot
   happen, not even by rounding: float32 turns nothing above 1e-45 into 0. After both sides' EOS it follows that both
   sides repeat one and the same EOS token;
-- EOS is absorbing: a flag that was true stays true; delta = 0 at t > e', where both distributions
-  are the point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may
+- EOS is absorbing: a flag that was true stays true; delta = 0 at t > max(e_X, e_Y), where both distributions
+  are the same point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may
   differ, since a model can have several EOS tokens and a generator goes on with only one.
 
 Nor can a full-retention control have delta or f other than 0, or two tokens that differ. Such a row would be a
@@ -146,8 +146,8 @@ def find_remarks(ordered: SortedRows, control: Flags) -> list[Anomaly]:
     ours = control[rows.group]
     first = moved & ~ours & (rows.t == 1)
     remarks = [
-        ("first position", first, "delta is {:g}, f {:g}; both are 0 if eviction follows prefill"),
-        ("before divergence", apart, "delta is {:g}, f {:g}; they are equal before the first mismatch"),
+        ("first position", first, "delta is {:g}, f {:g}; at t = 1 both are 0 if eviction follows prefill"),
+        ("before divergence", apart, "delta is {:g}, f {:g}; before a mismatch both are equal but for rounding"),
     ]
     return [
         Anomaly(kind, np.flatnonzero(here), _says(text, rows.delta, rows.f))
@@ -174,7 +174,7 @@ def _says(text: str, *columns: npt.NDArray[Any]) -> Callable[[int], str]:
 
 
 def _says_outside(name: str, values: npt.NDArray[Any]) -> Callable[[int], str]:
-    """Return a function of a row's number, which returns an error line with all digits of the row's distance."""
+    """Return a function of a row's number, which says with all digits that the row's distance is outside of [0, 1]."""
     return lambda row: f"{name} is {str(values[row]).removesuffix('.0')}, must be within [0, 1]"
 
 

@@ -46,7 +46,7 @@ class EventRows:
         return EventRows(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def is_flawed(self, name: str) -> Flags:
-        """Tell which values of a column are null or do not fit, [N]."""
+        """Tell which values of a column are null or do not fit its type, [N]."""
         flawed: Flags = self.flaws & np.uint16(0x101 << VALUES.index(name)) != 0
         return flawed
 
@@ -80,7 +80,7 @@ def exact(column: Column, kind: pa.DataType) -> tuple[npt.NDArray[Any], Flags, F
     Distances that are outside of [0, 1] by rounding alone become 0 or 1 before they are rounded to float32.
 
     Returns:
-        The values [N], the rows that are null, and the rows whose value does not fit.
+        The values, whether each is null, and whether each does not fit, all [N].
     """
     column = plain(column)
     null = unread = _nulls(column)
@@ -141,7 +141,7 @@ def exact_value(value: object, kind: pa.DataType) -> Any:
 
 
 def plain(column: Column) -> Column:
-    """Return a column without dictionary, runs, extension type or string views, which some Arrow functions refuse."""
+    """Decode dictionaries, runs, extension types and string views of a column, which some Arrow functions refuse."""
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.cast(column.type.storage_type)
     if pa.types.is_dictionary(column.type):

@@ -2,9 +2,9 @@
 
 A group is one (study, model, doc, action). ``kvdrift.ingestion.formats`` reads files; this module checks columns and
 types and finds the order of the rows; ``kvdrift.ingestion.checks`` checks the events. A log is read twice. The first
-reading reads only the names and finds the runs of rows with equal names. The second reading yields portions of whole
-groups, one at a time. If a group comes back after another group, the whole log is a single portion. A portion too large
-for memory is refused, since even a small file can claim any number of rows.
+reading reads only the groups' names and finds the runs of rows with equal names. The second reading yields portions of
+whole groups, one at a time. If a group comes back after another group, the whole log is a single portion. A portion too
+large for memory is refused, since even a small file can claim any number of rows.
 
 A log holds coupled pairs only. The columns ``kind`` and ``weight``, which residual branching needs, may be missing.
 If present, ``kind`` must be ``coupled`` and ``weight`` null in every row.
@@ -114,7 +114,7 @@ class EventFile:
         return [name for name in names if name not in EVENTS.columns]
 
     def groups(self) -> FileGroups:
-        """Read only the names, and return the runs of rows with equal names.
+        """Read only the names of groups, and return the runs of rows with equal names.
 
         Raises:
             InputError: The file is damaged, a row does not belong to a coupled pair, or there are too many rows.
@@ -239,7 +239,7 @@ def _drained(parts: list[EventRows]) -> EventRows:
 
 
 def _wanted(name: str, kind: pa.DataType) -> str | None:
-    """Return the type that a column must have; None if ``kind`` fits."""
+    """Return in words the type that a column must have; None if its type ``kind`` fits."""
     types = pa.types
     if name in GROUP_KEY or name == "kind":
         fits = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)

@@ -238,7 +238,7 @@ class _Text(LogReader):
                 number += 1
                 where = f"{self.file.location}, line {number}"
                 if len(line) > BLOCK_BYTES:
-                    raise InputError(f"{where}: longer than {BLOCK_BYTES:,} bytes")
+                    raise InputError(f"{where}: the line is longer than {BLOCK_BYTES:,} bytes")
                 if not line.strip():
                     continue
                 if headers:

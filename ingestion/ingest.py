@@ -182,7 +182,7 @@ def read_about(documents: str | Path | None, facts: str | Path | None) -> tuple[
 
 
 def open_file(source: EventSource, report: IngestReport) -> EventFile | None:
-    """Open a log; report a log that cannot be read, and a file in a folder that is no event log."""
+    """Open a log; report it and return None if it cannot be read, or was found in a folder and is no event log."""
     try:
         return EventFile(source)
     except NoEventsError as error:
@@ -296,11 +296,11 @@ class Filing:
         return rows.take(~unnamed)
 
     def _contradicts(self, study: str, model: str) -> bool:
-        """Tell whether the store has another H than the call, and report it."""
+        """Tell whether the store has another H than the call gave; if so, report it."""
         requested, known = self._intake.requested_horizon, self._intake.horizon(study, model)
         if requested in {None, known}:
             return False
-        text = f"the horizon given is {requested}, but the store has {known}"
+        text = f"the horizon given is {requested}, but the store has {known}; give {known} or none"
         self._report.findings.append(Finding(self._file, "horizon", text, {"study": study, "model": model}))
         return True
 

@@ -48,7 +48,7 @@ class SourceFile:
         return pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
 
     def check(self) -> None:
-        """Refuse a file that is not there, a pipe or a device."""
+        """Refuse a pipe, a device, and a file that is not there."""
         with reading(f"{self.location}: cannot be read"):
             if self.filesystem is None:
                 check_regular(Path(self.path))

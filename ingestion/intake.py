@@ -199,7 +199,7 @@ class Intake:
             yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
-        """Queue the replicates of a unit that the store lacks; ``answered`` is called with the outcome, maybe later.
+        """Queue those replicates of a unit that the store lacks; ``answered`` is called with the outcome, maybe later.
 
         ``rows`` are whole replicates in key order.
         """
@@ -357,7 +357,7 @@ class Intake:
         return Refusal("conflict", f"{what}; --revise takes the events as a revision", overlap.start + row, len(wrong))
 
     def _document_fault(self, key: UnitGroup) -> Refusal | None:
-        """Return why a unit's document has no row, or contradicts the store; None if all is right."""
+        """Return the fault of a unit's document: it has no row, or contradicts the store; None if all is right."""
         study, model, doc, _ = key
         stored = self._documents.get((study, model, doc))
         row = self._document_rows.find(study, model, doc)

@@ -190,7 +190,7 @@ class NotebookProgress(Listener):
 
 
 class LogLines(Listener):
-    """Writes progress as JSON lines with the time, for ``--log-json``, and meanwhile libraries' warnings and logs.
+    """Writes progress, and the warnings and logs of libraries, as JSON lines with the time, for ``--log-json``.
 
     A line of progress has ``stage``, ``done``, ``total`` and ``unit``, and, once something is done, ``rate`` in units a
     second and ``seconds_left``.

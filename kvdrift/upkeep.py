@@ -69,7 +69,7 @@ class Upkeep:
         try:
             done.result()
         except (KvdriftError, BrokenProcessPool) as error:
-            raise OperationError(f"upkeep (merging files, writing the catalogue): {first_line(error)}") from error
+            raise OperationError(f"upkeep could not merge files or write the catalogue: {first_line(error)}") from error
         self._ended = time.perf_counter()
         self._cost = self._ended - self._begun
 

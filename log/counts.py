@@ -33,9 +33,9 @@ class Answers(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The study, model, split and stratum of documents, and how their answers are scored; None if no answer is known.
+    """The study, model, split and stratum of documents, and how their answers are scored.
 
-    Split and stratum are None if a document is known only from its units.
+    Split and stratum are None if a document is known only from its units, ``answers`` is None if no answer is known.
     """
 
     study: str

@@ -284,7 +284,7 @@ class Store:
         This reads logs and ``units``, and files of ``events`` only if there are more events than ``units`` counts.
 
         Raises:
-            DamagedStoreError: Events are lost, or a table has more rows than its units.
+            DamagedStoreError: Events are lost, or a table has rows that belong to no stored unit.
         """
         self._units.check_whole(versions)
 
@@ -404,7 +404,7 @@ class Store:
             InputError: The rows are not of the table's declared schema, or a row has no unit.
         """
         if table not in DERIVED_TABLES:
-            raise InputError(f"'{table}' is not derived; {nearest(table, DERIVED_TABLES)}")
+            raise InputError(f"'{table}' is not a derived table; {nearest(table, DERIVED_TABLES)}")
         conformed = conform(TABLES[table], rows)
         if conformed["unit"].null_count:
             raise InputError(f"{table}: column 'unit' is null in {conformed['unit'].null_count} row(s)")

@@ -23,7 +23,7 @@ def drop(
         typer.Option(metavar="NAME", help="The action's study, if several studies have an action of this name."),
     ] = None,
 ) -> None:
-    """Drop an action that no plan names: only view revisions still shows it. Its events stay in the log.
+    """Drop an action that no plan names: only the view revisions shows it. Its events stay in the log.
 
     Examples:
         kvdrift drop stores/my-study --action recent-quarter

@@ -65,7 +65,7 @@ def _policies() -> list[tuple[str, str]]:
 
 
 def _of_kind(part: PartKind[Any]) -> list[tuple[str, str]]:
-    """List the package's classes, the classes of entry points, and the form in which a study names a user's class."""
+    """List a kind's classes in the package and in entry points, and the form in which a study names a user's class."""
     rows = [(name, _described(kind)) for name, kind in part.known.items()]
     for name in part.entry_points:
         try:

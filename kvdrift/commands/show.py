@@ -99,7 +99,7 @@ def _trajectory(views: Views, study: str, model: str, doc: str, action: str, rep
 
 
 def _nearest(requested: str | int, known: Sequence[Any]) -> str:
-    """Return a hint at the known values nearest to ``requested``, not at all of them: there may be thousands."""
+    """Return a hint at known values: the range of numbers, the name nearest to ``requested``, or some names."""
     if isinstance(requested, int):
         return f"there are {known[0]} to {known[-1]}"
     near = similar_name(requested, known)

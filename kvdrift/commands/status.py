@@ -250,7 +250,7 @@ def _study_lines(study: Row) -> Iterator[str]:
     for old in study["superseded"]:
         yield f"  superseded: {old['action']}, revision {old['revision']}, {old['units']} units ({old['reason']})"
     if unknown := study["units_of_unknown_identity"]:
-        yield f"  identity: unknown for {unknown} units, made by another generator"
+        yield f"  weights: {unknown} units of another generator do not say which weights made them"
     done = "nothing to do; kvdrift run STUDY.toml --dry-run compares the study file"
     yield f"  next: {study['next'] or done}"
 

@@ -238,7 +238,7 @@ def _engine_lines(material: Material, expected: Forecast, doing: Callable[[str],
 
 
 def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
-    """Yield a line for each server on the cost of a position after the longest prompt, and a line on its streams."""
+    """Yield a line for each server on the cost of a position after the longest prompt, then one on a pair's streams."""
     longest = max(material.of_split("development"), key=lambda document: document.prompt_tokens)
     for name, side in {"reference": made.reference, **made.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:

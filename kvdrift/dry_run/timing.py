@@ -58,7 +58,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Sample:
-    """A generated document, or the generated beginning of a document."""
+    """What it cost to generate a document, or the beginning of a document."""
 
     tokens: int  # prompt tokens
     pairs: int  # pairs of all actions
@@ -205,9 +205,9 @@ class _Trial:
         return (fixed + growing * tokens) * self._relative(pairs)
 
     def _relative(self, pairs: float) -> float:
-        """Return the cost of a step of some pairs as a multiple of that of a step with as many pairs as a sample has.
+        """Return the cost of a step of ``pairs`` pairs, as a multiple of the cost of a step in the samples.
 
-        Only a part of the cost grows with the number of pairs.
+        All samples have equally many pairs. Only a part of the cost grows with the number of pairs.
         """
         most, smallest = self.samples[0].pairs, self._fewest_pairs
         if smallest is None or smallest.pairs == most:

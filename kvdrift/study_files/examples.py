@@ -15,7 +15,7 @@ def examples() -> dict[str, str]:
 
 
 def example_files(name: str, study: Path) -> dict[Path, str]:
-    """Return the texts of files to write, by path: the shipped study ``name`` for ``study``, and a file that it names.
+    """Return the texts of files to write, by path: the shipped study ``name`` at ``study``, and a file that it names.
 
     Raises:
         InputError: no shipped study has this name.

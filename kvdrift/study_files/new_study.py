@@ -42,7 +42,7 @@ _COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum whose p
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The options of the engine llama.cpp."""
+    """The options of ``kvdrift init`` for the engine llama.cpp."""
 
     gguf: Path | None  # The file of the reference's weights; None for those of the embedded model
     option: str  # The option that names the file

@@ -66,7 +66,7 @@ class TextModel:
 
 
 def text_model(location: str) -> TextModel:
-    """Return the properties of a GGUF file, a folder or a Hugging Face id, whose tokenizer is downloaded.
+    """Return the properties of a model: a GGUF file, a folder, or a Hugging Face id, whose tokenizer is downloaded.
 
     Raises:
         InputError: The file or folder cannot be read, or has no tokenizer; the hub has no such model.

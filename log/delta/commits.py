@@ -34,8 +34,8 @@ _PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}  # of append-only tab
 class Commit:
     """The content of a commit: files that become visible, files that they replace, and guarding transactions.
 
-    If a commit since the snapshot has an id of one of its transactions, this commit is refused. Since tables
-    are append-only, the log states that a commit which replaces files changes no data.
+    The commit is refused if another commit made since the snapshot has the id of one of ``transactions``. Since
+    tables are append-only, the log states that a commit which replaces files changes no data.
     """
 
     files: Sequence[StoredFile]
@@ -126,7 +126,7 @@ def _commits(table_folder: str) -> Iterator[tuple[int, list[bytes]]]:
 def write_first_commit(table: str, folder: Path, configuration: Mapping[str, str]) -> None:
     """Make a local table by writing its first commit as one file, which is not durable yet.
 
-    A store has many tables, and delta-rs takes as long to make a table as for three commits.
+    delta-rs would take as long as for three commits, and a store has many tables.
     """
     now = int(time.time() * 1000)
     declared = {

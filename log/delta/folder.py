@@ -154,7 +154,7 @@ class DeltaFolder(TableVersions):
             raise self._is_damaged(table, paths, error) from None
 
     def files_with(self, snapshot: Snapshot, column: str, values: Sequence[str], paths: Sequence[str]) -> list[str]:
-        """Return the files that may have some of the sorted ``values`` in a text column, by bounds in their footers.
+        """Return those of ``paths`` that may hold some of the sorted ``values`` in a text column, as their footers say.
 
         Bounds are kept while a file is visible, so that looking for other values in the same files costs nothing.
         """
@@ -341,7 +341,7 @@ class DeltaFolder(TableVersions):
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {ATTEMPTS} attempts ({refused})")
 
     def turn(self, table: str) -> AbstractContextManager[None]:
-        """Return a context manager that lets writers commit in turn, on this machine or a file system with locks."""
+        """Return a context manager that makes writers of a local table take turns; behind a URL it does nothing."""
         if self._disk is None:
             return nullcontext()
         log = self._disk.logs[table]
@@ -350,7 +350,7 @@ class DeltaFolder(TableVersions):
     def _try(
         self, table: str, attempt: Callable[[Snapshot], Commit | None], *, alone: bool
     ) -> tuple[Commit | None, DeltaTable | None, str | None]:
-        """Try to make one commit; return the commit, the table, and the reason of a refusal."""
+        """Try to make one commit; return it, the table after it and the reason of a refusal, each None if missing."""
         snapshot = self.load(table)
         commit = attempt(snapshot)
         if commit is None:
@@ -426,7 +426,7 @@ class DeltaFolder(TableVersions):
         No other process may write to the store meanwhile. After a kill, a second call does the rest.
         """
         if self._disk is None:
-            raise InputError(f"{self.location}: the history of a table is deleted on a local disk only")
+            raise InputError(f"{self.location}: the history of a table can be deleted on a local disk only")
         log, root = self._disk.logs[table], Path(self.location, table)
         replace_file(log.file(log.newest() + 1), empty_commit())  # a commit may name a forgotten document
         with self._opened(table) as loaded:

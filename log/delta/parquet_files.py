@@ -178,7 +178,8 @@ def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
             raise InputError(f"{table.name}: unknown column '{name}'; {nearest(name, declared)}")
     by_name = dict(zip(names, rows.columns, strict=True))
     if len(by_name) < len(names):
-        raise InputError(f"{table.name}: two columns have the same name")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{table.name}: {names.count(twice)} columns are named '{twice}', must be one")
     columns = []
     for field in table.schema:
         if field.name not in by_name and field.name not in defaults:

@@ -91,7 +91,7 @@ class TableLog:
     def sync(self) -> None:
         """Make durable every log file not known to be durable, at most those since the last checkpoint.
 
-        A checkpoint is made of durable files only, so the files below it are durable.
+        A checkpoint is made of durable files only, so the files before it are durable.
         """
         newest = self.newest()
         if newest <= self._durable:
@@ -150,7 +150,7 @@ class TableLog:
     def _lacking(self, version: int) -> str | None:
         recorded, lines = _record_of(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
         expected = recorded.get("actions", lines)
-        return None if expected == lines else f"is not whole: it has {lines} of {expected} actions"
+        return None if expected == lines else f"is not whole: it has {lines} of {expected} Delta actions"
 
     def break_of_tail(self, table_id: str) -> str | None:
         """Return how one of the newest commits shows that files of another log were copied over this one.
@@ -178,7 +178,7 @@ class TableLog:
         return faults
 
     def _break(self, file: Path, table_id: str | None, since: int = 0) -> str | None:
-        """Return how a commit contradicts the version that it was made from, or ``table_id``; None if it does not.
+        """Return how a commit contradicts ``table_id`` or the version that it was made from; None if it does not.
 
         Versions before ``since`` are not read.
         """
@@ -369,5 +369,5 @@ def _fault_of(data: bytes, *, first: bool) -> str | None:
     if first and not {"protocol", "metaData"} <= {kind for action in actions for kind in action}:
         return "is not whole: it lacks the table's protocol or metadata"
     if "actions" in recorded and recorded["actions"] != len(actions) - 1:
-        return f"is not whole: it has {len(actions) - 1} of {recorded['actions']} actions"
+        return f"is not whole: it has {len(actions) - 1} of {recorded['actions']} Delta actions"
     return None

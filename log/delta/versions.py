@@ -311,9 +311,10 @@ class TableVersions(DataFiles):
             raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
 
     def damaged(self, what: str) -> DamagedStoreError:
-        """Return the error about the store's damage, with the command that repairs it."""
-        repair = " --repair" if self._local else ""
-        return DamagedStoreError(f"{self.location}: {what}: kvdrift verify {self.location}{repair}")
+        """Return the error about damage to the store, with the command that repairs it or, behind a URL, shows it."""
+        verify = f"kvdrift verify {self.location}"
+        hint = f"to repair the store: {verify} --repair" if self._local else f"to see all faults: {verify}"
+        return DamagedStoreError(f"{self.location}: {what}; {hint}")
 
     def _check_version(self, table: str, version: int | None, latest: int) -> None:
         if version is not None and not 0 <= version <= latest:

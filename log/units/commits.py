@@ -356,7 +356,7 @@ class UnitCommits:
     def _stored(
         self, units: Snapshot, missing: Sequence[dict[str, Any]], of: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], set[int]]:
-        """Return the rows of stored units with the documents and actions of the records ``of``, and unit numbers.
+        """Return the rows of stored units with documents and actions of the records ``of``, and a set of unit numbers.
 
         ``missing`` are the rows that ``units`` lacks, since they are not written yet. The numbers are those of stored
         units: of all ``missing`` ones, and of those in ``of`` that have a row.

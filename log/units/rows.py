@@ -47,7 +47,7 @@ class UnitCounts:
 
     @classmethod
     def of(cls, units: pa.Table) -> UnitCounts:
-        """Return the counts of rows of ``units`` with the columns ``COUNTED``."""
+        """Return the counts of units that are given as rows of table ``units`` with the columns ``COUNTED``."""
         swrb = pc.not_equal(units["estimator"].cast(pa.string()), PLAIN).to_numpy()
         replicates, horizon = (units[name].to_numpy().astype(np.int64) for name in ("replicates", "horizon"))
         return cls(units["unit"].to_numpy(), swrb, replicates, horizon, units["event_rows"].to_numpy())
@@ -225,15 +225,15 @@ class UnitRows:
             if name == "events" and there > expected:
                 list(self.unknown(units, table))
             if name != "events" and there > expected:
-                more = f"'{name}' has {there:,} rows, the units have {expected:,}"
+                more = f"'{name}' has {there:,} rows, 'units' counts {expected:,}"
                 raise self._folder.damaged(f"{more}: some rows are of lost units, or are there twice")
 
     def fewer_events(self, units: Snapshot, there: int, expected: int) -> DamagedStoreError:
         """Return the error about fewer events than ``units`` says: events are lost, or ``units`` has rows twice."""
         numbers = self.counts(units).number
         if doubled := len(numbers) - len(np.unique(numbers)):
-            return self._folder.damaged(f"'units' has {doubled:,} more row(s) than units: some are there twice")
-        return self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
+            return self._folder.damaged(f"'units' has {doubled:,} row(s) too many: some are there twice")
+        return self._folder.damaged(f"'events' has {there:,} rows, 'units' counts {expected:,}: events are lost")
 
     def _is_lost(self, rows: int) -> bool:
         """Tell whether the latest version of ``events``, too, has fewer rows than ``rows``."""

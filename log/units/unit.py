@@ -272,9 +272,14 @@ def _branchings(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table
     short = ends & (t < horizon) & ~stopped
     check(short, lambda row: f"the rows end at {t[row]}, must go on to {horizon}")
     check(stopped & ~ends, lambda _: f"x_token is {NOTHING_DRAWN}, which only a scan's last row can have")
-    check(~branch & (x_token != y_token), lambda row: f"x_token is {x_token[row]} and y_token {y_token[row]} in a scan")
-    check(~branch & (x_eos != y_eos), lambda row: f"x_eos is {x_eos[row]} and y_eos {y_eos[row]} in a scan")
-    check(~branch & ~weighted, lambda _: "weight is null")
+    check(
+        ~branch & (x_token != y_token),
+        lambda row: f"x_token is {x_token[row]} and y_token {y_token[row]}, must be equal in a scan",
+    )
+    check(
+        ~branch & (x_eos != y_eos), lambda row: f"x_eos is {x_eos[row]} and y_eos {y_eos[row]}, must be equal in a scan"
+    )
+    check(~branch & ~weighted, lambda _: "weight is null, must be given in a scan")
     check(~branch & ~((weight >= 0) & (weight <= 1)), lambda row: f"weight is {weight[row]:g}, must be within [0, 1]")
     check(branch & weighted, lambda row: f"weight is {weight[row]:g}, must be null: only a scan has weights")
 
@@ -284,7 +289,7 @@ def _branchings(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table
     branched[scans[replicate[starts] - first]] = True
     massive = np.zeros(len(t), dtype=np.bool_)
     massive[scans] = np.logical_or.reduceat(possible, scans)
-    check(massive & ~branched, lambda _: "the scan has weight above 0 but no branch")
+    check(massive & ~branched, lambda _: "the scan has a weight above 0 but no branch")
     check(branched & ~massive, lambda _: "the scan has a branch but no weight above 0")
     origin = scans[replicate[starts] - first] + t[starts] - 1  # the scan's row of position J; starts or above if none
     impossible = np.zeros(len(t), dtype=np.bool_)
@@ -338,7 +343,8 @@ def conform_pairs(records: Sequence[Mapping[str, Any]], values: Columns) -> tupl
         if (wrong := np.flatnonzero(values[name] != expected)).size:
             at = of_row[wrong[0]]
             raise InputError(
-                f"events: {name} is wrong in rows of {unit_name(whole[at])}, must count its replicates and positions"
+                f"events: {name} is {values[name][wrong[0]]} where "
+                f"{unit_name(whole[at])} needs {expected[wrong[0]]} (row {wrong[0] + 1})"
             )
     places = pa.array(of_row)
     columns: dict[str, Any] = {

@@ -66,7 +66,7 @@ def test_the_page_of_servers(measured: Path) -> None:
 def test_what_made_the_units_is_known(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "status", measured / "store")
     assert code == 0
-    assert "identity: unknown" not in out
+    assert "do not say which weights" not in out
 
 
 def test_a_server_may_move_and_may_not_change(measured: Path, servers: Pair) -> None:

@@ -667,7 +667,10 @@ def test_remarks_keep_nothing_out(run: Run) -> None:
     assert report.findings == []
     assert report.taken.units == 8
     first, apart = sorted(report.remarks, key=lambda line: "eviction" not in line)
-    assert "doc=d1, action=half, replicate=2, t=1: delta is 0.1, f 0.1; both are 0 if eviction follows prefill" in first
+    assert (
+        "doc=d1, action=half, replicate=2, t=1: delta is 0.1, f 0.1; at t = 1 both are 0 if eviction follows prefill"
+        in first
+    )
     assert "doc=d2, action=half, replicate=2, t=2" in apart
 
 

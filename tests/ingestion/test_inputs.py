@@ -78,7 +78,7 @@ CSV_FAULTS: list[tuple[str, str, str]] = [
     ("delta", "0,25", "13 fields, but the first line names 12 columns"),
     ("y_eos", "maybe", "y_eos is 'maybe', must be true, false, 1 or 0"),
     ("doc", '"d0', "cannot be read as CSV"),
-    ("doc", "x" * 200_000, "longer than 65,536 bytes"),
+    ("doc", "x" * 200_000, "the line is longer than 65,536 bytes"),
 ]
 JSON_FAULTS: list[tuple[str, Any, str]] = [
     ("t", "2", "t is '2', must be an integer"),
@@ -378,7 +378,7 @@ def test_the_horizon_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[
     for more in ((), ("--pieces",)):
         code, out, err = command(capsys, whole, *options, "--horizon", "5", *more)
         assert (code, err) == (
-            2, f"kvdrift: {whole}: study=ext, model=org/m: the horizon given is 5, but the store has {H}\n",
+            2, f"kvdrift: {whole}: study=ext, model=org/m: the horizon given is 5, but the store has {H}; give {H} or none\n",
         )  # fmt: skip
         assert f"kept out:      0 units, {LOG.num_rows} events" in out
     assert holds(tmp_path)

@@ -62,7 +62,7 @@ def test_it_begins_with_new_rows_and_a_pause_after_the_last_time(monkeypatch: py
 def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:
     kept = Upkeep(str(tmp_path / "nowhere"))
     line = refused(kept.finish, error=OperationError)
-    assert line.startswith(f"upkeep (merging files, writing the catalogue): {tmp_path}/nowhere ")
+    assert line.startswith(f"upkeep could not merge files or write the catalogue: {tmp_path}/nowhere ")
 
 
 def test_a_store_behind_a_url_has_files_to_keep_up_and_nothing_else(

@@ -187,7 +187,7 @@ def test_many_units_at_once_are_as_one_by_one(tmp_path: Path) -> None:
     assert content(many).equals(content(one))
     assert many.units().sort_by("unit").equals(one.units().sort_by("unit"))
     wrong = values | {"t": np.roll(values["t"], 1)}
-    with pytest.raises(InputError, match="t is wrong"):
+    with pytest.raises(InputError, match=r"t is \d+ where \(s, .* needs 1 \(row 1\)"):
         many.add_pairs([unit.record for unit in units], wrong)
     for name in ("replicate", "t", "delta"):
         for column in (values[name][:-1], np.append(values[name], values[name][-1:])):

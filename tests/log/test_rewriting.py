@@ -370,7 +370,10 @@ def test_lost_events_beside_a_unit_without_a_row(store: Store) -> None:
 
     store.rewrite_rows("events", without_one)
     line = refused(Store.open(store.location).units, error=DamagedStoreError)
-    assert f"{store.location}: 'events' lacks 2 row(s) of units that 'units' has: kvdrift verify" in line
+    assert (
+        f"{store.location}: 'events' lacks 2 row(s) of units that 'units' has; to repair the store: kvdrift verify"
+        in line
+    )
 
 
 def _rewrite(table: DeltaTable) -> None:

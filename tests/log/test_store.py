@@ -392,7 +392,7 @@ def test_rows_that_are_derived_say_their_unit(store: Store) -> None:
     store.append_units([make_unit()])
     rows = derive_trajectories(make_unit().events).steps
     assert "column 'unit' is null in 32 row(s)" in refused(store.put_derived, "steps", rows)
-    assert "'units' is not derived" in refused(store.put_derived, "units", rows)
+    assert "'units' is not a derived table" in refused(store.put_derived, "units", rows)
 
 
 def test_a_kill_between_trajectories_and_steps_is_repaired(store: Store) -> None:
@@ -458,7 +458,9 @@ def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.
     text = commit.read_text()
     commit.write_text(text[: len(text) // 2])
     said = refused(lambda: Store.open(store.location).paths("events"), error=DamagedStoreError)
-    assert said.endswith(f"(log file {commit.name} is not whole): kvdrift verify {store.location} --repair")
+    assert said.endswith(
+        f"(log file {commit.name} is not whole); to repair the store: kvdrift verify {store.location} --repair"
+    )
     commit.write_text(text)
     assert store.read("events").num_rows == 32
     Path(store.files("events")[0]).unlink()
