@@ -1,1 +1,1 @@
-"""Derived tables -> views: one view per .sql file in ``views``, its contract beside it in ``contracts``."""
+"""Derived tables -> views: one view per .sql file in ``views``, with its contract in the .toml file beside it."""

@@ -1,8 +1,8 @@
 """Write and check the catalogue file of a local store: all views of ``kvdrift.sql.catalog``, for any DuckDB client.
 
 The file has copies of small stored tables and of document means, so that a copy of it elsewhere can answer queries. A
-catalogue without rows takes 1.8 MB. Each document and action adds about 0.7 KB (moments, bytes, answers, a unit). A
-vocabulary of 128,000 tokens adds 3 MB. The size is bounded, so that writing a catalogue costs the same for any store.
+catalogue without rows takes 1.8 MB. Each document adds about 0.7 KB for each action (moments, bytes, answers, a unit).
+A vocabulary of 128,000 tokens adds 3 MB. The size is bounded, so that writing a catalogue costs the same for any store.
 Views read the store's files for every table larger than ``LARGEST``; for documents, their units and their means, if the
 store has more than ``MOST_DOCUMENTS``; and always for trajectories, steps and events.
 """
@@ -70,7 +70,7 @@ def write_catalog(store: Store) -> Path:
     original store.
     """
     if not is_local(store.location):
-        raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
+        raise InputError(f"{store.location}: a catalogue file needs a local store; kvdrift.open reads this one")
     path = Path(store.location) / CATALOG_NAME
     sweep(path.parent)
     versions = {table: store.version(table) for table in PINNING}

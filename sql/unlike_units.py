@@ -1,8 +1,8 @@
 """Make views that pool replicates raise an error if the store has units that must not be pooled.
 
 Units of one document, action, revision and estimator (a kept set) must keep and read the same prompt entries. Units of
-one study and model must have one horizon, seed and model (``kvdrift.log.units.conditions``). Stored tables and views of
-single replicates stay readable.
+one study and model name must have the same horizon, seed, weights and tokenizer (``kvdrift.log.units.conditions`` lists
+all conditions). Stored tables and views of single replicates stay readable.
 """
 
 from __future__ import annotations

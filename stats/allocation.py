@@ -61,8 +61,8 @@ class Linearized:
         """Return the expected half-width with K ``replicates`` and N ``documents`` per stratum, for the quantile ``z``.
 
         It is z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))). If nearly all documents have equal values, it is
-        at least how far values that the sample lacks could move the mean (``kvdrift.stats.ends``). NaN if the endpoint
-        is undefined.
+        at least the distance by which values that the sample lacks could move the mean (``kvdrift.stats.ends``). NaN if
+        the endpoint is undefined.
         """
         between, within = self.components
         half = z * math.sqrt((between + within / replicates) / documents)
@@ -193,16 +193,17 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
     # Strata without a document of the endpoint do not count, as in the estimate itself.
     rows = [(name, row) for name, row in rows if not np.isnan(influence[row]).all()] if not math.isnan(value) else []
     variances = tuple(
-        Variance(name, 1 / len(rows), *_components(influence[row], development.clusters[row], f"{endpoint}: {name}"))
+        Variance(name, 1 / len(rows), *_components(influence[row], development.clusters[row], f"{endpoint} in {name}"))
         for name, row in rows
     )
     return Linearized(endpoint, value, variances, *_likeness(development.document_means(), endpoint, alike_within))
 
 
 def _likeness(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Likeness | None, float, Between]:
-    """Return how alike an endpoint's documents are, their mean number in a stratum, and the range of its quantity.
+    """Return how alike an endpoint's documents are, how many a stratum has on average, and the quantity's range.
 
-    The first is None if it bounds no interval: if too many documents are unlike the others, or if the range has no end.
+    The likeness is None if it bounds no interval: if too many documents are unlike the others, or if the range has no
+    end.
     """
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
@@ -235,7 +236,8 @@ def influences(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float
     quantity = endpoint.check(moments.actions, moments.stratum_names, moments.windows)
     if quantity.profile:
         raise InputError(
-            f"endpoint {endpoint}: it needs moments at every position or lag, and a plan is made from scalar moments"
+            f"endpoint {endpoint}: it needs moments at every position or lag, and a plan is made from means over whole "
+            "pairs; give another quantity"
         )
     place = quantity.x(moments.windows).index(endpoint.x)
 
@@ -257,7 +259,10 @@ def influences(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float
 
 
 def _components(influence: Float, clusters: NDArray[np.str_], where: str) -> tuple[float, float]:
-    """Estimate a stratum's variance between documents and between replicates from influence [documents, replicates]."""
+    """Estimate a stratum's variance between documents and between replicates from influence [documents, replicates].
+
+    ``where`` names the endpoint and the stratum for an error message.
+    """
     present = ~np.isnan(influence)
     counts = present.sum(axis=1)
     influence, present, clusters, counts = (part[counts > 0] for part in (influence, present, clusters, counts))
@@ -265,8 +270,8 @@ def _components(influence: Float, clusters: NDArray[np.str_], where: str) -> tup
     sets = int(cluster_of.max()) + 1
     if sets < 2 or counts.max() < 2:
         raise InputError(
-            f"{where}: a variance needs at least two development documents of different clusters, and two replicates "
-            "of a document"
+            f"endpoint {where}: too few development documents or replicates: a variance needs two documents of "
+            "different clusters, and two replicates of a document"
         )
     means = np.where(present, influence, 0.0).sum(axis=1) / counts
     residual = np.where(present, influence - means[:, None], 0.0)

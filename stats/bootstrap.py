@@ -2,8 +2,8 @@
 
 Documents are drawn by ``kvdrift.stats.clusters``, one draw for all actions, strata and quantities: draw i is a function
 of (seed, i) and of the set of documents alone, not of their order, nor of the number of draws. On one machine and build
-of BLAS, a larger number of draws does not change a bit of the first draws, because matrix products are taken over the
-same blocks of draws.
+of BLAS, the first draws are the same to the last bit when more draws are made, because matrix products are taken over
+the same blocks of draws.
 
 Intervals are at pointwise or family-adjusted levels; ``kvdrift.stats.ends`` computes their ends. If a plan chooses the
 paper's method, they are percentiles of the draws.
@@ -69,7 +69,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
-            raise InputError(f"level {self.level} is not between 0 and 1")
+            raise InputError(f"level {self.level} is not between 0 and 1; 0.95 is usual")
         if self.interval not in (STUDENTIZED, PERCENTILE):
             raise InputError(f"interval '{self.interval}' is neither '{STUDENTIZED}' nor '{PERCENTILE}'")
         members = [endpoint for family in self.families for endpoint in family.endpoints]
@@ -77,7 +77,9 @@ class Request:
             if members.count(endpoint) > 1:
                 raise InputError(f"endpoint {endpoint} is in two families: its interval can have one level only")
             if not (self.is_prespecified(endpoint.action) and self.is_prespecified(endpoint.baseline)):
-                raise InputError(f"endpoint {endpoint} is in a prespecified family but its action is exploratory")
+                raise InputError(
+                    f"endpoint {endpoint} is in a prespecified family, but its action or its baseline is exploratory"
+                )
 
     def of(self, actions: Collection[str], contrasts: Collection[tuple[str, str]]) -> Request:
         """Restrict the request to some actions and contrasts (baseline, action); families keep their levels."""
@@ -101,7 +103,7 @@ class Request:
                 endpoint.check(moments.actions, moments.stratum_names, moments.windows)
                 if endpoint.baseline is not None and (endpoint.baseline, endpoint.action) not in contrasts:
                     where = f"endpoint {endpoint} is in family '{family.name}'"
-                    raise InputError(f"{where} but its contrast is not requested")
+                    raise InputError(f"{where} but its contrast is not requested: add (baseline, action) to pairs")
 
     def is_prespecified(self, action: str | None) -> bool:
         """Tell whether an action was fixed before the first evaluation event; True for None (no baseline)."""
@@ -137,9 +139,10 @@ class Estimates:
         return len(self.columns["quantity"])
 
     def with_reduced(self, reduced: Estimates) -> Estimates:
-        """Return these estimates, with reduced estimates of the same numbers in the columns ``REDUCED_COLUMNS``.
+        """Return these estimates, with the reduced estimate of each row in the columns ``REDUCED_COLUMNS``.
 
-        The columns are null where the estimate itself is undefined, or where ``reduced`` lacks the number.
+        A row's reduced estimate is the row of ``reduced`` with the same quantity, action, baseline, stratum and x. The
+        columns are null where the estimate itself is undefined, or where ``reduced`` has no such row.
         """
         numbers = zip(*(reduced.columns[name] for name in ("estimate", "low", "high")), strict=True)
         reduced_of, none = dict(zip(reduced._keys(), numbers, strict=True)), (None, None, None)
@@ -245,7 +248,10 @@ def _intervals(
 
 
 def whole_clusters(effective: Float) -> NDArray[np.int64]:
-    """Return effective numbers of clusters rounded down to whole numbers, rounding errors allowed for."""
+    """Round effective numbers of clusters down to whole numbers.
+
+    A number that is less than 1e-9 below a whole number counts as that number, since it may have rounding errors.
+    """
     return np.floor(effective + 1e-9).astype(np.int64)
 
 
@@ -339,7 +345,7 @@ def groups(
     *,
     studentized: bool = False,
 ) -> tuple[tuple[str, ...], ...]:
-    """Split quantities into groups, one for each task, such that the draws of a group fit into memory.
+    """Split quantities into groups that are computed separately, so that the draws of a group fit into memory.
 
     ``quantities`` None stands for every quantity whose moments are given. With ``studentized`` the groups leave room
     for the distance t* of every draw. A profile whose draws do not fit is a group by itself.
@@ -381,7 +387,7 @@ def observed_errors(
 ) -> dict[str, Float]:
     """Compute the standard errors of the estimates: by name, in the shapes of ``observed``.
 
-    A quantity that is not smooth has no standard error; 0 stands for it.
+    A quantity that is not smooth has no standard error; its values are 0.
     """
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]

@@ -7,8 +7,8 @@ documents judge all of them: the paper's section "Aggregate prediction and tempo
 Choices that are made here:
 
 - Documents are those that both actions have, in development as in evaluation.
-- Every mean over documents gives equal weight to the documents of a stratum, and then equal weight to the strata: that
-  of the contrast, the error, the squared errors and the absolute error. The ridge itself weighs its rows equally.
+- Every mean over documents (of the contrast, the error, the squared error or the absolute error) gives equal weight to
+  the documents of a stratum, and then equal weight to the strata. The ridge itself weighs its rows equally.
 - "Features centred and scaled" means that each feature has mean 0 and population standard deviation 1 over the training
   documents and both actions. Indicators, one for each stratum of the training documents and one for each action, stay 0
   and 1.
@@ -18,7 +18,7 @@ Choices that are made here:
   names. The next such group of clusters begins at the fold after the last one of the group before, so that the folds'
   numbers of clusters differ by at most one, within a group and overall. With fewer clusters than six each cluster is a
   fold; with one cluster there is no error and nothing is selected.
-- Of equal errors the simplest candidate is taken, in the order of CANDIDATES.
+- Of candidates with equal errors the simplest is taken: the first in CANDIDATES.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ OBSERVATIONS: Mapping[str, Observation] = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """One candidate on one observation: a row of the ``calibration`` table, with NaN for null."""
+    """The result of one candidate on one observation: a row of the ``calibration`` table, with NaN for null."""
 
     observation: str
     candidate: str
@@ -91,7 +91,7 @@ class Calibration:
 
 
 class Sample(NamedTuple):
-    """The D documents that both actions have, with the inputs and the target of a predictor; the baseline is first."""
+    """The D documents that both actions have, with a predictor's inputs and target: baseline first, then action."""
 
     strata: Text  # [D]
     clusters: Text  # [D]

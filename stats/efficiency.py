@@ -84,7 +84,8 @@ class BranchingMoments(MeasuredDocuments):
     def supports(self) -> dict[Support, NDArray[np.bool_]]:
         """The documents behind a quantity, bool [D, A], by the quantity's ``support``.
 
-        ``branched``: with SWRB replicates; ``both``: with at least two replicates of each estimator.
+        ``branched`` marks the documents with SWRB replicates, ``both`` those with at least two replicates of each
+        estimator.
         """
         both = ~np.isnan(self.plain["risk_variance"]) & ~np.isnan(self.swrb["risk_variance"])
         return {"branched": ~np.isnan(self.swrb["risk"]), "both": both}

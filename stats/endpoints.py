@@ -39,7 +39,7 @@ class Endpoint:
         """
         quantity = quantity_named(self.quantity)
         if self.action == self.baseline:
-            raise InputError(f"endpoint {self}: an action against itself")
+            raise InputError(f"endpoint {self}: an action against itself; give another baseline")
         for action in (self.action,) if self.baseline is None else (self.action, self.baseline):
             if action not in actions:
                 raise InputError(f"endpoint {self}: no action '{action}'; {nearest(action, actions)}")
@@ -49,7 +49,7 @@ class Endpoint:
         if self.stratum not in (POOLED, *strata):
             raise InputError(f"endpoint {self}: no stratum '{self.stratum}'; {nearest(self.stratum, strata)}")
         if self.x not in quantity.x(windows):
-            raise InputError(f"endpoint {self}: x must be one of {_span(quantity.x(windows))}")
+            raise InputError(f"endpoint {self}: x must be {_span(quantity.x(windows))}")
         return quantity
 
 
@@ -70,7 +70,8 @@ class Family:
         if not 0 < self.alpha < 1:
             raise InputError(f"family '{self.name}': alpha {self.alpha} is not between 0 and 1")
         if len(set(self.endpoints)) != len(self.endpoints):
-            raise InputError(f"family '{self.name}' names an endpoint twice")
+            twice = next(endpoint for endpoint in self.endpoints if self.endpoints.count(endpoint) > 1)
+            raise InputError(f"family '{self.name}' names endpoint {twice} twice")
         if self.size and self.size < len(self.endpoints):
             raise InputError(f"family '{self.name}' has {len(self.endpoints)} endpoints but a size of {self.size}")
 
@@ -136,4 +137,6 @@ def decidable_quantity(name: str) -> Quantity:
 
 
 def _span(values: tuple[int | None, ...]) -> str:
-    return "null" if values == (None,) else f"{values[0]}..{values[-1]}" if values else "nothing (the window is empty)"
+    if values == (None,):
+        return "null, since the quantity is a single number"
+    return f"one of {values[0]}..{values[-1]}" if values else "in the quantity's window, which is empty"

@@ -1,6 +1,6 @@
 """The ends of intervals, from an estimate, its standard error and its draws (``docs/intervals.md``).
 
-If all documents have one value, every resample has that value, so a bootstrap knows nothing of documents that the
+If all documents have the same value, every resample has it too, so a bootstrap knows nothing of documents that the
 sample lacks. But the sample bounds the share of such documents: if j of n clusters are unlike the others, the share is
 at most the Clopper-Pearson bound. A mean then lies between the value of the alike documents and the value with that
 share of unlike documents. Alike documents leave this range open, and no interval is narrower.
@@ -69,8 +69,8 @@ def document_intervals(
     Expanded percentiles are used if there are fewer than five clusters, if the standard error of the estimate or of
     more than 1% of the draws vanishes, or if so many t* are undefined that they could move an end. They are also used
     for unbounded numbers, which are ratios whose denominator can be 0: such ratios have no variance, so a linearized
-    standard error is meaningless. Quantities that are not smooth have no standard error. An interval is at least as
-    wide as alike documents leave open. Ends are cut to the range.
+    standard error is meaningless. Quantities that are not smooth have no standard error. An interval contains the range
+    that alike documents leave open. Ends are cut to the range of the numbers.
 
     Args:
         sample: the numbers and their draws.
@@ -154,7 +154,7 @@ def distance_quantiles(
 
 
 def at_distances(sample: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
-    """Return the ends that lie ``below`` standard errors below the estimates and ``above`` above them.
+    """Return the lower ends, ``below`` standard errors under the estimates, and the upper ends, ``above`` over them.
 
     Fractions inside their range have their ends on the logit scale, where eta = logit theta has the standard error
     SE / (theta (1 - theta)).

@@ -55,7 +55,7 @@ class Pooling:
                 if name not in actions:
                     raise InputError(f"no action is named '{name}'; {nearest(name, actions)}")
             if pair[0] == pair[1]:
-                raise InputError(f"contrast of '{pair[0]}' against itself")
+                raise InputError(f"contrast of '{pair[0]}' against itself; give two actions")
         known: dict[tuple[int, bytes], int] = {}
         masks: list[NDArray[np.bool_]] = []
 
@@ -131,7 +131,7 @@ class Pooling:
         needed = {name for quantity in quantities for name in quantity.profile}
         source: Mapping[str, Float] = {**self.moments.positions, **self.moments.lags}
         for name in sorted(needed - source.keys()):
-            raise InputError(f"these document moments have no profile '{name}'")
+            raise InputError(f"the document moments have no profile '{name}'; give it in positions or lags")
         profiles: dict[str, Array] = {name: self.means(source[name], counts) for name in sorted(needed)}
         selected: dict[tuple[int, ...], dict[str, Array]] = {}
         sums: dict[tuple[int, ...], dict[Feature, Array]] = {}

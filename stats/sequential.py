@@ -79,7 +79,8 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
     times = np.asarray(shares, dtype=np.float64)
     if not len(times) or times[-1] != 1 or not (np.diff(times, prepend=0.0) > 0).all():
         raise InputError(
-            f"interim looks at {', '.join(f'{share:g}' for share in times)} of the documents: they must grow to 1"
+            f"interim looks at {', '.join(f'{share:g}' for share in times)} of the documents: these shares must "
+            "increase, from above 0 to 1"
         )
     if not 0 < alpha < 1:
         raise InputError(f"alpha {alpha} is not between 0 and 1")

@@ -55,7 +55,7 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
 def simultaneous_members(
     moments: DocumentMoments, name: str, members: Sequence[str], *, draws: int, seed: int, level: float = 0.95
 ) -> Estimates:
-    """Estimate a quantity of some actions, pooled over strata, with simultaneous intervals.
+    """Estimate a quantity of the actions ``members``, pooled over strata, with simultaneous intervals.
 
     An action whose documents are alike, or whose distances t* are undefined, has an interval of level
     1 - (1 - level) / m by itself, with m actions in all. The quantity's ``name`` is a key of ``SIMULTANEOUS_OF``. All

@@ -1,10 +1,10 @@
 """Derivatives of quantities by pooled moments, and standard errors that follow from them (``docs/intervals.md``).
 
-A quantity is theta = g(M) of pooled moments M. Linearized at M, a cluster c adds u_c, the sum over its documents of
-w_d grad g . (x_d - M_s), with M_s the mean of the document's stratum. SE^2 is the sum over strata of n / (n - 1) times
-the squared deviations of u_c, n clusters in a stratum. That is a quadratic form of the gradient in second moments of
-the clusters' totals and sizes. A matrix product gives these second moments of all draws from their counts, as it gives
-the moments: nothing here loops over draws or clusters.
+A quantity is theta = g(M) of pooled moments M. Linearized at M, a cluster c adds u_c, the sum over its documents d of
+w_d grad g . (x_d - M_s), with x_d and w_d the document's moments and weight, and M_s the mean of its stratum. SE^2 is
+the sum over strata of n / (n - 1) times the squared deviations of u_c, with n clusters in a stratum. That is a
+quadratic form of the gradient in second moments of the clusters' totals and sizes. A matrix product gives these second
+moments of all draws from their counts, as it gives the moments: nothing here loops over draws or clusters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class _Stepped(Pooled):
 
 
 def features_read(quantity: Quantity, moments: DocumentMoments) -> tuple[tuple[int, Feature], ...]:
-    """Return the features that a quantity reads, each with its side: 0 an action or baseline, 1 a contrast's action."""
+    """Return the features that a quantity reads, each after the number of its side.
+
+    A contrast has the side 0 for the baseline and 1 for the action; any other quantity has the side 0 alone.
+    """
     ones = {name: np.ones(()) for name in moments.scalars}
     profiles = {name: np.ones(value.shape[2:]) for name, value in {**moments.positions, **moments.lags}.items()}
     sides = [_Recorded(ones, profiles, moments.windows) for _ in range(1 if quantity.kind == "action" else 2)]
@@ -230,11 +233,11 @@ class _Part:
         return self._of_residuals(firsts, seconds, np.where(n > 1, n / (n - 1), np.nan))
 
     def _of_residuals(self, firsts: list[Float], seconds: _Covariances, scale: Float) -> _Covariances:
-        """Return covariances of residuals, T - (M_s - M_s of the sample) m for a cluster's total T and size m.
+        """Return covariances of residuals T - D m, with T a cluster's total and m its size.
 
-        ``firsts`` are sums over clusters of every T and m, ``seconds`` those of their products; ``scale`` is
-        n / (n - 1). The mean of residuals over the clusters of a draw is 0, so that their squares are squared
-        deviations.
+        D is the draw's mean M_s less that of the sample. ``firsts`` are sums over clusters of every T and m,
+        ``seconds`` those of their products; ``scale`` is n / (n - 1). The mean of residuals over the clusters of a
+        draw is 0, so that their squares are squared deviations.
         """
         result: _Covariances = {}
         for i, j in self._pairs:

@@ -52,7 +52,9 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
         damaged += store.compact(table, progress.advance).damaged
     if damaged:
         more = f" and {len(damaged) - 1} more files" if len(damaged) > 1 else ""
-        raise OperationError(f"{store.location}: {damaged[0]}{more}: kvdrift verify {store.location}")
+        raise OperationError(
+            f"{store.location}: damaged files are not merged: {damaged[0]}{more}: kvdrift verify {store.location}"
+        )
     after = _count_files(store)
     tables = [CompactedTable(table, before[table], after[table]) for table in TABLES]
     return [compacted for compacted in tables if compacted.after.files < compacted.before.files]

@@ -192,7 +192,9 @@ def read_events(store: Store, segment: Segment) -> tuple[pa.Table, list[str]]:
     if short:
         events = events.filter(pc.invert(pc.is_in(events["unit"], pa.array(short, pa.int64()))))
         if not errors:
-            errors.append(f"{store.location}: {len(short)} units lack events: kvdrift verify {store.location}")
+            errors.append(
+                f"{store.location}: {len(short)} units lack events; kvdrift verify {store.location} names them"
+            )
     return events, errors
 
 

@@ -131,7 +131,7 @@ def _check_schema(table: str, file: StoredFile, data: bytes) -> None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return one type for all Arrow types of the same texts or lists: ``string`` also for large or encoded strings."""
+    """Return ``string`` for any Arrow type of texts, ``list`` for any of lists, and other types unchanged."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -151,7 +151,7 @@ def rows_in(table: str, data: bytes) -> pa.Table:
 
 
 def whole_rows(store: Store, table: str, path: str) -> pa.Table | None:
-    """Return the rows of a file, visible or not; None if its schema or its name's digest shows damage."""
+    """Return the rows of a file, visible or not; None if its schema or the digest in its name shows damage."""
     try:
         data = store.read_bytes(table, path)
         wanted = named_digest(path)
@@ -227,7 +227,7 @@ def check_logs(store: Store) -> Verified:
     if len(refused) == len(TABLES) and all(isinstance(error, InputError) for error in refused.values()):
         raise refused["events"]
     faults += [
-        Fault(table, f"the log ends at version {logs[table].newest()}, must reach {wanted}: {other} relies on that")
+        Fault(table, f"the log ends at version {logs[table].newest()}, must reach {wanted}: table {other} relies on it")
         for table, wanted, other in lost_commits(logs)
     ]
     return Verified("tables", number_of(len(TABLES), "table"), "with logs that are whole", tuple(faults))
@@ -278,6 +278,6 @@ def _is_log(path: PurePath) -> bool:
 
 
 def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield the temporary files in the store's folder: of a catalogue, and of the records of derivations."""
+    """Yield the temporary files in the store's folder: those of a catalogue, and the records of derivations."""
     for pattern in (f"{TEMPORARY}*/*", ".derive-*/*"):
         yield from folder.glob(pattern)

@@ -98,7 +98,10 @@ def check_plans(
         try:
             there = units_at(store, made_from)
         except UNREADABLE:
-            notes.append(f"{name}: the files of events version {made_from} are not all there, so it is not compared")
+            notes.append(
+                f"{name}: whether it came before its evaluation is not checked, since files of events version "
+                f"{made_from} are missing"
+            )
             continue
         early = [
             records[number] for number in there & records.keys()
@@ -106,7 +109,7 @@ def check_plans(
             and tuple(records[number][part] for part in ("study", "model", "doc")) in evaluation
         ]  # fmt: skip
         if early and not plan["plan_revision"]:
-            what = f"events_version is {made_from}, must be one before the first evaluation unit: {_listed(early)}"
+            what = f"events_version is {made_from}, must be one without evaluation units: it has {_listed(early)}"
             faults.append(Fault(name, what))
         elif early and not _is_seen(plan):
             faults.append(Fault(name, f"it is not marked seen, must be: it was made after {_listed(early)}"))
@@ -140,7 +143,7 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
             must = f"must be {' or '.join(known)} as in plans" if known else "must be null: the study has no plan"
             faults.append(Fault(name, f"plan_sha256 is {cites}, {must}"))
         if known.get(cites) and row.get("status") == "prespecified":
-            faults.append(Fault(name, f"status is prespecified, must be seen as plan {cites} is"))
+            faults.append(Fault(name, f"status is 'prespecified', must be 'seen': plan {cites} is marked seen"))
     holds = "of events versions and plans that are stored"
     return Verified(subject, number_of(table.rows.num_rows, "row"), holds, tuple(faults))
 
@@ -160,8 +163,8 @@ def _other_documents(plan: Mapping[str, Any], prompts: Mapping[tuple[Any, ...], 
     for row in (row for splits in strata for rows in splits.values() for row in rows):
         stored = prompts.get((plan["study"], plan["model"], row["doc"]))
         if stored != row["prompt_sha256"]:
-            has = "is not in documents" if stored is None else f"has prompt {stored} in documents"
-            yield f"its document '{row['doc']}' {has}, must be there with prompt {row['prompt_sha256']}"
+            has = "none" if stored is None else stored
+            yield f"document '{row['doc']}' has prompt_sha256 {has} in documents, must have {row['prompt_sha256']}"
 
 
 def _is_seen(plan: Mapping[str, Any]) -> bool:
@@ -205,7 +208,7 @@ def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents
     for row in table.rows.to_pylist():
         wrong = list(_wrong(row, ranges))
         if tuple(row[name] for name in _DOCUMENT) not in answered:
-            wrong.append("its document has no answers in documents, must have")
+            wrong.append("its document has no answers in documents, must have some")
         name = row_name("scores", {key: row[key] for key in TABLES["scores"].key})
         faults += [Fault(name, what) for what in wrong]
     return Verified(
@@ -225,13 +228,16 @@ def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
             yield f"{name} is {row[name]}, must be within 0..1"
     first, last = row["span_first"], row["span_last"]
     if (row["score_x"] > 0) != (first is not None) or (first is None) != (last is None):
-        yield f"the answer span is {first}..{last}, must be there if score_x is above 0, and else missing"
+        yield f"the answer span is {first}..{last}, must be given exactly if score_x is above 0: it is {row['score_x']}"
     elif first is not None and not 1 <= first <= last <= (horizon or last):
-        yield f"the answer span is {first}..{last}, must be within 1..{horizon}"
+        yield f"the answer span is {first}..{last}, must be within 1..{horizon or 'H'}"
 
 
 def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: pa.Table) -> Verified:
-    """Check that all files of ``prompts`` are whole, no key occurs twice, and tokens have their document's SHA-256."""
+    """Check that all files of ``prompts`` are whole, and that no key occurs twice.
+
+    The tokens of a prompt must have the SHA-256 that its document declares.
+    """
     files = read_files(store, "prompts", version, memory)
     columns = (documents[name].to_pylist() for name in (*_DOCUMENT[:3], "prompt_sha256"))
     expected = {tuple(of): sha256 for *of, sha256 in zip(*columns, strict=True) if sha256 is not None}
@@ -287,7 +293,10 @@ def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actio
 
 
 def check_conditions(records: Mapping[int, UnitRecord], studies: pa.Table, actions: pa.Table) -> Verified:
-    """Check that current units of a study and model have one model, and the horizon and seed of the study's row."""
+    """Check that current units of a study and model name have the same weights, tokenizer, numerics and end tokens.
+
+    They must also have the horizon and the seed of the study's row.
+    """
     facts = conditions.current_facts(conditions.facts_of_records(records.values()), actions)
     faults = tuple(Fault("units", line) for line in conditions.unlike_conditions(facts, studies.to_pylist()))
     of = f"{number_of(len({fact[:2] for fact in facts}), 'pair')} of study and model"
@@ -303,7 +312,7 @@ def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Ver
         if is_current((record["study"], record["action"], record["action_revision"]))
     ]
     faults = tuple(Fault("units", line) for line in unlike_units(units))
-    return Verified("kept sets", number_of(len(units), "unit"), "one to a document, action and revision", faults)
+    return Verified("kept sets", number_of(len(units), "unit"), "with the same entries in each set", faults)
 
 
 def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected: Mapping[str, Any]) -> list[Fault]:

@@ -232,7 +232,7 @@ class UnitWalk:
         none = {n: rows for n, rows in self._rows["events"].items() if n not in self._stored | missing}
         if (rows := sum(none.values())) and self._readable["events"] and self._units.readable:
             self._faults["events"].append(
-                Fault("events", f"{number_of(rows, 'row')} of no unit, must be of one in units")
+                Fault("events", f"{number_of(rows, 'row')} of no unit, must be of a unit in table units")
             )
         return missing
 
@@ -323,7 +323,7 @@ class UnitWalk:
             for record in group[1:]:
                 end = reaching["first_replicate"] + reaching["replicates"]
                 if record["first_replicate"] < end:
-                    what = f"unit {unit_name(record)} has replicates of {unit_name(reaching)} too, must be in one unit"
+                    what = f"unit {unit_name(record)} repeats replicates of {unit_name(reaching)}, must not"
                     self._faults["events"].append(Fault("events", what))
                 reaching = max(reaching, record, key=lambda unit: unit["first_replicate"] + unit["replicates"])
 
@@ -339,9 +339,10 @@ class UnitWalk:
         faults = list(self._units.check.faults)
         for number, record in self._stored.items():
             if (wanted := unit_number(record)) != number:
-                faults.append(Fault("units", f"unit {unit_name(record)}: unit is {number}, must be {wanted}"))
+                what = f"unit is {number}, must be {wanted} as its key gives"
+                faults.append(Fault("units", f"unit {unit_name(record)}: {what}"))
         lacking = len(self._missing) if self._units.readable else 0
-        notes = (f"units: {number_of(lacking, 'row')} still to come, from their events",) if lacking else ()
+        notes = (f"units: {number_of(lacking, 'row')} still to be made from their events",) if lacking else ()
         return Verified("units", self._units.check.looked_at, "one to each unit of events", tuple(faults), notes)
 
 

@@ -323,7 +323,7 @@ def test_messages(development: ReplicateMoments) -> None:
         with pytest.raises(InputError, match=message) as error:
             plan(development, **given)
         assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="at least two development documents"):
+    with pytest.raises(InputError, match="too few development documents or replicates"):
         plan(one)
 
 

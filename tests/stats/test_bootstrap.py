@@ -330,7 +330,7 @@ def test_messages(study: DocumentMoments) -> None:
         (lambda: Request(level=95), "level 95 is not between 0 and 1"),
         (lambda: Request(interval="bca"), "interval 'bca' is neither 'studentized' nor 'percentile'"),
         (lambda: Family("f", (member,), alpha=0), "alpha 0"),
-        (lambda: Family("f", (member, member)), "names an endpoint twice"),
+        (lambda: Family("f", (member, member)), "names endpoint gap of action 1 against action 0 \\(pooled\\) twice"),
         (lambda: Request(families=(Family("f", (member,)), Family("g", (member,)))), "in two families"),
         (lambda: Request(families=(Family("f", (member,)),), prespecified=("action 0",)), "exploratory"),
         (

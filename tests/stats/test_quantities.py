@@ -290,7 +290,7 @@ def test_endpoint_messages() -> None:
         (Endpoint("gap", "mild", "hars"), "no action 'hars'; did you mean 'harsh'"),
         (Endpoint("saturation", "mild", stratum="sort"), "no stratum 'sort'; did you mean 'short'"),
         (Endpoint("eos_gap", "mild", x=4), "x must be one of 0..3"),
-        (Endpoint("saturation", "mild", x=1), "x must be one of null"),
+        (Endpoint("saturation", "mild", x=1), "x must be null, since the quantity is a single number"),
     ):
         with pytest.raises(InputError, match=message):
             endpoint.check(tuple(RATES), ("long", "short"), W)

@@ -76,7 +76,7 @@ def test_a_look_at_almost_nothing_spends_almost_nothing() -> None:
 
 @pytest.mark.parametrize("shares", [[], [0.5, 0.5, 1], [0.5], [0, 1], [0.5, 1, 0.75]])
 def test_shares_grow_to_the_whole(shares: list[float]) -> None:
-    with pytest.raises(InputError, match="they must grow to 1"):
+    with pytest.raises(InputError, match="these shares must increase, from above 0 to 1"):
         critical_constants(shares, 0.05)
 
 

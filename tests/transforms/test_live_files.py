@@ -208,7 +208,7 @@ def test_two_at_once_and_a_url_are_refused(tmp_path: Path) -> None:
         pass
     piece = write(tmp_path / "1.parquet", early())
     with alone(Store.create(tmp_path / "store").location):
-        assert "another 'kvdrift ingest' puts pieces together here" in refused(take, tmp_path, piece)
+        assert "another 'kvdrift ingest' takes pieces into this store" in refused(take, tmp_path, piece)
 
 
 def test_files_are_taken_as_they_appear(

@@ -107,13 +107,13 @@ def test_what_never_gets_whole_is_a_dead_letter_with_its_rows(tmp_path: Path, gr
     assert_equals_batch_path(derived, whole.filter(pa.array((number != 2) & (number != 3))))
     found = {letter.reason: letter.events for letter in letters(derived)}
     assert {reason: rows.num_rows for reason, rows in found.items()} == {
-        "11 of 12 positions came": 11,
+        "only 11 of the replicate's 12 positions came": 11,
         "rows of one position contradict each other": 13,
         "t is outside of 1..H, or the replicate is negative": 1,
         "events lack the column delta": 3,
         "t is 'first', must be a whole number (int32)": 1,
     }
-    assert set(found["11 of 12 positions came"]["replicate"].to_pylist()) == {2}
+    assert set(found["only 11 of the replicate's 12 positions came"]["replicate"].to_pylist()) == {2}
     assert found["events lack the column delta"].equals(unread)
 
 
@@ -125,7 +125,9 @@ def test_rows_that_cannot_be_of_a_pair() -> None:
     first, second = cut(scan, HORIZON)
     assert first.reason == "kind is not coupled; events of residual branching can only be derived in a store"
     assert (second.reason, len(unpacked(second.data))) == ("", 1)
-    assert [piece.reason for piece in cut(whole, {"another": 3})] == ["the horizon of the study is not given"]
+    assert [piece.reason for piece in cut(whole, {"another": 3})] == [
+        "the horizon of the study is not given; add the study to the transform's horizon"
+    ]
     (wide,) = cut(whole.set_column(6, "x_token", pa.array([2**40] * whole.num_rows)), HORIZON)
     assert (wide.reason, events_of(wide)["x_token"][0].as_py()) == ("x_token is not a whole number (int32)", 2**40)
 
@@ -197,9 +199,9 @@ def test_late_twice_and_out_of_order_in_a_stream(tmp_path: Path) -> None:
     )  # fmt: skip
     assert_equals_batch_path(derived, pa.concat_tables([of[number] for number in (0, 1, 2, 4, 5, 6)]))
     assert sorted((letter.reason, letter.events.num_rows) for letter in letters(derived)) == [
-        ("4 of 12 positions came", 4),
-        ("8 of 12 positions came", 8),
-        ("the row contradicts a row of its replicate, which was already whole", 1),
+        ("only 4 of the replicate's 12 positions came", 4),
+        ("only 8 of the replicate's 12 positions came", 8),
+        ("the row contradicts an earlier row of its replicate; the replicate was already whole", 1),
     ]
 
 

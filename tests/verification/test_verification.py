@@ -246,7 +246,7 @@ def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.Monk
         "steps: 2 units still to derive",
         "branchings: 1 unit still to derive",
         "branching_depths: 1 unit still to derive",
-        "units: 3 rows still to come, from their events",
+        "units: 3 rows still to be made from their events",
     ]
     assert file_faults(made) == []
 
@@ -370,7 +370,7 @@ def test_replicates_in_two_units(made: Store) -> None:
     )
     made.adopt_units(events, [completed])
     name = r"\(s, m/x, d0, snapkv\) replicates"
-    twice = rf"^events: unit {name} \[0, 3\) has replicates of {name} \[0, 2\) too, must be in one unit$"
+    twice = rf"^events: unit {name} \[0, 3\) repeats replicates of {name} \[0, 2\), must not$"
     assert any(re.match(twice, line) for line in file_faults(made))
 
 
@@ -427,7 +427,7 @@ def test_events_of_no_unit(made: Store) -> None:
     """Neither a row of ``units`` nor a footer names their unit, and they are not the whole unit."""
     rows = made.read("events").slice(0, 5)
     add_file(made, "events", encode_parquet(with_column(rows, "unit", [7] * 5)))
-    assert_found(made, "^events: 5 rows of no unit, must be of one in units$")
+    assert_found(made, "^events: 5 rows of no unit, must be of a unit in table units$")
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,9 @@ def test_rows_that_are_not_as_many_as_the_log_says(made: Store) -> None:
 def test_a_row_of_units_with_another_number(made: Store) -> None:
     forge_rows(made, "units", change_first("unit", 12), doc="d0", action="full")
     assert any(
-        re.match(r"units: unit \(s, m/x, d0, full\) replicates \[0, 3\): unit is 12, must be \d+$", line)
+        re.match(
+            r"units: unit \(s, m/x, d0, full\) replicates \[0, 3\): unit is 12, must be \d+ as its key gives$", line
+        )
         for line in file_faults(made)
     )
 
@@ -537,7 +539,7 @@ def test_a_plan_from_after_the_evaluation_began(made: Store) -> None:
     add_rows(made, "plans", plan_row(late))
     assert_found(
         made,
-        rf"^plans \(study=s, model=m/x, plan_revision=0\): events_version is {late}, must be one before the first .*: unit \(s, m/x, d1, ",
+        rf"^plans \(study=s, model=m/x, plan_revision=0\): events_version is {late}, must be one without evaluation units: it has unit \(s, m/x, d1, ",
     )
     (path,) = made.paths("plans")
     data = edited(made, "plans", path, change_first("events_version", early))
@@ -560,7 +562,7 @@ def test_later_revisions_of_a_plan(made: Store) -> None:
         rf"{named}plan_revision is 3, must be 2 as its plan says$",
         rf"{named}revision 2 is missing, must be there$",
         rf"{named}it is not marked seen, must be: it was made after unit \(s, m/x, d1, ",
-        rf"^results \(study=s, model=m/x\), 1 row: status is prespecified, must be seen as plan {seen} is$",
+        rf"^results \(study=s, model=m/x\), 1 row: status is 'prespecified', must be 'seen': plan {seen} is marked seen$",
     )
 
 

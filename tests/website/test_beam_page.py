@@ -36,6 +36,6 @@ def test_from_a_topic_to_the_views(tmp_path: Path, caplog: pytest.LogCaptureFixt
         code = code.replace(old, new)
     with caplog.at_level(logging.WARNING):
         exec(code, {"messages": messages, "beam": beam})  # noqa: S102 - the page's own code
-    assert "1 of 64 positions came: 1 rows" in caplog.text
+    assert "only 1 of the replicate's 64 positions came: 1 rows" in caplog.text
     found = kvdrift.open(store).sql("select sum(trajectories) from decomposition where stratum = 'pooled'").fetchall()
     assert found == [(12,)]

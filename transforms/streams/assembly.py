@@ -268,7 +268,7 @@ def _exact_columns(table: pa.Table) -> tuple[pa.Table, EventRows, dict[str, Flag
 
 
 def _chosen(table: pa.Table, wanted: Flags) -> pa.Table:
-    """Return some rows of a table, also of types that Arrow cannot filter."""
+    """Return the rows that ``wanted`` [N] flags, also of a table with columns that Arrow cannot filter."""
     try:
         return table.filter(pa.array(wanted))
     except pa.ArrowNotImplementedError:
@@ -294,7 +294,7 @@ def _faults(
     else:
         known = pc.index_in(names["study"], pa.array([*horizons], pa.string())).fill_null(-1).to_numpy()
         horizon = np.array([*horizons.values(), 0])[known]  # the last one for unknown studies
-        yield "the horizon of the study is not given", horizon == 0
+        yield "the horizon of the study is not given; add the study to the transform's horizon", horizon == 0
     yield "t is outside of 1..H, or the replicate is negative", (rows.t < 1) | (rows.t > horizon) | (rows.replicate < 0)
     for name in DISTANCES:
         yield f"{name} is outside of 0..1", ~((getattr(rows, name) >= 0) & (getattr(rows, name) <= 1))
@@ -308,7 +308,7 @@ STORED, WAITING, NEW = 0, 1, 2
 """The origin of a row: table ``events``, the waiting rows, or the newly arrived rows."""
 
 CONTRADICTION = "rows of one position contradict each other"
-LATE_CONTRADICTION = "the row contradicts a row of its replicate, which was already whole"
+LATE_CONTRADICTION = "the row contradicts an earlier row of its replicate; the replicate was already whole"
 
 _OPEN, _WHOLE = b"o", b"w"
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
@@ -316,7 +316,7 @@ _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np
 
 @dataclass(frozen=True)
 class Assembled:
-    """The rows of some replicates, divided by what becomes of them; each part is in key order."""
+    """The rows of some replicates as whole replicates, waiting rows and conflicting rows, each in key order."""
 
     whole: EventRows  # all rows of the replicates that have become whole
     waiting: EventRows  # new rows of replicates that still lack positions
@@ -326,7 +326,7 @@ class Assembled:
 
 
 def assemble(rows: EventRows, origin: Ints, horizon: Ints) -> Assembled:
-    """Assemble new rows of some replicates with all earlier rows of these, and divide them by what becomes of them.
+    """Assemble new rows of some replicates with all earlier rows of these, and divide them as in ``Assembled``.
 
     Args:
         rows: N rows at positions 1..H.

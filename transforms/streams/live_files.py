@@ -63,7 +63,7 @@ def alone(location: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(
-                f"{location}: another 'kvdrift ingest' puts pieces together here; end it, or wait for it"
+                f"{location}: another 'kvdrift ingest' takes pieces into this store; end it, or wait for it"
             ) from None
         yield
 
@@ -343,7 +343,7 @@ class LiveIntake:
                 yield STORED, converted(table, np.full(table.num_rows, place, np.int32))
 
     def _right(self, filing: Filing, rows: EventRows, horizon: Ints, report: IngestReport) -> EventRows:
-        """Return the rows of the replicates without an error, and report the other replicates."""
+        """Return the rows of the replicates whose rows are all valid, and report the other replicates."""
         if not len(rows):
             return rows
         ordered = SortedRows.of(rows)

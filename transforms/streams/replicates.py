@@ -279,7 +279,7 @@ def assembled(keys: Sequence[str], pieces: Sequence[bytes], horizons: Horizons) 
     parts = [unpacked(data) for data in pieces]
     group = np.repeat(np.array([number[key] for key in keys], np.int32), [len(part) for part in parts])
     result = assembly.assemble(rows_of(np.concatenate(parts), group), np.full(len(group), assembly.NEW), horizon)
-    whole, lacking = filled(result.whole, horizon), "{} of {} positions came"
+    whole, lacking = filled(result.whole, horizon), "only {} of the replicate's {} positions came"
     for rows, reason in ((whole, ""), (result.waiting, lacking), (result.conflicting, assembly.CONTRADICTION)):
         for first, end in run_bounds(rows.group):
             place = int(rows.group[first])

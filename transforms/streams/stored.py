@@ -173,7 +173,10 @@ def _check_whole_units(store: Store, derived: DerivedReplicates) -> None:
     for unit, steps in zip(counted["unit"].to_pylist(), counted["count_all"].to_pylist(), strict=True):
         if expected.get(unit) != steps:
             held = "the store has no such unit" if unit not in expected else f"the unit has {expected[unit]} events"
-            raise InputError(f"{store.location}: {steps} derived rows of unit {unit}, but {held}")
+            raise InputError(
+                f"{store.location}: {steps} derived rows of unit {unit}, but {held}; "
+                "an element must have all rows of each of its units"
+            )
 
 
 class WriteReplicates(beam.PTransform):
