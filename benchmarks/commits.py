@@ -118,7 +118,10 @@ class Simulated:
 
 
 def simulate(location: str, workers: int, commits: int, *, at_once: bool = False) -> Simulated:
-    """Measure workers that each make ``commits`` commits to a new local store; with ``at_once`` none ever sleeps."""
+    """Measure workers that each make ``commits`` commits to a new local store.
+
+    Before each commit a worker sleeps, as a cluster's worker would generate then; with ``at_once`` it does not.
+    """
     Store.create(location)
     pace = None if at_once else LOCAL
     numbers = [range(first, first + commits) for first in range(0, workers * commits, commits)]

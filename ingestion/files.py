@@ -91,7 +91,7 @@ class EventFile:
     def __init__(self, source: EventSource | Path | str) -> None:
         self.source = source if isinstance(source, EventSource) else one_source(source)
         self.path = self.source.name
-        self._logs = [_Log(file) for file in self.source.files()]
+        self._logs = [_LogFile(file) for file in self.source.files()]
         self.rows = sum(log.reader.rows for log in self._logs)
         self.schema = self._logs[0].schema if self._logs else EVENTS.schema
         self.ends = all(log.reader.ends for log in self._logs)
@@ -165,7 +165,7 @@ class EventFile:
             if len(rows):
                 parts.append(rows)
 
-    def _slices(self, columns: Sequence[str]) -> Iterator[tuple[_Log, pa.RecordBatch]]:
+    def _slices(self, columns: Sequence[str]) -> Iterator[tuple[_LogFile, pa.RecordBatch]]:
         """Yield all rows in slices, each with its file, and with those of the requested columns that the file has."""
         for log in self._logs:
             with log.reader.reading():
@@ -188,8 +188,8 @@ class EventFile:
                 )
 
 
-class _Log:
-    """A file of a log, with the columns that its rows get from folder names or from a Delta log."""
+class _LogFile:
+    """One file of an event log; columns that it lacks are taken from the names of its folders, or from a Delta log."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file, self.reader = file, open_log(file)

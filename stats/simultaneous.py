@@ -32,9 +32,10 @@ _FARTHEST = 1.5  # times Student's quantile for as many independent pairs: over 
 def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level: float = 0.95) -> Estimates:
     """Estimate the difference in R of every pair of actions, pooled over strata, with simultaneous intervals.
 
-    A pair whose documents are alike, or whose distances t* are undefined, has an interval of level 1 - (1 - level) / m
-    by itself, with m pairs in all. Actions without a common document form no pair. Each pair has two rows, one for each
-    action as the baseline. All rows are exploratory.
+    The intervals hold together at ``level``. If the bootstrap's t* of a pair is undefined, the pair gets an interval of
+    its own, of level 1 - (1 - level) / m with m pairs in all. If most documents of a pair have nearly equal
+    differences, its interval also covers what such documents leave open at that level. Actions without a common
+    document form no pair. Each pair has two rows, one for each action as the baseline. All rows are exploratory.
     """
     moments = moments.in_canonical_order()
     has = dict(zip(moments.actions, moments.present.T, strict=True))
@@ -57,9 +58,9 @@ def simultaneous_members(
 ) -> Estimates:
     """Estimate a quantity of the actions ``members``, pooled over strata, with simultaneous intervals.
 
-    An action whose documents are alike, or whose distances t* are undefined, has an interval of level
-    1 - (1 - level) / m by itself, with m actions in all. The quantity's ``name`` is a key of ``SIMULTANEOUS_OF``. All
-    rows are exploratory.
+    The intervals hold together at ``level``. If the bootstrap's t* of an action is undefined, the action gets an
+    interval of its own, of level 1 - (1 - level) / m with m actions in all. The quantity's ``name`` is a key of
+    ``SIMULTANEOUS_OF``. All rows are exploratory.
     """
     chosen = moments.of_actions(members).in_canonical_order()
     together = _together(chosen, name, [], len(chosen.actions), draws, seed, level)

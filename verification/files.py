@@ -278,6 +278,6 @@ def _is_log(path: PurePath) -> bool:
 
 
 def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield the temporary files in the store's folder: those of a catalogue, and the records of derivations."""
+    """Yield the files in the store's temporary folders: those of a catalogue being written, and of derivations."""
     for pattern in (f"{TEMPORARY}*/*", ".derive-*/*"):
         yield from folder.glob(pattern)

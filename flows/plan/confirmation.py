@@ -49,7 +49,10 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
     path = path or study_file.with_name(f"{_free_name(studies[0].name_in_file, content, taken)}.toml")
     for name in _names(path.stem, content):
         if name in taken:
-            raise InputError(f"{path}: {store.location} has a study '{name}' already; write to a file of another name")
+            raise InputError(
+                f"{path}: the study would be named '{name}' after its file, and {store.location} has a study of that "
+                "name; write to a file of another name"
+            )
     baseline = studies[0].plan.baseline
     actions = (baseline, *(name for name in dict.fromkeys(names) if name != baseline))
     content["actions"] = [action for action in content["actions"] if action["name"] in (*actions, KERNEL_FLOOR_ACTION)]

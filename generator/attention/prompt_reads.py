@@ -1,7 +1,8 @@
 """Attention of decoding streams to prompt entries; queries to the same entries are multiplied together.
 
-Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together. Tiles
-with equal numbers of streams and entries are computed by one softmax.
+Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together. The
+streams that read the same entries are cut into tiles. Where oneDNN multiplies, small tiles of equal size share one
+softmax.
 """
 
 from __future__ import annotations

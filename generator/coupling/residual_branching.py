@@ -134,9 +134,10 @@ class _Scan:
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> tuple[DistinctStreams, Tensor, Tensor]:
-        """Return streams, places and rows, as ``FusedSteps.step`` takes them, for the ``live`` pairs, int64 [live].
+        """Return what ``FusedSteps.step`` needs for the ``live`` pairs, int64 [live], whose next tokens are ``token``.
 
-        ``token`` is the next token of each pair, int64 [live]; the rows are those that ``_overlaps`` takes.
+        Returns the pairs' distinct streams; the place of each stream's token among the last draws; and, as
+        ``_overlaps`` takes them, the reference's stream, the action's stream and the number of each pair.
         """
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
         label = torch.zeros_like(live) if self._sharing.share_equal_histories else live

@@ -103,7 +103,7 @@ class CoupledPairs:
         pair_reference: The reference of each pair, int64 [pairs].
         reference_cache: The cache of each reference, int64 [references], ascending.
         pair_cache: The action's cache of each pair, int64 [pairs], ascending.
-        reference_owner: The cache to whose count each reference's computed distributions are added, int64 [references].
+        reference_owner: The cache for which each reference's distributions count in ``rows_used``, int64 [references].
         u_x: Uniforms of the references' tokens, float64 [references, H].
         u_pair: Uniforms of acceptance and of the residual token, float64 [pairs, H, 2].
     """

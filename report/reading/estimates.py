@@ -282,7 +282,7 @@ def _from_view(row: ViewRow, quantity: Quantity) -> Estimate:
 
 
 def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions: list[str]) -> bool:
-    """Tell whether every action has an estimate of every quantity; all contrasts must have the same baseline."""
+    """Tell whether every action has an estimate of every quantity; contrasts count only if all have one baseline."""
     baselines: list[str | None] = list(actions) if quantities[0].kind == "contrast" else [None]
     return any(
         all(

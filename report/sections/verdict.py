@@ -205,7 +205,10 @@ def _number(content: PageContent, quantity: str, action: str) -> float | None:
 
 
 def remarks(content: PageContent, choice: Choice) -> list[str]:
-    """Return at most two sentences: what would settle or confirm the verdict, and that a kernel floor is missing."""
+    """Return at most two sentences: what would settle or confirm the verdict, and a note on an absent kernel floor.
+
+    A kernel floor is the noise floor of rounding alone, which a study with an engine may have.
+    """
     rows = [difference(content.estimates, *pair) for pairs in choice.deciding.values() for pair in pairs]
     sentences = [choice.remedy] if choice.remedy else []
     if choice.unsettled:

@@ -102,7 +102,8 @@ class Vllm:
         version = connection.optional_object("/version")
         if "version" not in version:
             raise InputError(
-                f"{where}: {connection.url} is no vLLM: it has no /version; write its kind as api in the settings"
+                f"{where}: {connection.url} is no vLLM: it has no /version; as api in the side's settings write its "
+                f"kind: {LLAMA_SERVER}, {SGLANG} or {OPENAI}"
             )
         model = first_model(connection, where)
         reported = {

@@ -147,7 +147,9 @@ class PartKind(Generic[Part]):
     def _check_field(self, parameter: Field[Any], name: str) -> None:
         where, annotation = f"{name}.{parameter.name}", str(self.base.__annotations__.get(parameter.name))
         if annotation.startswith("ClassVar"):
-            raise InputError(f"{where} would be a parameter; annotate it as {annotation}")
+            raise InputError(
+                f"{where} would be a parameter that study files set; write {parameter.name}: {annotation} = …"
+            )
         if parameter.name in self.keys or parameter.name in self.common:
             raise InputError(f"{where}: [[actions]] has a key of this name already; rename the parameter")
         if parameter.default is MISSING or not parameter.init:

@@ -194,7 +194,7 @@ def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: 
         (("coordinate: int = 0", "coordinate: tuple = (1, 2)"), "the default (1, 2) is no number, text, True, False or None"),
         (("coordinate: int = 0", "selector: int = 0"), "[[actions]] has a key of this name already; rename the parameter"),
         (('    summary: ClassVar[str] = "one coordinate of the keys"\n', ""), "class Mine has no summary; write summary: C"),
-        (("summary: ClassVar[str]", "summary: str"), "Mine.summary would be a parameter; annotate it as ClassVar[str]"),
+        (("summary: ClassVar[str]", "summary: str"), "Mine.summary would be a parameter that study files set; write summary: ClassVar[str] ="),
         (("sign: float = 1.0", "sign: float = 1.0\n    window: float = 8.0"), "Mine().window is 8.0; it should be a number"),
         (("from torch import Tensor", "import no_such_thing"), ", line 7: ModuleNotFoundError: No module named 'no_such_thing'"),
         (("coordinate: int = 0", "coordinate: int = 1 / 0"), ", line 17: ZeroDivisionError: division by zero"),
