@@ -14,7 +14,7 @@ def _truncating(top_p: float) -> float | None:
 
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0, le=1), AfterValidator(_truncating)]
-TopK = Annotated[int, Field(ge=1, lt=2**31)]
+TopK = Annotated[int, Field(ge=1, lt=2**31)]  # stored as int32
 
 
 @dataclass(frozen=True)

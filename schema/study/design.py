@@ -14,6 +14,7 @@ from kvdrift.schema.sampling import Sampling, Temperature, TopK, TopP
 from kvdrift.schema.study.section import (
     MOST_DRAWS,
     MOST_LISTED,
+    MOST_SHOTS,
     MOST_TOKENS,
     PART,
     Documents,
@@ -145,7 +146,7 @@ class DocumentsSection(Section):
         'The part of the source\'s clusters to take. Studies or strata of parts "1/2" and "2/2" share no document.',
         default="1/1",
     )
-    shots: Annotated[int, Field(ge=0, le=1000)] | None = meaning(
+    shots: Annotated[int, Field(ge=0, le=MOST_SHOTS)] | None = meaning(
         "The number of worked examples in front of a prompt; 2 by default.", "examples", default=None
     )
     chat_template: bool | None = meaning(

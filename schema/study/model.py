@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, PrivateAttr
 
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.study.section import Section, Value, meaning
+from kvdrift.schema.study.section import MOST_SYMBOLS, Section, Value, meaning
 
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
@@ -63,7 +63,7 @@ class ModelSection(Section):
     family: Literal["mixture"] | None = meaning(
         "The published family that finite-state systems are drawn from.", default=None
     )
-    alphabet: Annotated[int, Field(ge=2, le=64)] | None = meaning(
+    alphabet: Annotated[int, Field(ge=2, le=MOST_SYMBOLS)] | None = meaning(
         "The number of tokens of the systems of a family.", "tokens", default=None
     )
     tables: str | None = meaning(

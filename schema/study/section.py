@@ -40,6 +40,11 @@ MOST_DRAWS: Final = 1_000_000
 MOST_LISTED: Final = 256
 """The most sections of a kind, interim looks, or studies of one file; each becomes a row of every table on the page."""
 
+MOST_SHOTS: Final = 1000
+"""The most worked examples of a prompt, since HELMET's files of examples are named for 1,000 questions at most."""
+MOST_SYMBOLS: Final = 64
+"""The most tokens of drawn systems, since larger systems have too many pairs of histories from position 2 on."""
+
 Documents = Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Pairs = Annotated[int, Field(ge=1, le=MOST_EVENTS)]

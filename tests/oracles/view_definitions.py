@@ -1,6 +1,7 @@
-"""Every column of every view, evaluated from the definitions by plain loops over raw events and documents.
+"""Every column of most views, evaluated from the definitions by plain loops over raw events and documents.
 
-The views join derived tables; this formulation shares nothing with them and reads whole paths (``coupled_paths``).
+The other modules ``*_definitions`` have the other views. The views join derived tables; this formulation shares nothing
+with them and reads whole paths (``coupled_paths``).
 """
 
 from __future__ import annotations
