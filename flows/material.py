@@ -20,11 +20,8 @@ from kvdrift.generator.transformer.files.configuration import (
     position_switch,
     vocabulary_size,
 )
-from kvdrift.generator.transformer.files.local_folders import (
-    local_configuration,
-    local_folder,
-    model_location,
-)
+from kvdrift.generator.transformer.files.local_folders import local_configuration, local_folder
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.other_weights.named import naming_action, weights_location, with_own_weights
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError, nearest

@@ -31,7 +31,8 @@ from kvdrift.generator.generation import (
 )
 from kvdrift.generator.generation.model import Model
 from kvdrift.generator.identity import ActionIdentity
-from kvdrift.generator.transformer.files.local_folders import model_location, stored_bytes
+from kvdrift.generator.transformer.files.local_folders import stored_bytes
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import model_files, text_ends
 from kvdrift.generator.transformer.fused.layers import slower
 from kvdrift.generator.transformer.other_weights.named import identities, weights_location, with_own_weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
@@ -15,18 +16,15 @@ from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.parts import LayerTraits
 from kvdrift.generator.documents.answers import task_scoring
-from kvdrift.generator.documents.registry import left_out
+from kvdrift.generator.documents.registry import SOURCES, left_out
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.finite.model import finite_model
 from kvdrift.generator.finite.study_systems import exact_value_rows
 from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.transformer.files.fingerprints import model_identity
-from kvdrift.generator.transformer.files.local_folders import (
-    has_local_weights,
-    local_configuration,
-    local_folder,
-    model_location,
-)
+from kvdrift.generator.transformer.files.gguf_folders import unknown_split
+from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration, local_folder
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import absent_ends, text_ends
 from kvdrift.generator.transformer.model_checks import check_layers, check_model, check_placement, known_traits
 from kvdrift.generator.transformer.other_weights.named import (
@@ -264,6 +262,7 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
     lines = left_out(runs[0].study.documents)
     for run in runs:
         lines += _absent_eos_tokens(run.study)
+        lines += _unknown_split(run.material)
         lines += _absent_kernel_floor(run.study)
         lines += _equal_replicates(run.study)
         lines += _unreached_bounds(run.study)
@@ -284,6 +283,20 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
         yield (
             f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
             f"vocabulary (vocab_size), and {effect}"
+        )
+
+
+def _unknown_split(material: Material) -> Iterator[str]:
+    """Yield a line if prompts go through a GGUF file's tokenizer that may split texts otherwise than the file says."""
+    model = material.study.model
+    reads_text = any(SOURCES[section.source].reads_text for section in material.study.documents)
+    if model.engine is not None or not model.is_gguf or not reads_text:
+        return
+    if (pre := unknown_split(Path(model_location(model)))) is not None:
+        yield (
+            f"model.id = '{model.id}': the file splits texts by the rule '{pre}', which transformers does not read, so "
+            "some texts have other tokens than in llama.cpp; model.tokenizer may name a folder or Hugging Face id that "
+            "has the model's own tokenizer"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.generator.transformer.files.local_folders import transformer_location
+from kvdrift.generator.transformer.files.locations import transformer_location
 from kvdrift.schema.errors import InputError, nearest
 
 

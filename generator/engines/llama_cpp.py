@@ -46,7 +46,7 @@ from kvdrift.generator.llama_cpp.gguf import (
     gguf_tokenizer_sha256,
 )
 from kvdrift.generator.llama_cpp.library import PACKAGE, Batch, library
-from kvdrift.generator.transformer.files.fingerprints import file_sha256
+from kvdrift.generator.transformer.files.digests import file_sha256
 from kvdrift.generator.transformer.files.local_folders import gguf_file, tokenizer_of
 from kvdrift.generator.transformer.files.text_ends import ENDS_OF_LLAMA_CPP
 from kvdrift.schema.errors import InputError, OperationError

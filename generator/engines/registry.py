@@ -12,7 +12,8 @@ from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_sam
 from kvdrift.generator.engines.llama_cpp import LlamaCpp
 from kvdrift.generator.engines.model import EngineModel, RepeatedReference
 from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
-from kvdrift.generator.transformer.files.local_folders import model_location, tokenizer_of
+from kvdrift.generator.transformer.files.local_folders import tokenizer_of
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import (
     NamedToken,
     TextEnds,

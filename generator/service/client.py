@@ -35,7 +35,7 @@ from kvdrift.generator.service.protocol import (
     StreamMetadata,
 )
 from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
-from kvdrift.generator.transformer.files.local_folders import model_location
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import joined_ends
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document

@@ -21,7 +21,14 @@ from kvdrift.generator.identity import ActionIdentity, ModelIdentity
 from kvdrift.generator.transformer.decoder import Decoder, check_prompt, is_small, whole_sums
 from kvdrift.generator.transformer.files.configuration import causal_class, known_by_family, library, quiet, rope_switch
 from kvdrift.generator.transformer.files.fingerprints import model_identity
-from kvdrift.generator.transformer.files.local_folders import is_multimodal, model_source, stored_bytes
+from kvdrift.generator.transformer.files.gguf_folders import without_bar
+from kvdrift.generator.transformer.files.local_folders import (
+    GGUF_WEIGHTS,
+    is_gguf,
+    is_multimodal,
+    model_source,
+    stored_bytes,
+)
 from kvdrift.generator.transformer.files.text_ends import TextEnds, model_ends
 from kvdrift.generator.transformer.fused.layers import join_weights, layers_fault
 from kvdrift.generator.transformer.memory import ModelShape
@@ -187,13 +194,13 @@ def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any) -> Any:
     loader: Any = library().AutoModelForCausalLM
-    keywords: dict[str, Any] = {}
+    keywords: dict[str, Any] = {"gguf_file": GGUF_WEIGHTS, "config": config} if is_gguf(model_id) else {}
     if is_multimodal(model_id, revision):  # the rest of the checkpoint is not loaded
         loader, keywords = getattr(library(), causal_class(config) or ""), {"config": config, "key_mapping": _OF_TOWERS}
     quantized = getattr(config, "quantization_config", None) or {}
     if quantized.get("quant_method") == "compressed-tensors":  # its layers would have no weights to multiply with
         keywords["quantization_config"] = library().CompressedTensorsConfig(dequantize=True)
-    with reading(f"model.id = '{model_id}': cannot load its weights", Exception), quiet():
+    with reading(f"model.id = '{model_id}': cannot load its weights", Exception), quiet(), without_bar():
         network, loaded = loader.from_pretrained(
             model_source(model_id),
             revision=revision,

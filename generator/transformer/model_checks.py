@@ -33,12 +33,8 @@ from kvdrift.generator.transformer.files.configuration import (
     known_by_family,
     read_configuration,
 )
-from kvdrift.generator.transformer.files.fingerprints import (
-    digests_path,
-    model_identity,
-    read_remembered,
-    write_remembered,
-)
+from kvdrift.generator.transformer.files.digests import digests_path, read_remembered, write_remembered
+from kvdrift.generator.transformer.files.fingerprints import model_identity
 from kvdrift.generator.transformer.files.local_folders import (
     ARCHITECTURES,
     has_local_weights,

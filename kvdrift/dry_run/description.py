@@ -19,7 +19,8 @@ from kvdrift.generator.actions import Action
 from kvdrift.generator.engines.http.engine import ServerSide, position_cost
 from kvdrift.generator.engines.model import EngineFootprint, EngineModel, engine_footprint
 from kvdrift.generator.engines.registry import engine_model, tokenizer_location
-from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
+from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
 from kvdrift.generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from kvdrift.generator.transformer.other_weights.named import weights_location, with_own_weights

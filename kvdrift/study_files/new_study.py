@@ -18,13 +18,13 @@ from kvdrift.generator.engines.registry import ENGINES
 from kvdrift.generator.transformer.files.local_folders import (
     EMBEDDED_GGUF,
     EMBEDDED_ID,
-    GGUF,
     check_hub_id,
     gguf_file,
     local_folder,
 )
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ModelSection, load_studies
+from kvdrift.schema.study.model import GGUF
 from kvdrift.study_files.commented import Draft, Table, commented_study
 from kvdrift.study_files.examples import check_absent, write_files
 from kvdrift.study_files.own_prompts import OwnPrompts, TextModel, own_prompts, text_model

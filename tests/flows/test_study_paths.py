@@ -16,7 +16,8 @@ from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import check_agrees
 from kvdrift.generator.checks.random_models import save_random_model
-from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, model_location
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.other_weights.model import load_transformer
 from kvdrift.schema.errors import PlanError
 from kvdrift.schema.study import Study

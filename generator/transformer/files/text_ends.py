@@ -22,15 +22,15 @@ from kvdrift.generator.transformer.files.configuration import vocabulary_size
 from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
 from kvdrift.generator.transformer.files.local_folders import (
     EMBEDDED_FOLDERS,
-    GGUF,
     local_configuration,
     local_folder,
     local_generation_configuration,
-    model_location,
 )
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.tokenizer import known_tokenizer, token_reader
 from kvdrift.schema.errors import InputError, similar_name
 from kvdrift.schema.study import Study
+from kvdrift.schema.study.model import GGUF
 
 _ANSWER = "kvdrift's answer"
 _CONVERSATION = [{"role": "user", "content": "A question"}, {"role": "assistant", "content": _ANSWER}]

@@ -15,13 +15,13 @@ from kvdrift.generator.llama_cpp.gguf import load_gguf_tokenizer
 from kvdrift.generator.transformer.files.configuration import library, quiet, read_configuration
 from kvdrift.generator.transformer.files.local_folders import (
     EMBEDDED_ID,
-    GGUF,
     local_folder,
     model_folder,
     model_source,
     tokenizer_of,
 )
 from kvdrift.schema.errors import InputError
+from kvdrift.schema.study.model import GGUF
 
 
 def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 from kvdrift.generator.actions import Action
 from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.identity import ActionIdentity
-from kvdrift.generator.transformer.files.local_folders import model_location
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.memory import ModelShape, available_bytes, replicates_within
 from kvdrift.generator.transformer.other_weights.named import (

@@ -12,12 +12,8 @@ from kvdrift.generator.actions import Action
 from kvdrift.generator.identity import ActionIdentity, ModelIdentity
 from kvdrift.generator.transformer.files.configuration import vocabulary_size
 from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
-from kvdrift.generator.transformer.files.local_folders import (
-    local_configuration,
-    local_folder,
-    model_location,
-    transformer_location,
-)
+from kvdrift.generator.transformer.files.local_folders import local_configuration, local_folder
+from kvdrift.generator.transformer.files.locations import model_location, transformer_location
 from kvdrift.generator.transformer.files.text_ends import TextEnds, check_ends, model_ends, text_ends
 from kvdrift.generator.transformer.files.tokenizer import tokens_sha256
 from kvdrift.schema.errors import InputError
@@ -32,7 +28,7 @@ def with_own_weights(study: Study) -> list[ActionSection]:
 def weights_location(study: Study, action: ActionSection) -> str:
     """Return the place of an action's weights, as ``model_location`` does for the reference."""
     key = f"action '{action.name}': weights = "
-    return transformer_location(action.weights or "", study.model.folder, key)
+    return transformer_location(action.weights or "", study.model.folder, key, study.model.tokenizer)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvdrift.generator.transformer.files import fingerprints
-from kvdrift.generator.transformer.files.fingerprints import digests_path, model_identity
+from kvdrift.generator.transformer.files.digests import digests_path
+from kvdrift.generator.transformer.files.fingerprints import model_identity
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 LONG_AGO = time.time_ns() - 10**12

@@ -23,7 +23,7 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from kvdrift.dry_run.description import end_lines
-from kvdrift.generator.transformer.files.local_folders import model_location
+from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import TextEnds, end_texts, template_end, text_ends
 from kvdrift.report.sections.study import section as study_section
 from kvdrift.report.sections.verdict import section as verdict_section
