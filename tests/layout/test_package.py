@@ -18,7 +18,7 @@ from kvdrift import interfaces
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Imported where they are installed, and said in one line where they are not: extras, and what comes with CUDA.
-OPTIONAL = {"accelerate", "dask", "distributed", "kvpress", "triton"}
+OPTIONAL = {"accelerate", "dask", "distributed", "gguf", "kvpress", "triton"}
 
 
 def imported() -> set[str]:
