@@ -71,6 +71,8 @@ def _bounds(schema: Mapping[str, Any]) -> str:
         return f" above {above}{most}" if below is None else f" between {above} and {below}"
     if below == _LARGEST:
         return f", {low} to 2^63 - 1"
+    if below is not None and schema["type"] == "number":
+        return f", {low} or more and below {below}"
     if "maximum" in schema:
         return f", {low} to {schema['maximum']:,}"
     return "" if low is None else f", {low} or more"

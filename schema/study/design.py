@@ -12,7 +12,9 @@ from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import exact_fraction
 from kvdrift.schema.sampling import Sampling, Temperature, TopK, TopP
 from kvdrift.schema.study.section import (
+    LEAST_ALPHA,
     MOST_DRAWS,
+    MOST_ENDPOINTS,
     MOST_LISTED,
     MOST_SHOTS,
     MOST_TOKENS,
@@ -213,7 +215,7 @@ class PlanSection(Section):
         "the quantity's unit; 0.02 of a gap is 2 percentage points",
         default=0.02,
     )
-    alpha: Annotated[float, Field(gt=0, lt=1)] = meaning(
+    alpha: Annotated[float, Field(ge=LEAST_ALPHA, lt=1)] = meaning(
         "The probability with which an interval may miss the true value: 0.05 is one in 20. The primary "
         "endpoints share alpha; each gets alpha divided by their number.",
         "probability",
@@ -247,7 +249,7 @@ class PlanSection(Section):
         "variance-reduced estimates.",
         default="plain",
     )
-    family_size: Positive | None = meaning(
+    family_size: Annotated[int, Field(ge=1, le=MOST_ENDPOINTS)] | None = meaning(
         "The number of endpoints that share alpha, if other models or studies have some of them; by default "
         "the number of endpoints of this study.",
         "endpoints",

@@ -37,6 +37,11 @@ MOST_EVENTS: Final = 2**24
 """The most events of one document and action, pairs times horizon: all are in memory at once, about 1 GB."""
 MOST_DRAWS: Final = 1_000_000
 """The most bootstrap draws, since every draw of every quantity is in memory."""
+LEAST_ALPHA: Final = 1e-5
+"""The least alpha: of the most bootstrap draws, five lie beyond each end of an interval at its level."""
+MOST_ENDPOINTS: Final = 100_000
+"""The most endpoints that share alpha: a hundred thousandth of the least alpha, 1e-10, is a level that the quantiles of
+intervals resolve. 1 - 1e-17 is 1, whose intervals are infinite. All quantities of 256 actions are 20,000 endpoints."""
 MOST_LISTED: Final = 256
 """The most sections of a kind, interim looks, or studies of one file; each becomes a row of every table on the page."""
 

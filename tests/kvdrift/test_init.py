@@ -85,7 +85,7 @@ def test_every_key_has_a_meaning_and_numbers_have_units() -> None:
 def test_kinds_and_bounds_are_those_of_the_schema() -> None:
     plan = headings()["plan"].keys
     assert plan.keys() == PlanSection.model_fields.keys()
-    assert (kind(plan["alpha"]), plan["alpha"]["default"]) == ("number between 0 and 1", 0.05)
+    assert (kind(plan["alpha"]), plan["alpha"]["default"]) == ("number, 1e-05 or more and below 1", 0.05)
     assert kind(plan["replicates"]) == '"auto" or integer, 1 to 16,777,216'
     assert toml(plan["replicates_between"]["default"]) == "[16, 64]"
     assert kind(plan["draws"]) == "integer, 100 to 1,000,000"
