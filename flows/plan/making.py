@@ -89,7 +89,7 @@ def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]
         low = high = 1
     fewest, many = (planned.documents_at_least, available) if planned.documents == "auto" else (planned.documents,) * 2
     k, n = evaluated.replicates, evaluated.documents
-    return (max(low, k), max(high, k)), (max(min(fewest, many), n), max(many, n))
+    return (max(low, k), max(high, k)), (max(fewest, n), max(many, n))
 
 
 def plan_interim_looks(

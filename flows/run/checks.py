@@ -265,7 +265,7 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
         lines += _unknown_split(run.material)
         lines += _absent_kernel_floor(run.study)
         lines += _equal_replicates(run.study)
-        lines += _unreached_bounds(run.study)
+        lines += _few_draws(run.study)
         lines += _unscored_tasks(run.study)
         lines += _control_tokens(run.material)
         lines += _whole_caches(run.material)
@@ -376,13 +376,8 @@ def _equal_replicates(study: Study) -> Iterator[str]:
         )
 
 
-def _unreached_bounds(study: Study) -> Iterator[str]:
-    planned, available = study.plan, min(section.evaluation for section in study.documents)
-    if planned.documents == "auto" and planned.documents_at_least > available:
-        yield (
-            f"plan.documents_at_least = {planned.documents_at_least}: the smallest stratum has {available} evaluation "
-            f"documents, so that N is {available}"
-        )
+def _few_draws(study: Study) -> Iterator[str]:
+    planned = study.plan
     tail = planned.alpha / (planned.family_size or len(primary_endpoints(study))) / 2
     if planned.stopping == FIXED and planned.draws * tail < 1:
         yield (

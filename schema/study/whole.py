@@ -121,10 +121,11 @@ class Study(Section):
             hint = nearest(self.plan.baseline, names)
             raise InputError(f"plan.baseline = '{self.plan.baseline}': no such action; {hint}")
         least = min(part.evaluation for part in self.documents)
-        if self.plan.documents != "auto" and self.plan.documents > least:
+        key = "documents_at_least" if self.plan.documents == "auto" else "documents"
+        if (requested := getattr(self.plan, key)) > least:
             raise InputError(
-                f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents; write "
-                f"{least} or fewer here, or a larger evaluation under [[documents]]"
+                f"plan.{key} = {requested}: a stratum has only {least} evaluation documents; write {least} or fewer "
+                "here, or a larger evaluation under [[documents]]"
             )
         self._check_events()
         low, high = self.plan.replicates_between

@@ -197,6 +197,8 @@ ACTION = '[[actions]]\nname = "a{}"\nselector = "recent"\nkeep = "1/2"\n'
         ('keep = "1/2"', 'keep = "1e999999999%"', ("action 'snapkv-half'", "1e999999999%")),
         ("[plan]", "[plan]\nfamily_size = 1000000000000000", ("plan.family_size", "1000000000000000", "100000")),
         ("[plan]", "[plan]\nalpha = 1e-300", ("plan.alpha", "1e-300", "0.00001")),
+        ("documents = 3", "documents = 500", ("plan.documents = 500", "only 3", "write 3")),
+        ("documents = 3", "documents_at_least = 500", ("plan.documents_at_least = 500", "only 3", "write 3")),
     ],
 )  # fmt: skip
 def test_counts_that_no_study_has_are_refused_before_anything_is_made(
