@@ -14,6 +14,7 @@ from fixtures.command import call, mistake
 from fixtures.dask_cluster import DaskCluster
 from fixtures.finite_study import write_finite_study
 from fixtures.job_service import JobService
+from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
@@ -121,5 +122,8 @@ def test_a_stream_on_dask_and_through_the_portable_job_service(
 
     address = f"--dask_client_address={dask_cluster.address}"
     assert_equals_batch_path(ran(derive(grouped=True), tmp_path / "dask", DaskRunner(), [address]), whole)
+    line = refused(ran, derive(grouped=False), tmp_path / "stateful", DaskRunner(), [address])
+    assert "DaskRunner" in line
+    assert "grouped=True" in line
     portable = ran(derive(grouped=False), tmp_path / "portable", "PortableRunner", job_service.options)
     assert_equals_batch_path(portable, whole)

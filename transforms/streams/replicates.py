@@ -24,6 +24,7 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from kvdrift.ingestion.event_rows import filled
+from kvdrift.schema.errors import InputError
 from kvdrift.schema.rows import run_bounds
 from kvdrift.schema.tables import STEPS, TRAJECTORIES
 from kvdrift.transforms.derivation import derive_trajectories
@@ -114,7 +115,7 @@ class AssembleReplicates(beam.PTransform):
         patience: Seconds of event time without a new row after which an incomplete replicate becomes a dead letter.
             Repeated rows are recognized for the same time.
         grouped: Assemble replicates by a GroupByKey, for a bounded PCollection and runners without state, such as
-            Dask's; ``patience`` then has no effect.
+            Dask's, which are refused otherwise; ``patience`` then has no effect.
     """
 
     def __init__(self, horizon: Horizons, *, patience: float = DAY, grouped: bool = False) -> None:
@@ -130,6 +131,7 @@ class AssembleReplicates(beam.PTransform):
                 | beam.GroupByKey()
                 | "Assemble" >> beam.Map(_assembled, self._horizon)
             )
+        _check_has_state(events.pipeline.runner)
         return (
             events
             | "Global" >> beam.WindowInto(GlobalWindows())
@@ -159,6 +161,18 @@ class DeriveTrajectories(beam.PTransform):
         """Return the PCollection of ``DerivedReplicates`` that Beam computes from ``events``."""
         whole = events | "Whole" >> beam.Map(WholeReplicates) if self._assembly is None else events | self._assembly
         return whole | "Derive" >> beam.Map(derive)
+
+
+def _check_has_state(runner: Any) -> None:
+    """Check that a runner has state and timers: Beam's for Dask has none, and would emit nothing, without an error.
+
+    The runner is known by its name, since importing its module needs Dask.
+    """
+    if any(made.__name__ == "DaskRunner" for made in type(runner).__mro__):
+        raise InputError(
+            f"{type(runner).__name__}: has no state, in which replicates wait for their rows; write grouped=True, for "
+            "a bounded PCollection"
+        )
 
 
 def derive(whole: WholeReplicates) -> DerivedReplicates:
