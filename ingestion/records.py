@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -261,7 +262,10 @@ _FACTS = RecordKind("a row of facts", "a facts file", _FACT_COLUMNS, ("action",)
 
 
 class FactRows:
-    """The rows of a facts file. If two rows set the same column of a unit, the row with more key columns wins."""
+    """The rows of a facts file. If two rows set the same column of a unit, the row with more key columns wins.
+
+    Two rows with equally many key columns may not set it differently.
+    """
 
     def __init__(self, rows: Iterable[Record] = (), unknown: Iterable[str] = ()) -> None:
         """Index the rows; ``unknown`` are names of columns that no table takes."""
@@ -277,6 +281,8 @@ class FactRows:
                     "model and document, must have one"
                 )
             self._rows.setdefault(row.values["action"], []).append(row)
+        for about in self._rows.values():
+            _check_ties(about)
 
     @property
     def unused(self) -> list[str]:
@@ -312,6 +318,34 @@ class FactRows:
         for row in sorted(about, key=lambda row: sum(name in row.values for name in _FACT_KEYS)):
             merged |= row.values
         return merged
+
+
+def _check_ties(rows: Iterable[Record]) -> None:
+    """Check that no two rows of an action set a column of a unit differently with equally many key columns."""
+    by_keys: dict[tuple[str, ...], list[Record]] = {}
+    for row in rows:
+        by_keys.setdefault(tuple(name for name in _FACT_KEYS if name in row.values), []).append(row)
+    for one, other in combinations(by_keys, 2):
+        if len(one) != len(other):
+            continue
+        shared = [name for name in one if name in other]
+        known: dict[tuple[Any, ...], dict[Any, Record]] = {}
+        for row, column, value in _facts_of(by_keys[one]):
+            known.setdefault((column, *map(row.values.get, shared)), {}).setdefault(value, row)
+        for row, column, value in _facts_of(by_keys[other]):
+            values = known.get((column, *map(row.values.get, shared)), {})
+            tied = next((record for known_value, record in values.items() if known_value != value), None)
+            if tied is not None:
+                raise InputError(
+                    f"{row.where}: another row ({tied.where}) has another {column} of the same units of action "
+                    f"'{row.values['action']}', and neither wins, since each gives {len(one)} of "
+                    f"{', '.join(_FACT_KEYS)}; give more of them in one row"
+                )
+
+
+def _facts_of(rows: Iterable[Record]) -> Iterator[tuple[Record, str, Any]]:
+    """Yield each fact of rows: its row, its column and its value."""
+    return ((row, name, value) for row in rows for name, value in row.values.items() if name not in _FACT_KEYS)
 
 
 def _is_about(row: Record, key: Mapping[str, str]) -> bool:

@@ -264,6 +264,32 @@ def test_facts_that_cannot_be_taken(tmp_path: Path, row: dict[str, object], said
     assert said in refused(read_facts_file, write_facts(tmp_path, rows=[row]))
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "tie"),
+    [
+        ({"doc": "d"}, {"study": "s"}, True),
+        ({"study": "s", "doc": "d"}, {"study": "s", "model": "m"}, True),
+        ({"study": "s", "doc": "d"}, {"study": "other", "model": "m"}, False),  # no unit has both
+        ({"study": "s", "doc": "d"}, {"model": "m"}, False),
+        ({"doc": "d", "device": "cpu"}, {"study": "s", "payload_bytes": None, "device": "cpu"}, False),
+    ],
+)  # fmt: skip
+def test_no_order_of_rows_decides_between_facts(
+    tmp_path: Path, one: dict[str, object], other: dict[str, object], *, tie: bool
+) -> None:
+    """A row that gives more of the four columns wins; of two that give as many, none does."""
+    first = {"action": "a", "payload_bytes": 1, **one}, {"action": "a", "payload_bytes": 2, **other}
+    for rows in (first, first[::-1]):
+        path = write_facts(tmp_path, rows=[{"action": "b", "doc": "d", "payload_bytes": 3}, *rows])
+        if tie:
+            line = refused(read_facts_file, path)
+            assert all(f"line {number}" in line for number in (2, 3)), line
+            assert "action 'a'" in line
+            assert "payload_bytes" in line
+        else:
+            read_facts_file(path)
+
+
 def test_a_file_of_facts_has_actions_and_each_once(tmp_path: Path) -> None:
     path = write_facts(tmp_path, rows=[{"action": "a"}, {"action": "a", "payload_bytes": 1}])
     assert "action 'a' has another row (" in refused(read_facts_file, path)
