@@ -50,13 +50,13 @@ def show(
     For a document with answers, it also prints how much the action keeps of the places where the prompt states an
     answer, and the lines of those places that lost tokens.
 
-    If the model's tokenizer is not on this machine, tokens are printed as numbers.
+    The texts of tokens are those of the store, or of the model's tokenizer. If the store has none yet and the tokenizer
+    is not found from this folder, tokens are printed as numbers.
 
     Examples:
         kvdrift show stores/quickstart needle-384-00000 snapkv-half 0
     """
     from kvdrift.formats import print_table
-    from kvdrift.generator.transformer.files.tokenizer import token_reader
     from kvdrift.log.store import Store
     from kvdrift.log.studies import chosen_study, model_revisions
     from kvdrift.schema.study.described import described_action
@@ -64,12 +64,12 @@ def show(
 
     opened = Store.open(store)
     study, model = chosen_study(opened, study, model)
-    revisions = model_revisions(opened)
-    text = token_reader(model, revision=revisions.get((study, model))) or str
+    revision = model_revisions(opened).get((study, model))
     with open_views(opened) as views:
         trajectory = _trajectory(views, study, model, doc, action, replicate)
         pair = {name: trajectory[name] for name in _PAIR}
         positions = views.rows("events", _SHOWN, **pair, kind="coupled").to_pylist()
+        text = _token_text(views, study, model, revision)
         declared = views.rows("actions", study=study, action=action).to_pylist()
         records = _record_rows(views, trajectory, trajectory["answers"] or (), text)
     trajectory |= {"does": next(map(described_action, declared), "")}
@@ -81,6 +81,21 @@ def show(
     for line in (*_summary(trajectory), *_record_lines(records)):
         typer.echo(printable(line))
     print_table(_table(trajectory, positions))
+
+
+def _token_text(views: Views, study: str, model: str, revision: str | None) -> Callable[[int], str]:
+    """Return a function from a token to its text in the store; without texts there, in the model's tokenizer.
+
+    The tokenizer is not always here: a model's id may be a path from the study file's folder. A token without a text is
+    its number.
+    """
+    from kvdrift.generator.transformer.files.tokenizer import token_reader
+
+    rows = views.rows("tokens", ("token", "text"), study=study, model=model)
+    texts = dict(zip(rows["token"].to_pylist(), rows["text"].to_pylist(), strict=True))
+    if not texts:
+        return token_reader(model, revision=revision) or str
+    return lambda token: texts.get(token, str(token))
 
 
 def _trajectory(views: Views, study: str, model: str, doc: str, action: str, replicate: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from fixtures.command import call, mistake
 from fixtures.stored_units import edit, make_unit
 
 from kvdrift.log.store import Store
-from kvdrift.schema.tables import DOCUMENTS
+from kvdrift.schema.tables import DOCUMENTS, TOKENS
 from kvdrift.transforms.pipeline import run_derivation
 
 ENDS = {"x_eos": [False] * 5 + [True] * 3, "y_eos": [False] * 3 + [True] * 5}
@@ -79,6 +80,24 @@ def test_without_the_tokenizer_tokens_are_numbers(
     assert out.splitlines()[6].split()[:3] == ["3", "13", "23"]
 
 
+def test_the_stores_texts_come_before_the_tokenizers(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model's id may be a path from another folder. A token without text is a number."""
+    copied = Store.open(shutil.copytree(store, tmp_path / "store"))
+    texts = [(11, "eleven"), (12, "twelve"), (13, "thirteen"), (15, "fifteen"), (9, "<end>")]
+    rows = [{"study": "s", "model": "org/model", "token": token, "text": text} for token, text in texts]
+    copied.append_rows("tokens", pa.Table.from_pylist(rows, schema=TOKENS.schema))
+    code, out, err = call(capsys, "show", copied.location, "d0", "snapkv", "1")
+    assert (code, err) == (0, "")
+    assert [row.split()[1:3] for row in out.splitlines()[4:8]] == [
+        ["eleven", "eleven"],
+        ["twelve", "twelve"],
+        ["thirteen", "23"],
+        ["14", "<end>"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -107,10 +126,11 @@ def test_the_line_that_was_lost_is_printed(finished: Path, capsys: pytest.Captur
     gone = [record for record in shown["records"] if record["kept"] == 0]
     rows = Store.open(finished).read("prompts").to_pylist()
     (prompt,) = [row for row in rows if (row["doc"], row["action"]) == ("needle-384-00002", None)]
+    texts = {row["token"]: row["text"] for row in Store.open(finished).read("tokens").to_pylist()}
     assert gone
     _, out, _ = call(capsys, "show", str(finished), "needle-384-00002", "recent-half")
     for record in gone:
         (place,) = record["places"]
         assert f"record of '{record['text']}': is gone\n  at {place['first']}–{place['last']}: … " in out
         stated = prompt["tokens"][place["first"] - 2 : place["last"] + 1]  # REC before it, and what ends it
-        assert "".join(f"w{token}" for token in stated) in place["line"]
+        assert "".join(map(texts.__getitem__, stated)) in place["line"]
