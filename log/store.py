@@ -55,7 +55,7 @@ from kvdrift.log.units.rows import (
     withdraw_units,
 )
 from kvdrift.log.units.unit import DERIVED_TABLES, Columns, Unit, conform_pairs, in_order
-from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.errors import DamagedStoreError, InputError, nearest
 from kvdrift.schema.location import filesystem_of, is_local, join
 from kvdrift.schema.locking import sweep
 from kvdrift.schema.rows import Wide
@@ -299,7 +299,11 @@ class Store:
         if is_local(self.location):
             files = {table: self.stored_files(table, version) for table, version in versions.items()}
             if damage := first_damaged(Path(self.location), files, within):
-                raise self._folder.damaged(damage)
+                raise self.damaged(damage)
+
+    def damaged(self, what: str) -> DamagedStoreError:
+        """Return the error about the store's damage, with the command that repairs it."""
+        return self._folder.damaged(what)
 
     def covered_version(self, table: str, app_id: str) -> int | None:
         """Return the events version that commits of ``app_id`` cover in a derived table; None without such commits."""

@@ -50,6 +50,7 @@ _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # for a caller that keeps views, a
 _SCANNED = frozenset({"events", "steps"})
 
 _INTERRUPTED = "Query interrupted"  # DuckDB's RuntimeError if Python has a signal while a query runs
+_SHORT = "Could not read enough bytes"  # DuckDB's message about a file that ends early
 _NO_COLUMN = re.compile(r'.*?column (?:named )?"(?P<name>\w+)"( not found in FROM clause)?')
 # Views, and the keys that other views share with them.
 _JOINED = {"documents": "study, model, doc", "actions": "study, action"}
@@ -62,6 +63,7 @@ class Views:
     connection: duckdb.DuckDBPyConnection  # The DuckDB connection that has the views
     versions: Mapping[str, int]  # The Delta version of each stored table
     kept: Collection[str] = ()  # The views that are tables in memory, sorted by their grain
+    store: Store | None = None  # The store, for errors about its files
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the relation of one query (fetch with ``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
@@ -71,7 +73,7 @@ class Views:
         Raises:
             InputError: DuckDB cannot parse or bind the query, or the query is empty.
         """
-        with failing_in_one_line():
+        with failing_in_one_line(self.store):
             relation = self.connection.sql(query)
         if relation is None:
             raise InputError("the query is empty: give a select")
@@ -85,7 +87,7 @@ class Views:
             OperationError: A stored file cannot be read.
         """
         relation = self.sql(query)
-        with failing_in_one_line():
+        with failing_in_one_line(self.store):
             return relation.to_arrow_table()
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: Any) -> pa.Table:
@@ -106,7 +108,7 @@ class Views:
         order = "" if view in self.kept else f"order by {', '.join(map(quoted, promised.grain))}"
         selected = ", ".join(map(quoted, columns)) or "*"
         query = f"select {selected} from {promised.relation} where {conditions or 'true'} {order}"  # noqa: S608 - quoted
-        with failing_in_one_line():
+        with failing_in_one_line(self.store):
             return self.connection.sql(query).to_arrow_table()
 
     def close(self) -> None:
@@ -186,7 +188,7 @@ def open_views(
         store.check_files(pinned, checked_within)
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        with failing_in_one_line():
+        with failing_in_one_line(store):
             be_quiet(connection)
             create_views(connection)
             for table, version in pinned.items():
@@ -198,7 +200,7 @@ def open_views(
     except BaseException:
         connection.close()
         raise
-    return Views(connection, pinned, kept)
+    return Views(connection, pinned, kept, store)
 
 
 def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
@@ -246,26 +248,33 @@ def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 @contextmanager
-def failing_in_one_line() -> Iterator[None]:
-    """Turn DuckDB's errors within the block into errors of one line, and those after Ctrl-C into KeyboardInterrupt."""
+def failing_in_one_line(store: Store | None = None) -> Iterator[None]:
+    """Turn DuckDB's errors within the block into errors of one line, and those after Ctrl-C into KeyboardInterrupt.
+
+    ``store`` is the store that the block reads, if it reads one: damage of its files is a ``DamagedStoreError``.
+    """
     try:
         yield
     except duckdb.InterruptException as error:
         raise KeyboardInterrupt from error
     except duckdb.Error as error:
-        raise one_line(error) from error
+        raise one_line(error, store) from error
+    except UnicodeDecodeError as error:  # a stored text that damage has made no text
+        raise _unreadable(str(error), store) from error
     except RuntimeError as error:
         if str(error) != _INTERRUPTED:
             raise
         raise KeyboardInterrupt from error
 
 
-def one_line(error: duckdb.Error) -> KvdriftError:
+def one_line(error: duckdb.Error, store: Store | None = None) -> KvdriftError:
     """Return DuckDB's error as one line without the excerpt of the query.
 
     The error counts as the user's mistake unless it is about a file that cannot be read. DuckDB has no exception class
-    for data that it cannot decompress or decode: such an error is of the base class, or names a Parquet file. A message
-    that a view raises by ``error(...)`` is returned unchanged.
+    for data that it cannot decompress or decode: such an error is of the base class and names no file, or names a
+    Parquet file. If the file is one of ``store``, the line has the command that repairs the store; not if the file is
+    missing or cannot be opened, which another try may mend. A message that a view raises by ``error(...)`` is returned
+    unchanged.
     """
     lines = []
     for line in str(error).splitlines():
@@ -277,7 +286,16 @@ def one_line(error: duckdb.Error) -> KvdriftError:
         message = f"{match[0]}; {place}"
     unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error or ".parquet" in message
     refused = isinstance(error, duckdb.PermissionException)  # may name a file that the query asked for
-    return OperationError(message) if unreadable and not refused else InputError(message)
+    if refused or not unreadable:
+        return InputError(message)
+    stored = type(error) is duckdb.Error or (store is not None and f"{store.location}/" in message)
+    damaged = not isinstance(error, duckdb.IOException) or _SHORT in message
+    return _unreadable(message, store) if stored and damaged else OperationError(message)
+
+
+def _unreadable(message: str, store: Store | None) -> KvdriftError:
+    """Return the error about a file, of ``store`` if given, that is damaged."""
+    return OperationError(message) if store is None else store.damaged(f"a file cannot be read ({message})")
 
 
 def _place_of(column: str) -> str:

@@ -56,7 +56,7 @@ def read_only(views: Views, store: Store) -> ReadOnlyViews:
         "lock_configuration = true",
     ):
         views.connection.execute(f"set {setting}")
-    return ReadOnlyViews(views.connection, views.versions)
+    return ReadOnlyViews(views.connection, views.versions, store=store)
 
 
 def check_reads(query: str) -> int:

@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -23,14 +24,15 @@ from fixtures.stored_rows import assert_alike, unmeasured
 from fixtures.study_files import load_study
 from fixtures.table_rows import sorted_rows
 
+import kvdrift
 from kvdrift.flows.estimate.scores import estimates_are_current, record_tokens, score_stored
 from kvdrift.log.checked_files import MEMORY
 from kvdrift.log.delta.commits import changes_rows
 from kvdrift.log.delta.table_log import RELIED_ON, TableLog
 from kvdrift.log.store import Store
-from kvdrift.schema.errors import DamagedStoreError, KvdriftError
+from kvdrift.schema.errors import DamagedStoreError, KvdriftError, OperationError
 from kvdrift.schema.tables import TABLES
-from kvdrift.sql.catalog import open_views
+from kvdrift.sql.catalog import Views, open_views
 from kvdrift.transforms.compaction import compact
 from kvdrift.transforms.segments import commit, derive_segment, pending
 from kvdrift.verification.files import Verified, check_leftovers, check_logs
@@ -379,6 +381,35 @@ def test_commands_refuse_a_damaged_file(store: Store, capsys: pytest.CaptureFixt
     assert code == 1
     assert "trajectories/" in err
     assert list((Path(store.location) / "results").glob("*.parquet")) == []
+
+
+@pytest.mark.parametrize("how", ["no page", "no text", "no end", "empty"])
+def test_a_query_that_meets_damage_names_the_command_that_repairs(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """DuckDB's messages about pages and texts name no file."""
+    path = Path(store.files("trajectories")[0])
+    whole = path.read_bytes()
+    if how == "no page":
+        path.write_bytes(whole[:4] + b"\x0e" * 40 + whole[44:])
+    elif how == "no text":
+        damaged = SimpleNamespace(to_arrow_table=b"\xf2".decode)
+        monkeypatch.setattr(Views, "sql", lambda *_: damaged)
+    elif how == "no end":
+        path.write_bytes(whole[:-40])
+    else:
+        path.write_bytes(b"")
+    code, out, err = call(capsys, "sql", store.location, "from trajectories")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(rf"kvdrift: {store.location}: .*: kvdrift verify {store.location} --repair\n", err), err
+
+
+def test_a_query_of_another_unreadable_file_names_no_repair(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "mine.parquet").write_bytes(b"PAR1" * 20)
+    with kvdrift.open(store.location) as views:
+        line = refused(views.table, f"from '{tmp_path}/mine.parquet'", error=OperationError)
+    assert "mine.parquet" in line
+    assert "verify" not in line
 
 
 # --- a run over a damaged store ends with the rows of an undamaged run, or with one line ---------------------------------
