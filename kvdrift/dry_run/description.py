@@ -38,7 +38,7 @@ _PROMPT_TOKEN_BYTES = 2  # for each prompt token and action: which layers keep t
 _BESIDE_SECONDS = 20.0  # of imports, a plan, estimates and a report of a few actions, measured on two cores
 _NEARLY = 0.8  # share of the longest prompt from which on the rest does not count as extrapolated
 
-_Footprints = dict[str | None, Footprint]  # by the name of an action's weights; None is the reference
+_Footprints = dict[str | None, Footprint]  # by the place of an action's own weights; None is the reference
 
 
 def describe_studies(
@@ -318,7 +318,7 @@ def _lengths(material: Material) -> list[int]:
 
 
 def _footprints(study: Study) -> _Footprints | None:
-    """Return the footprint of each model of a study: the reference's under None, others by the names of their weights.
+    """Return the footprint of each side of a study: the reference's under None, others by the places of their weights.
 
     None if some model's configuration is not on this machine.
     """
@@ -326,10 +326,21 @@ def _footprints(study: Study) -> _Footprints | None:
     footprints: dict[str | None, Footprint | None] = {
         None: local_footprint(model_location(model), model.dtype, model.revision)
     }
-    for action in with_own_weights(study):
-        footprints[action.weights] = local_footprint(weights_location(study, action), model.dtype)
-    known = {weights: footprint for weights, footprint in footprints.items() if footprint is not None}
+    for location in {weights_location(study, action): None for action in with_own_weights(study)}:
+        footprints[location] = local_footprint(location, model.dtype)
+    known = {location: footprint for location, footprint in footprints.items() if footprint is not None}
     return known if len(known) == len(footprints) else None
+
+
+def _side(study: Study, action: Action) -> str | None:
+    """Return the place of an action's own weights, the key of its footprint; None if it has the reference's."""
+    return None if action.weights is None else weights_location(study, action)
+
+
+def _loaded(study: Study, footprints: _Footprints) -> list[Footprint]:
+    """Return the footprints of the models that ``load_transformer`` loads: weights at one place are loaded once."""
+    reference = None if study.model.revision else model_location(study.model)
+    return [footprint for location, footprint in footprints.items() if location is None or location != reference]
 
 
 def _action_lines(material: Material, footprints: _Footprints | None) -> Iterator[str]:
@@ -345,12 +356,13 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
         described = described_action(action.row(material.study.study.name, prespecified=True))
         line = f"  action {action.name}: {described}: {_span(*(f'{m:,}' for m in kept))} {what}"
         if footprints is not None:
+            footprint = footprints[_side(material.study, action)]
             held = (
-                footprints[action.weights].cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
+                footprint.cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
                 for m, entries in zip(kept, ends, strict=True)
             )
             line += f", {_span(*map(_binary, held))} of {cache}"
-            fixed = [footprints[action.weights].shape.fixed_bytes(entries) for entries in ends]
+            fixed = [footprint.shape.fixed_bytes(entries) for entries in ends]
             if fixed[-1]:
                 line += f", of which no action can evict {_span(*map(_binary, fixed))} (windows and states)"
         yield line
@@ -367,8 +379,8 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
             [0 if action.control else action.retention.kept(longest) for action in actions],
             [min(least, most) if action.control else most for action in actions],
         )
-        for weights, footprint in footprints.items()  # the reference's is the first; a control shares its entries
-        for actions in [[action for action in material.actions if action.weights == weights]]
+        for side, footprint in footprints.items()  # the reference's is the first; a control shares its entries
+        for actions in [[action for action in material.actions if _side(study, action) == side]]
     ]
     (shape, kept, replicates), *others = sides
     return plan_memory(
@@ -377,7 +389,7 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
         kept,
         replicates,
         study.study.horizon,
-        sys.maxsize if here is None else here - _weight_bytes(footprints),
+        sys.maxsize if here is None else here - _weight_bytes(study, footprints),
         PLAIN if study.plan.estimator == PLAIN else SWRB,
         apart=any(action.prefill_chunk is not None for action in material.actions),
         scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
@@ -386,19 +398,20 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
     )
 
 
-def _weight_bytes(footprints: _Footprints) -> int:
+def _weight_bytes(study: Study, footprints: _Footprints) -> int:
     """Return the bytes of the weights of all models, which share the memory."""
-    return sum(footprint.weight_bytes for footprint in footprints.values())
+    return sum(footprint.weight_bytes for footprint in _loaded(study, footprints))
 
 
 def _memory_line(study: Study, footprints: _Footprints, memory: MemoryPlan) -> str:
-    device, weights = "all GPUs" if study.model.device_map else study.model.device, _weight_bytes(footprints)
+    device, weights = "all GPUs" if study.model.device_map else study.model.device, _weight_bytes(study, footprints)
     if memory.available_bytes == sys.maxsize:
         left = f"there is no {device} here"
     else:
         available = _binary(memory.available_bytes + weights)
         left = f"{available} available on {device}" + ("" if memory.fits else ", which is too little")
-    models = f" of {len(footprints)} models" if len(footprints) > 1 else ""
+    loaded = len(_loaded(study, footprints))
+    models = f" of {loaded} models" if loaded > 1 else ""
     return (
         f"  memory of generation: {_binary(weights)} of weights{models} and {_binary(memory.peak_bytes)} for the "
         f"longest prompt, {memory.replicates_at_once} of {memory.replicates} replicates at once; {left}"

@@ -21,6 +21,7 @@ from kvdrift.flows.run.checks import check_study
 from kvdrift.flows.run.study import run_file
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDERS
+from kvdrift.generator.transformer.other_weights.model import ModelWithOthers, load_transformer
 from kvdrift.log.store import Store
 from kvdrift.schema.progress import SILENT
 from kvdrift.schema.study import load_studies
@@ -145,6 +146,22 @@ def test_changed_weights_are_refused_until_they_are_redone(tmp_path: Path, capsy
 def test_a_dry_run_counts_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = call(capsys, "run", study_in(tmp_path), "--store", tmp_path / "store", "--dry-run")
     assert "action recent-half: weights int4: 392 to 396 prompt entries, 0.6 MiB of prompt cache" in out
+    assert "memory of generation: 3.6 MiB of weights of 2 models and " in out
+
+
+def test_a_dry_run_counts_models_as_they_are_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By their places, whatever an action writes for them; also the reference's."""
+    path = study_in(tmp_path, ('id = "kvdrift/tiny"', 'id = "tiny"'))
+    copytree(EMBEDDED_FOLDERS["kvdrift/tiny"], path.parent / "tiny")
+    text = path.read_text()
+    for written in ("./int4/", path.parent / "int4", "./tiny"):
+        text = text.replace('weights = "int4"', f'weights = "{written}"', 1)
+    path.write_text(text)
+    loaded = load_transformer(load_studies(path)[0])
+    assert isinstance(loaded, ModelWithOthers)
+    assert len(loaded.models) == 2
+    code, out, err = call(capsys, "run", path, "--store", tmp_path / "store", "--dry-run")
+    assert code == 0, err
     assert "memory of generation: 3.6 MiB of weights of 2 models and " in out
 
 

@@ -25,7 +25,7 @@ def with_own_weights(study: Study) -> list[ActionSection]:
     return [action for action in study.actions if action.weights is not None]
 
 
-def weights_location(study: Study, action: ActionSection) -> str:
+def weights_location(study: Study, action: Action | ActionSection) -> str:
     """Return the place of an action's weights, as ``model_location`` does for the reference."""
     key = f"action '{action.name}': weights = "
     return transformer_location(action.weights or "", study.model.folder, key, study.model.tokenizer)
