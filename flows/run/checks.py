@@ -62,6 +62,11 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)
         location = model_location(model)
+        if model.revision is not None and local_folder(location) is not None:
+            raise InputError(
+                f"model.revision = '{model.revision}': model.id = '{model.id}' is a folder on this machine, and only "
+                "Hugging Face ids have revisions; remove it"
+            )
         named = local_folder(location) is None and not location.startswith(("/", "~"))
         if run.offline and named and local_configuration(location, model.revision) is None:
             unchecked.append(f"configuration and weights of the model, taken for '{location}' of Hugging Face{_ABSENT}")

@@ -165,6 +165,13 @@ def test_a_dry_run_counts_models_as_they_are_loaded(tmp_path: Path, capsys: pyte
     assert "memory of generation: 3.6 MiB of weights of 2 models and " in out
 
 
+def test_a_folder_has_no_revisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = study_in(tmp_path, ('id = "kvdrift/tiny"', 'id = "./int4"\nrevision = "nonsense"'))
+    line = mistake(capsys, "run", study, "--store", tmp_path / "store", "--dry-run")
+    assert "model.revision = 'nonsense': " in line
+    assert "'./int4'" in line
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
