@@ -251,7 +251,7 @@ def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
 def failing_in_one_line(store: Store | None = None) -> Iterator[None]:
     """Turn DuckDB's errors within the block into errors of one line, and those after Ctrl-C into KeyboardInterrupt.
 
-    ``store`` is the store that the block reads, if it reads one: damage of its files is a ``DamagedStoreError``.
+    ``store`` is the store that the block reads, if it reads one: the line about a damaged file says how to repair it.
     """
     try:
         yield

@@ -4,9 +4,8 @@ delta-rs does not notice some damage: it reads an empty log file as an empty com
 a whole commit, and a log without its newest file as the earlier log. It also reads files of two stores in one folder as
 one log. So each commit of the store records how many lines its file has, the versions of other tables that its rows
 rely on, the table's id, and the digest of the log file of the version that it was made from. Opening a table compares
-these with the files. This reads a bounded amount: the names of files since the last checkpoint, and the content of the
-newest few. ``TableLog.breaks`` compares the whole log. Commits of other programs have no such record, and are taken as
-they are.
+these with the files. This reads a bounded amount: the files since the last checkpoint, which delta-rs reads, too.
+``TableLog.breaks`` compares the whole log. Commits of other programs have no such record, and are taken as they are.
 """
 
 from __future__ import annotations
@@ -132,17 +131,15 @@ class TableLog:
 
     def fault_of_tail(self) -> str | None:
         """Return a fault that delta-rs would not notice in the newest files; None if there is none."""
-        newest = self.newest()
-        for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
+        newest, checkpoint = self.newest(), self.checkpointed()
+        # Commits in a checkpoint are not read from their files, which may be long, or deleted by a clean-up.
+        for version in range(max(self._whole + 1, checkpoint + 1 if checkpoint else 0), newest + 1):
             status = self._stat(version)
-            if status is None and version == self.checkpointed():  # a clean-up may have deleted it
-                continue
             if status is None:
                 return f"log file {self.file(version).name} is missing"
             if not status.st_size:
                 return f"log file {self.file(version).name} is empty"
-            # Commits in a checkpoint are not read from their files, which may be long.
-            if version == newest and version > self.checkpointed() and (fault := self._lacking(version)):
+            if fault := self._lacking(version):
                 return f"log file {self.file(version).name} {fault}"
         self._whole = newest
         return None

@@ -35,7 +35,7 @@ from kvdrift.log.delta.versions import has_gap, listed
 from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.commits import UnitCommits
 from kvdrift.schema.errors import DamagedStoreError, InputError, OperationError
-from kvdrift.schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, UNITS
+from kvdrift.schema.tables import DOCUMENTS, EVENTS, SCHEMA_VERSION, STEPS, TABLES, UNITS
 from kvdrift.transforms.derivation import derive_trajectories
 
 
@@ -468,6 +468,24 @@ def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.
     DeltaTable.create(tmp_path / "foreign" / "events", schema=EVENTS.schema)
     fails(tmp_path / "foreign", "was not made by kvdrift")
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_old_log_file_that_was_cut_at_the_end_of_a_line_is_refused(store: Store) -> None:
+    for number in range(7):
+        row = {"study": "s", "model": "m", "doc": f"d{number}", "split": "evaluation", "stratum": "a", "cluster": "c"}
+        assert store.append_rows("documents", pa.Table.from_pylist([row], schema=DOCUMENTS.schema)) == 1
+    commit = Path(store.location, "documents", "_delta_log", f"{2:020d}.json")
+    commit.write_bytes(commit.read_bytes().splitlines(keepends=True)[0])
+    said = refused(lambda: Store.open(store.location).read("documents"), error=DamagedStoreError)
+    assert f"log file {commit.name} is not whole: it has 0 of 2 actions" in said
+
+
+def test_an_empty_log_file_is_harmless_if_a_checkpoint_has_its_content(store: Store) -> None:
+    store.append_units([make_unit("d0"), make_unit("d1")])
+    rows, version = content(store), store.version("events")
+    DeltaTable(f"{store.location}/events").create_checkpoint()
+    Path(store.location, "events", "_delta_log", f"{version:020d}.json").write_bytes(b"")
+    assert content(Store.open(store.location)).equals(rows)
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0])
