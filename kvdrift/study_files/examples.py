@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def examples() -> dict[str, str]:
 
 
 def example_files(name: str, study: Path) -> dict[Path, str]:
-    """Return the texts of files to write, by path: the shipped study ``name`` at ``study``, and a file that it names.
+    """Return the texts of files to write, by path: the shipped study ``name`` at ``study``, and files that it names.
 
     Raises:
         InputError: no shipped study has this name.
@@ -23,8 +24,12 @@ def example_files(name: str, study: Path) -> dict[Path, str]:
     known = examples()
     if name not in known:
         raise InputError(f"--example {name}: {nearest(name, known)}")
-    beside = {study.parent / path.name: path.read_text("utf-8") for path in _folder().glob(f"{name}.json")}
-    return {**beside, study: (_folder() / f"{name}.toml").read_text("utf-8")}
+    text = (_folder() / f"{name}.toml").read_text("utf-8")
+    content = tomllib.loads(text)
+    models = content["model"] if isinstance(content["model"], list) else [content["model"]]
+    named = {section.get(key) for key in ("tables", "path") for section in (*models, *content.get("documents", ()))}
+    beside = [path for path in _folder().iterdir() if path.name in named]
+    return {**{study.parent / path.name: path.read_text("utf-8") for path in beside}, study: text}
 
 
 def _folder() -> Path:

@@ -76,7 +76,11 @@ class GgufMetadata:
         return self.value(f"{self.architecture}.{key}")
 
     def check_known(self, where: str) -> None:
-        """Raise an InputError, which begins with ``where``, if the model computes what no configuration here says."""
+        """Check that transformers or ``complete`` reads all that the model computes.
+
+        Raises:
+            InputError: The model computes something else; the line begins with ``where``.
+        """
         name = self.architecture
         other = 'take a folder of transformers, or engine = "llama.cpp"'
         if name not in ARCHITECTURES:
