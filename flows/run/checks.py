@@ -294,8 +294,9 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
 def _unknown_split(material: Material) -> Iterator[str]:
     """Yield a line if prompts go through a GGUF file's tokenizer that may split texts otherwise than the file says."""
     model = material.study.model
-    reads_text = any(SOURCES[section.source].reads_text for section in material.study.documents)
-    if model.engine is not None or not model.is_gguf or not reads_text:
+    if model.engine is not None or not model.is_gguf:
+        return
+    if not any(SOURCES[section.source].reads_text for section in material.study.documents):
         return
     if (pre := unknown_split(Path(model_location(model)))) is not None:
         yield (

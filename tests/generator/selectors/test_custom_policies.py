@@ -87,7 +87,7 @@ def test_the_identity_follows_the_source_of_policy_and_first_cut(tmp_path: Path)
         (("share: float = 1.0", "least: float = 1.0"), "Mine().least is 1.0; it should be a number"),
         (("return First()", "return 3"), "policy Mine: first_cut is of type int; it should be a selector, such as Recent()"),
         (("return First()", "return Second()"), "policy Mine: first_cut: NameError: name 'Second' is not defined ("),
-        (("share: float = 1.0", "share: float = 1.0\n    keeps_scores: bool = True"), "annotate it as ClassVar[bool]"),
+        (("share: float = 1.0", "share: float = 1.0\n    keeps_scores: bool = True"), "keeps_scores: ClassVar[bool] = "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(change: tuple[str, str], says: str, tmp_path: Path) -> None:
