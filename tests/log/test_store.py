@@ -477,7 +477,8 @@ def test_an_old_log_file_that_was_cut_at_the_end_of_a_line_is_refused(store: Sto
     commit = Path(store.location, "documents", "_delta_log", f"{2:020d}.json")
     commit.write_bytes(commit.read_bytes().splitlines(keepends=True)[0])
     said = refused(lambda: Store.open(store.location).read("documents"), error=DamagedStoreError)
-    assert f"log file {commit.name} is not whole: it has 0 of 2 actions" in said
+    assert commit.name in said
+    assert "0 of 2 Delta actions" in said
 
 
 def test_an_empty_log_file_is_harmless_if_a_checkpoint_has_its_content(store: Store) -> None:
