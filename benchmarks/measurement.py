@@ -117,6 +117,8 @@ def run(
     afterwards. That folder is made in the one that the option ``folder`` names, if there is such an option.
     """
     options, title = parser.parse_args(), parser.prog.rpartition(".")[2]
+    if (named := getattr(options, "folder", None)) is not None:
+        Path(named).mkdir(parents=True, exist_ok=True)
     rows, facts = list[BenchmarkRow](), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-", dir=getattr(options, "folder", None)) as folder:
         for more, more_facts in measure_all(options, Path(folder)):

@@ -98,7 +98,9 @@ def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
 
 
 def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
-    """Divide a batch into one piece for each replicate, in the order of their keys, after pieces of refused rows.
+    """Divide a batch into one piece for each replicate, after pieces of refused rows.
+
+    Pieces are sorted by study, model, document, action, revision and replicate.
 
     The batch has the columns of a coupled pair, in any order, of types that can be converted without loss;
     ``action_revision``, ``unit`` and ``kind`` may be absent. Rows outside 1..H, of unknown studies, of other kinds,
