@@ -142,7 +142,7 @@ def failure_of(error: BaseException, part: object) -> str:
 
 @contextmanager
 def failing_as(kind: str, part: object, step: str = "") -> Iterator[None]:
-    """Turn any exception but kvdrift's own in the block into an OperationError about ``part``, an object that may be a user's own.
+    """Turn any exception in the block but kvdrift's own into an OperationError about ``part``, which users may write.
 
     The line names the ``kind`` of the object, such as "selector", its class and, if given, the failed step.
     """
