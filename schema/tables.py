@@ -307,7 +307,7 @@ TOKENS = stored_table(
     STUDY,
     MODEL,
     integer("token", "token id, as x_token and y_token of events", "none"),
-    text("text", "the token decoded alone; a part of a character is written as U+FFFD"),
+    text("text", "the token decoded alone; bytes that are no character by themselves in hexadecimal, such as \\xE9"),
 )
 
 PROMPTS = stored_table(

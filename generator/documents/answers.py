@@ -30,6 +30,7 @@ from itertools import accumulate, takewhile
 from typing import Final
 
 from kvdrift.schema.document import ALL_ANSWERS, ANY_ANSWER, NORMALIZED
+from kvdrift.schema.token_texts import whole_texts
 
 _NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3")
 _RULES: dict[str, dict[str, str]] = {
@@ -182,17 +183,25 @@ class Record:
 def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) -> list[Record]:
     """Return the places where a prompt states a document's answers, sorted by answer, piece of the answer, and place.
 
-    ``tokens`` are the texts of the prompt's tokens, each decoded alone; ``scoring`` is the rule for the answers. An
-    answer that the prompt does not state as a whole is cut into the longest pieces of two words or more that the prompt
-    states. An answer or a piece that the prompt states more than ``MOST_PLACES`` times has no records.
+    ``tokens`` are the texts of the prompt's tokens, each decoded alone; ``scoring`` is the rule for the answers. A
+    record has all tokens of its characters. An answer that the prompt does not state as a whole is cut into the longest
+    pieces of two words or more that the prompt states. An answer or a piece that the prompt states more than
+    ``MOST_PLACES`` times has no records.
     """
+    whole = whole_texts(tokens)
     ignored = str.maketrans("", "", string.punctuation if scoring == NORMALIZED else "")
-    plain = ["".join(token.lower().translate(ignored).split()) for token in tokens]
+    plain = ["".join(token.lower().translate(ignored).split()) for token in whole]
     text, ends = "".join(plain), list(accumulate(map(len, plain)))
     between = "(?:a|an|the)*" if scoring == NORMALIZED else ""  # the words of an answer
 
     def at(character: int) -> int:
         return bisect.bisect_right(ends, character) + 1
+
+    def first(character: int) -> int:
+        token = at(character)
+        while token > 1 and not whole[token - 2]:  # the text before is the beginning of this character
+            token -= 1
+        return token
 
     def wanted(words: Sequence[str]) -> re.Pattern[str]:
         return re.compile(between.join(map(re.escape, words)))
@@ -200,7 +209,7 @@ def find_records(tokens: Sequence[str], answers: Sequence[str], scoring: str) ->
     records = []
     for number, answer in enumerate(answers):
         for piece, places in enumerate(_pieces(text, folded(answer, scoring).split(), wanted)):
-            records += [Record(number, piece, at(begin), at(end - 1)) for begin, end in places]
+            records += [Record(number, piece, first(begin), at(end - 1)) for begin, end in places]
     return records
 
 

@@ -215,7 +215,8 @@ class GgufTokenizer:
         return str(rendered[0])
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **_: bool) -> str:
-        """Return the text of some tokens."""
+        """Return the text of some tokens, without ids that the file does not have, on which llama.cpp aborts."""
+        tokens = [token for token in tokens if self._has(token)]
         ids = (c_int32 * len(tokens))(*tokens)
         room = _TOKEN_BYTES * len(tokens) + 1
         while True:
@@ -230,6 +231,13 @@ class GgufTokenizer:
         """Return the id of each token by its name in the file; of tokens with the same name, the largest id."""
         return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
 
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """Return a token's name in the file; None of an id that the file does not have."""
+        return self._text(token) if self._has(token) else None
+
+    def _has(self, token: int) -> bool:
+        return 0 <= token < int(self._calls.llama_vocab_n_tokens(self._weights.vocabulary))
+
     def names(self) -> list[bytes]:
         """Return the name of each token in the file, in the order of ids."""
         vocabulary = self._weights.vocabulary
@@ -238,7 +246,7 @@ class GgufTokenizer:
 
     def _text(self, token: int | None) -> str:
         name = None if token is None else self._calls.llama_vocab_get_text(self._weights.vocabulary, token)
-        return (name or b"").decode()
+        return (name or b"").decode(errors="replace")
 
 
 def load_gguf_tokenizer(file: Path) -> GgufTokenizer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from kvdrift import completion
 from kvdrift.options import ModelOption, StoreArgument, StudyOption
 from kvdrift.schema.errors import InputError, printable, similar_name
+from kvdrift.schema.token_texts import BYTE, shown_texts, whole_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +53,8 @@ def show(
     answer, and the lines of those places that lost tokens.
 
     The texts of tokens are those of the store, or of the model's tokenizer. If the store has none yet and the tokenizer
-    is not found from this folder, tokens are printed as numbers.
+    is not found from this folder, tokens are printed as numbers. A character of several tokens stands at the last of
+    them; the others are their bytes in hexadecimal.
 
     Examples:
         kvdrift show stores/quickstart needle-384-00000 snapkv-half 0
@@ -73,8 +76,10 @@ def show(
         declared = views.rows("actions", study=study, action=action).to_pylist()
         records = _record_rows(views, trajectory, trajectory["answers"] or (), text)
     trajectory |= {"does": next(map(described_action, declared), "")}
-    for position in positions:
-        position |= {"x_text": text(position["x_token"]), "y_text": text(position["y_token"])}
+    for side in ("x", "y"):
+        texts = shown_texts([text(position[f"{side}_token"]) for position in positions])
+        for position, shown in zip(positions, texts, strict=True):
+            position[f"{side}_text"] = shown
     if as_json:
         typer.echo(json.dumps(trajectory | {"records": records, "positions": positions}, ensure_ascii=False))
         return
@@ -95,7 +100,7 @@ def _token_text(views: Views, study: str, model: str, revision: str | None) -> C
     texts = dict(zip(rows["token"].to_pylist(), rows["text"].to_pylist(), strict=True))
     if not texts:
         return token_reader(model, revision=revision) or str
-    return lambda token: texts.get(token, str(token))
+    return lambda token: texts.get(token) or str(token)
 
 
 def _trajectory(views: Views, study: str, model: str, doc: str, action: str, replicate: int) -> dict[str, Any]:
@@ -157,7 +162,8 @@ def _mark(row: Mapping[str, Any], tau: int | None) -> str:
 
 def _visible(text: str) -> str:
     """Return a token's text with Python's escapes, in quotes if it is empty or begins or ends with white space."""
-    return repr(text) if text != text.strip() or not text else repr(text)[1:-1]
+    escaped = re.sub(rf"\\({BYTE})", r"\1", repr(text))  # bytes of tokens are escapes already
+    return escaped if text != text.strip() or not text else escaped[1:-1]
 
 
 def _record_rows(
@@ -174,12 +180,13 @@ def _record_rows(
         return []
     newest = max(prompts, key=lambda row: int(row["document_revision"]))
     kept = {row["answer"]: row["kept"] for row in shares}
+    whole = whole_texts([text(token) for token in newest["tokens"]])
     rows = []
     for number, answer in enumerate(answers):
         answer_records = [record for record in newest["records"] or () if record["answer"] == number]
         if answer_records and number in kept:
             places = [
-                {name: record[name] for name in ("first", "last")} | {"line": _line(newest["tokens"], record, text)}
+                {name: record[name] for name in ("first", "last")} | {"line": _line(whole, record)}
                 for record in answer_records
             ]
             rows.append({"answer": number, "text": answer, "kept": kept[number], "places": places})
@@ -197,10 +204,10 @@ def _record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _line(tokens: Sequence[int], record: Mapping[str, int], text: Callable[[int], str]) -> str:
-    """Return a record's text and its surroundings, up to the nearest line breaks."""
+def _line(texts: Sequence[str], record: Mapping[str, int]) -> str:
+    """Return a record's text and its surroundings, up to the nearest line breaks, of the texts of a prompt's tokens."""
     first, last = record["first"] - 1, record["last"]
-    before = "".join(map(text, tokens[max(0, first - _AROUND) : first])).rpartition("\n")[2]
-    after = "".join(map(text, tokens[last : last + _AROUND])).partition("\n")[0]
-    line = before + "".join(map(text, tokens[first:last])) + after
+    before = "".join(texts[max(0, first - _AROUND) : first]).rpartition("\n")[2]
+    after = "".join(texts[last : last + _AROUND]).partition("\n")[0]
+    line = before + "".join(texts[first:last]) + after
     return f"… {' '.join(line.split())} …"

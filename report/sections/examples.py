@@ -8,6 +8,7 @@ split is the page's. Positions after the EOS of both sides are left out.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -19,10 +20,12 @@ from kvdrift.report.reading.estimates import ViewRow
 from kvdrift.report.sections.choice import choose
 from kvdrift.report.sections.section import Section
 from kvdrift.schema.tables import COUPLED
+from kvdrift.schema.token_texts import shown_texts
 
 REPLICATE = 0
 _STRATA = 3
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "⇥"})
+_VARIANTS = frozenset(map(chr, range(0xFE00, 0xFE10)))  # signs that choose another form of the character before them
 
 
 def section(content: PageContent) -> Section | None:
@@ -124,7 +127,9 @@ def _other(content: PageContent) -> str:
 
 
 def visible(text: str) -> str:
-    """Show a token's line breaks and tabs as symbols, and an empty token as ∅."""
+    """Show a token's line breaks and tabs as symbols, one of invisible signs as their numbers, an empty one as ∅."""
+    if text and all(unicodedata.category(sign) == "Cf" or sign in _VARIANTS for sign in text):
+        return "".join(f"U+{ord(sign):04X}" for sign in text)
     return text.translate(_VISIBLE) or "∅"
 
 
@@ -153,12 +158,15 @@ def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader
     """
     tau, eos_x, eos_y = trajectory["tau"], trajectory["eos_x"], trajectory["eos_y"]
     last = max(eos_x, eos_y) if eos_x is not None and eos_y is not None else trajectory["horizon"]
+    events = [event for event in events if event["t"] <= last]
+    x, y = (shown_texts([token_text(event[side]) for event in events]) for side in ("x_token", "y_token"))
     pairs = [
         {
-            "t": t, "x": visible(token_text(x)), "y": visible(token_text(y)), "mismatch": x != y, "entry": t == tau,
-            "x_mark": _mark(t, eos_x), "y_mark": _mark(t, eos_y),
+            "t": event["t"], "x": visible(x_text), "y": visible(y_text),
+            "mismatch": event["x_token"] != event["y_token"], "entry": event["t"] == tau,
+            "x_mark": _mark(event["t"], eos_x), "y_mark": _mark(event["t"], eos_y),
         }
-        for t, x, y in ((event["t"], event["x_token"], event["y_token"]) for event in events) if t <= last
+        for event, x_text, y_text in zip(events, x, y, strict=True)
     ]  # fmt: skip
     written = min(last, trajectory["horizon"])
     story = f"first mismatch at τ = {tau}, {trajectory['mismatches']} of {written} written tokens differ"

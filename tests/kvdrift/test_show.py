@@ -98,6 +98,23 @@ def test_the_stores_texts_come_before_the_tokenizers(
     ]
 
 
+def test_a_character_of_several_tokens_stands_once(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the last of its tokens; the others, and those that make no character, are their bytes."""
+    copied = Store.open(shutil.copytree(store, tmp_path / "store"))
+    texts = [(11, " \\xE9"), (12, "\\x95"), (13, "\\xBF"), (23, "\\x8E\\xE5"), (14, "a\\b\xe9"), (9, "<end>")]
+    rows = [{"study": "s", "model": "org/model", "token": token, "text": text} for token, text in texts]
+    copied.append_rows("tokens", pa.Table.from_pylist(rows, schema=TOKENS.schema))
+    _, out, _ = call(capsys, "show", copied.location, "d0", "snapkv", "1")
+    assert [re.split(r"  +", row)[1:3] for row in out.splitlines()[4:8]] == [
+        ["' \\xE9'", "' \\xE9'"],
+        ["\\x95", "\\x95"],
+        ["' 长'", "' 镎\\xE5'"],
+        ["a\\\\bé", "<end>"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

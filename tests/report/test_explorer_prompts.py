@@ -19,6 +19,7 @@ from kvdrift.report.explorer import page as prompts
 from kvdrift.report.explorer.page import read_prompts, write_explorer
 from kvdrift.report.explorer.trajectories import choose, read_outcomes
 from kvdrift.report.reading.content import PageContent
+from kvdrift.schema.token_texts import shown_texts
 from kvdrift.sql.catalog import Views
 
 if TYPE_CHECKING:
@@ -141,6 +142,33 @@ def test_search_and_folds(tabs: Tabs, path: Path, views: Views) -> None:
     while tab.locator(".fold").count():
         tab.locator(".fold").first.click()
     assert tab.locator("#prompt-text .token").count() == len(words)
+
+
+def test_a_character_of_several_tokens_is_found_and_drawn_once(
+    content: PageContent, tabs: Tabs, views: Views, tmp_path: Path
+) -> None:
+    """In prompt and continuations, at the last of its tokens; the others are their bytes, and all are marked."""
+    (prompt,) = [row for row in views.rows("prompts", doc="needle-384-00002").to_pylist() if row["action"] is None]
+    tokens = prompt["tokens"]
+    at = next(at for at in range(5, len(tokens)) if len({*tokens[at : at + 3]}) == 3)
+    parts = dict(zip(tokens[at : at + 3], ("\\xE9", "\\x95", "\\xBF.\\xF0"), strict=True))
+    texts = {token: parts.get(token, "\u200d" if token % 2 else "\\xFF") for token in range(256)}
+    written = write_explorer(content, tmp_path, texts.__getitem__)
+    assert written is not None
+    tab = opened(tabs, written, address())
+    tab.fill("#wanted", "长.")
+    tab.keyboard.press("Enter")
+    places = [here for here in range(len(tokens)) if tokens[here : here + 3] == tokens[at : at + 3]]
+    assert tab.locator("#found").inner_text() == f"1 of {len(places)}"
+    assert tab.locator("#prompt-text .match").all_inner_texts()[:3] == ["\\xE9", "\\x95", "长.\\xF0"]
+    assert tab.locator("#prompt-text .at").get_attribute("data-p") == str(places[0] + 1)
+    assert {*tab.locator("#prompt-text .token").all_inner_texts()} >= {"U+200D", "\\xFF"}
+    rows = views.rows("events", doc="needle-384-00002", action="recent-half", replicate=0, kind="coupled").to_pylist()
+    drawn = sorted(rows, key=lambda row: int(row["t"]))
+    for side in ("x", "y"):
+        cells = tab.locator(f"#score .{side} [data-t]").all_inner_texts()
+        shown = shown_texts([texts[row[f"{side}_token"]] for row in drawn])
+        assert [cell.replace("U+200D", "\u200d") for cell in cells] == shown
 
 
 def test_numbers_of_tokens_are_found_whole(content: PageContent, tabs: Tabs, views: Views, tmp_path: Path) -> None:

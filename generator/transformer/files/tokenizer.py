@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kvdrift.generator.transformer.files.local_folders import (
 )
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study.model import GGUF
+from kvdrift.schema.token_texts import text_of_bytes
 
 
 def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
@@ -42,9 +44,13 @@ def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
 
 
 def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int], str] | None:
-    """Return a function from a token to readable text; None if the tokenizer cannot be loaded."""
+    """Return a function from a token to its text; None if the tokenizer cannot be loaded.
+
+    Bytes that are no character by themselves are written in hexadecimal, as ``whole_texts`` reads them. The text of a
+    token without one, such as an id that the tokenizer does not have, is its number.
+    """
     tokenizer = known_tokenizer(model_id, revision)
-    return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+    return None if tokenizer is None else functools.partial(_token_text, tokenizer)
 
 
 def token_texts(model_id: str, *, revision: str | None = None) -> dict[int, str] | None:
@@ -52,7 +58,26 @@ def token_texts(model_id: str, *, revision: str | None = None) -> dict[int, str]
     tokenizer = known_tokenizer(model_id, revision)
     if tokenizer is None:
         return None
-    return {token: str(tokenizer.decode([token])) for token in sorted(set(tokenizer.get_vocab().values()))}
+    return {token: _token_text(tokenizer, token) for token in sorted(set(tokenizer.get_vocab().values()))}
+
+
+_REPLACED = "\ufffd"  # what decoders write for bytes that are no character
+_BYTE_NAME = re.compile(r"<0x([0-9A-F]{2})>")  # a byte's token in a SentencePiece vocabulary with byte fallback
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = sorted({*range(256)} - {*_PRINTED})
+_SIGNS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
+"""The byte that each sign stands for in the names of GPT-2's tokens, and of all byte-level vocabularies since."""
+
+
+def _token_text(tokenizer: Any, token: int) -> str:
+    # Some decoders leave out a space at the beginning of a text, so a token that is only a space is decoded twice.
+    text = str(tokenizer.decode([token]) or tokenizer.decode([token, token]) or token)
+    if _REPLACED not in text:
+        return text
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    if (byte := _BYTE_NAME.fullmatch(name)) is not None:
+        return text_of_bytes(bytes.fromhex(byte[1]))
+    return text_of_bytes(bytes(map(_SIGNS.__getitem__, name))) if _SIGNS.keys() >= {*name} else text
 
 
 def text_decoder(

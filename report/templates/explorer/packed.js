@@ -1,5 +1,5 @@
 // The data of the page: a manifest, arrays of numbers and prompts, as report/explorer/page.py writes them. Numbers are
-// decoded when they are shown, so opening the page costs no more for longer prompts. Positions count from 1.
+// decoded when they are shown, so opening the page costs little more for longer prompts. Positions count from 1.
 
 async function unpacked(id) {
   const text = atob(byId(id).textContent);
@@ -41,7 +41,7 @@ class Packed {
     return new Packed(manifest, await unpacked("arrays"));
   }
 
-  /** A token's text as it stands in the prompt or in a continuation; its number without a tokenizer. */
+  /** A token's text alone, with bytes that are no character by themselves in hexadecimal; its number without a tokenizer. */
   plain(token) {
     return this.texts ? this.texts[token] : String(this.tokens[token]);
   }
@@ -49,6 +49,16 @@ class Packed {
   /** The same text with signs for invisible characters. */
   text(token) {
     return visible(this.plain(token));
+  }
+
+  /** The text of successive tokens, in a piece for each token. */
+  whole(tokens) {
+    return wholeTexts(Array.from(tokens, (token) => this.plain(token)));
+  }
+
+  /** A token as it is shown among others: its piece of the whole text, or its bytes if a later token completes them. */
+  shown(token, piece) {
+    return visible(piece || this.plain(token));
   }
 
   /** A trajectory by its number, with its streams, and its runs of mismatches and its end, derived from them. */
@@ -81,6 +91,7 @@ class Packed {
 /** A prompt: its tokens, the records of its answers in their order, its turns, and what actions keep. */
 class PackedPrompt {
   constructor(data, entry, bytes) {
+    this.data = data;
     this.entries = entry.entries;
     let begin = data.tokenSize * entry.entries;
     this.tokens = { all: bytes.subarray(0, begin), size: data.tokenSize };
@@ -98,6 +109,17 @@ class PackedPrompt {
 
   token(p) {
     return numbers(this.tokens, p - 1, p)[0];
+  }
+
+  /** The whole prompt's text, in a piece for each token; made on the first use. */
+  get whole() {
+    this.pieces ??= this.data.whole(numbers(this.tokens, 0, this.entries));
+    return this.pieces;
+  }
+
+  /** The text of the token at a position as it is shown. */
+  shown(p) {
+    return this.data.shown(this.token(p), this.whole[p - 1]);
   }
 
   /** The turn that has a position; undefined of a prompt that no chat template wrote. */

@@ -224,9 +224,10 @@ class PromptView {
     const { held } = this;
     const share = kept?.share(p);
     const match = matches.some(([first, last]) => first <= p && p <= last);
-    const names = ["token", share === 0 ? "gone" : "", held.recordAt(p) ? "of-record" : "", match ? "match" : "", p === this.at ? "at" : ""];
+    const names = ["token", share === 0 ? "gone" : "", held.recordAt(p) ? "of-record" : "",
+      held.whole[p - 1] ? "" : "part", match ? "match" : "", p === this.at ? "at" : ""];
     return make("span", { class: names.filter(Boolean).join(" "), "data-p": p,
-      style: share ? `--share: ${Math.round(100 * share)}%` : null }, this.explorer.data.text(held.token(p)));
+      style: share ? `--share: ${Math.round(100 * share)}%` : null }, held.shown(p));
   }
 
   /** Choose a token: it stands open, and what each layer keeps of it is shown. */
@@ -313,8 +314,8 @@ class PromptView {
     const { held } = this;
     if (held.plain === undefined) { // the whole prompt, and the character at which each token ends
       held.plain = "";
-      held.ends = Array.from(numbers(held.tokens, 0, held.entries), (token) => {
-        held.plain += this.compared(this.explorer.data.plain(token));
+      held.ends = held.whole.map((text) => {
+        held.plain += this.compared(text);
         return held.plain.length;
       });
     }
@@ -322,9 +323,11 @@ class PromptView {
     let token = 0;
     for (let at = held.plain.indexOf(wanted); at >= 0; at = held.plain.indexOf(wanted, at + wanted.length)) {
       while (held.ends[token] <= at) token += 1;
+      let first = token;
+      while (first && !held.whole[first - 1]) first -= 1; // the tokens before have the beginning of its character
       let last = token;
       while (held.ends[last] < at + wanted.length) last += 1;
-      ranges.push([token + 1, last + 1]);
+      ranges.push([first + 1, last + 1]);
     }
     return ranges;
   }

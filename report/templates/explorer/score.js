@@ -9,18 +9,23 @@ class Score {
     Object.assign(this, { data, move });
     this.measure = document.createElement("canvas").getContext("2d");
     this.measure.font = '12.5px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
-    this.measured = new Map(); // widths by token
+    this.measured = new Map(); // widths by text
   }
 
-  widthOf(token) {
-    if (!this.measured.has(token)) {
-      this.measured.set(token, Math.ceil(this.measure.measureText(this.data.text(token)).width) + PADDING);
-    }
-    return this.measured.get(token);
+  widthOf(text) {
+    if (!this.measured.has(text)) this.measured.set(text, Math.ceil(this.measure.measureText(text).width) + PADDING);
+    return this.measured.get(text);
+  }
+
+  /** How the tokens of a stream are shown. */
+  textsOf(tokens) {
+    const whole = this.data.whole(tokens);
+    return Array.from(tokens, (token, at) => this.data.shown(token, whole[at]));
   }
 
   draw(shown, width) {
     Object.assign(this, { shown, narrow: width < 600 });
+    this.texts = new Map([shown[0].x, ...shown.map((pair) => pair.y)].map((tokens) => [tokens, this.textsOf(tokens)]));
     const label = this.narrow ? 26 : Math.min(150, 18 + Math.max(...shown.map((pair) =>
       Math.ceil(this.measure.measureText(pair.name).width))));
     const room = width - label - 2;
@@ -32,8 +37,8 @@ class Score {
       const widths = [];
       let sum = 0;
       for (let t = first; t <= horizon; t += 1) {
-        const needed = Math.min(room, Math.max(LEAST_WIDTH, this.widthOf(shown[0].x[t - 1]),
-          ...shown.map((pair) => this.widthOf(pair.y[t - 1]))));
+        const needed = Math.min(room, Math.max(LEAST_WIDTH, this.widthOf(this.texts.get(shown[0].x)[t - 1]),
+          ...shown.map((pair) => this.widthOf(this.texts.get(pair.y)[t - 1]))));
         if (sum + needed > room) break;
         widths.push(needed);
         sum += needed;
@@ -79,7 +84,7 @@ class Score {
     return make("tr", { class: side }, head, ...positions.map((t) => {
       const ended = eos !== null && t >= eos ? (t === eos ? "eos" : "after") : "";
       const cell = make("td", { class: [...kinds(t), ended].filter(Boolean).join(" ") || null, "data-t": t },
-        this.data.text(stream[t - 1]));
+        this.texts.get(stream)[t - 1]);
       this.cells[t].push(cell);
       return cell;
     }));

@@ -37,6 +37,9 @@ def test_the_records_of_embedded_documents_are_found(task: str) -> None:
         (["the "] * (MOST_PLACES + 1), ["the"], []),
         (["the "] * MOST_PLACES, ["the"], [Record(0, 0, at, at) for at in range(1, MOST_PLACES + 1)]),
         (["İstanbul", " x"], ["X"], [Record(0, 0, 2, 2)]),  # a letter that is two in lower case
+        (["\\xE9", "\\x95", "\\xBF\\xE5", "\\x9F\\x8E", "。"], ["长城"], [Record(0, 0, 1, 4)]),
+        (["在 \\xE9", "\\x95\\xBF", "城"], ["长城"], [Record(0, 0, 1, 3)]),
+        (["\\xE5", "\\xE9", "\\x95\\xBF", " ", "城"], ["长城"], [Record(0, 0, 2, 5)]),
         (["a"], ["", " "], []),
         ([], ["a"], []),
     ],

@@ -20,6 +20,7 @@ from kvdrift.dry_run.description import end_lines
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.llama_cpp.gguf import GgufTokenizer, gguf_tokenizer_sha256, load_gguf_tokenizer
 from kvdrift.generator.transformer.files.tokenizer import load_tokenizer, text_decoder, token_reader, token_texts
+from kvdrift.schema.token_texts import whole_texts
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -113,6 +114,9 @@ def test_what_reads_tokenizers_takes_the_files(file: Path, original: PreTrainedT
     ids = original("special magic numbers")["input_ids"]
     assert "".join(map(reader, ids)) == "".join(texts[token] for token in ids) == "special magic numbers"
     assert decoder([(*ids, original.eos_token_id)]) == ["special magic numbers"]
+    parts = [reader(token) for token in original("长")["input_ids"]]
+    assert (parts, whole_texts(parts)) == (["\\xE9", "\\x95", "\\xBF"], ["", "", "长"])
+    assert reader(len(texts) + 7) == str(len(texts) + 7)
 
 
 def test_another_template_is_another_tokenizer(tmp_path: Path, file: Path, original: PreTrainedTokenizerFast) -> None:
