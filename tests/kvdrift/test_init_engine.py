@@ -144,9 +144,9 @@ def test_what_is_written_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     study = tmp_path / "mine.toml"
     written(capsys, study, *options, "--weights", "kvdrift/tiny-Q4_0.gguf")
     text = study.read_text()
-    for old, new in (("evaluation = ", "evaluation = 6 # "), ("replicates = ", "replicates = 2 # ")):
-        assert old in text
-        text = text.replace(old, new)
+    for name, value in (("evaluation", 6), ("documents_at_least", 6), ("replicates", 2)):
+        assert f"{name} = " in text
+        text = text.replace(f"{name} = ", f"{name} = {value} # ")
     study.write_text(text)
     assert call(capsys, "run", study, "--store", tmp_path / "store")[0] == 0
     page = (tmp_path / "store" / "report" / "mine" / "index.html").read_text(encoding="utf-8")
