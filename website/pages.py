@@ -65,7 +65,7 @@ def shown(root: Path) -> list[Shown]:
         text = file.read_text(encoding="utf-8")
         name = tomllib.loads(text)["study"]["name"]
         folder = root / "stores" / name / "report" / name
-        if (folder / "index.html").is_file():
+        if (folder / "verdict.json").is_file():
             lines = [line.removeprefix("#").strip() for line in text.partition("\n\n")[0].splitlines()]
             studies.append(Shown(name, " ".join(lines), folder))
     return studies
