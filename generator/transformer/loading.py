@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,13 +195,15 @@ def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any) -> Any:
     loader: Any = library().AutoModelForCausalLM
-    keywords: dict[str, Any] = {"gguf_file": GGUF_WEIGHTS, "config": config} if is_gguf(model_id) else {}
+    dequantized = is_gguf(model_id)
+    keywords: dict[str, Any] = {"gguf_file": GGUF_WEIGHTS, "config": config} if dequantized else {}
     if is_multimodal(model_id, revision):  # the rest of the checkpoint is not loaded
         loader, keywords = getattr(library(), causal_class(config) or ""), {"config": config, "key_mapping": _OF_TOWERS}
     quantized = getattr(config, "quantization_config", None) or {}
     if quantized.get("quant_method") == "compressed-tensors":  # its layers would have no weights to multiply with
         keywords["quantization_config"] = library().CompressedTensorsConfig(dequantize=True)
-    with reading(f"model.id = '{model_id}': cannot load its weights", Exception), quiet(), without_bar():
+    bar = without_bar() if dequantized else nullcontext()
+    with reading(f"model.id = '{model_id}': cannot load its weights", Exception), quiet(), bar:
         network, loaded = loader.from_pretrained(
             model_source(model_id),
             revision=revision,

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvdrift.generator.transformer.files.configuration import causal_class, library, quiet
-from kvdrift.generator.transformer.files.digests import cache_folder, file_sha256
+from kvdrift.generator.transformer.files.digests import cache_folder, file_digests, file_sha256
 from kvdrift.generator.transformer.files.gguf_metadata import GgufMetadata, complete
-from kvdrift.generator.transformer.files.local_folders import GGUF_WEIGHTS
+from kvdrift.generator.transformer.files.local_folders import GGUF_WEIGHTS, local_folder, tokenizer_files
 from kvdrift.schema.errors import InputError, installing, reading
 
 _UNKNOWN_SPLIT = "unknown-split"  # the file of a folder with the name of a rule that is not in ``_SPLITS``
@@ -29,7 +29,7 @@ _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LINES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("gpt-2", "default", "phi-2", "olmo", "mpt"), _GPT_2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), _GPT_2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}{_LINES}"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), rf"{_CONTRACTIONS}|\p{{N}}{_LINES}"),
     **dict.fromkeys(("smollm", "starcoder", "codeshell", "command-r"), _GPT_2),
@@ -51,7 +51,7 @@ def gguf_folder(file: Path, tokenizer: str | None = None) -> Path:
             f"{file}: needs a folder for its configuration; set XDG_CACHE_HOME, since there is no home folder"
         )
     version = library().__version__
-    named = "" if tokenizer is None else f"-{hashlib.sha256(tokenizer.encode()).hexdigest()[:8]}"
+    named = "" if tokenizer is None else f"-{_digest_of(tokenizer)[:8]}"
     folder = cache / "gguf" / f"{file.stem}-{file_sha256(file)[:16]}-{version}{named}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +73,13 @@ def unknown_split(folder: Path) -> str | None:
     """Return the file's name of a rule by which it splits texts, if the folder's tokenizer does not follow the rule."""
     file = folder / _UNKNOWN_SPLIT
     return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _digest_of(tokenizer: str) -> str:
+    """Return a digest of a tokenizer's name and, if it is a folder, of the contents of its files."""
+    folder = local_folder(tokenizer)
+    digests = [] if folder is None else file_digests(tokenizer_files(folder))
+    return hashlib.sha256(" ".join([tokenizer, *digests]).encode()).hexdigest()
 
 
 @contextlib.contextmanager
