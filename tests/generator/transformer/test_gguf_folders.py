@@ -191,6 +191,10 @@ def test_a_rule_that_is_not_known_is_named_and_another_tokenizer_may_replace_it(
     folder = gguf_folder(tmp_path / "model.gguf", str(tmp_path / "tokenizer"))
     assert unknown_split(folder) is None
     assert load_tokenizer(str(folder))(TEXT)["input_ids"] == original(TEXT)["input_ids"]
+    original.add_tokens(["One."])
+    original.save_pretrained(tmp_path / "tokenizer")
+    changed = gguf_folder(tmp_path / "model.gguf", str(tmp_path / "tokenizer"))
+    assert load_tokenizer(str(changed))(TEXT)["input_ids"] == original(TEXT)["input_ids"], "the new content"
     assert (
         model_identity(str(folder)).weights_sha256
         == model_identity(str(gguf_folder(tmp_path / "model.gguf"))).weights_sha256
