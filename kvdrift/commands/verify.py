@@ -112,7 +112,7 @@ def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] 
 def _verified(store: Store, console: Progress, tell: Callable[[str], None], within: float | None) -> list[Verified]:
     """Print the checks of a store with the faults that they find, and return the checks.
 
-    With ``within``, rows are not compared: only files not found whole in the last ``within`` seconds are read.
+    With ``within``, rows are not compared, and files that a check found whole in so many last seconds are not read.
     """
     from kvdrift.verification.files import number_of
     from kvdrift.verification.whole_store import scrub

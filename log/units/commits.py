@@ -368,7 +368,7 @@ class UnitCommits:
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
 
     def _known(self, units: Snapshot, of: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> set[int]:
-        """Return those of ``numbers``, the unit numbers of the records ``of``, that have rows in ``units``."""
+        """Return which of the unit ``numbers`` have rows in ``units``; ``of`` are the records of these units."""
         base = self._touched.base_of({group_of(record) for record in of}, (units,))
         return self._rows.known(units if base is None else base.units, numbers)
 
