@@ -59,7 +59,8 @@ class Case:
 
 PRESETS = {
     "small": (Case(), (1024, 4096)),
-    # The shape of Llama-3.1-8B.
+    # The shapes of SmolLM2-135M and of Llama-3.1-8B.
+    "smollm2": (Case(30, 576, 1536, 9, 3, 49_152, threads=2, replicates=16, horizon=64), (1000,)),
     "llama-8b-32k": (Case(32, 4096, 14_336, 32, 8, 128_256, "bfloat16", horizon=128), (32_768,)),
 }
 

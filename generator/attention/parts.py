@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.cpu_products import fits_onednn, packed, product
+from kvdrift.generator.attention.threads import torch_threads
 
 
 @dataclass(frozen=True)
@@ -193,9 +194,10 @@ def attend_part(
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
     if query.device.type == "cpu":
-        output, mass = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
-            query, key, value, 0.0, causal, scale=scaling
-        )
+        with torch_threads(1):  # MKL's rounding may depend on where a thread's buffer begins
+            output, mass = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+                query, key, value, 0.0, causal, scale=scaling
+            )
     elif query.dtype == torch.float32:  # flash attention on CUDA takes 16 bits only
         output, mass = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
             query, key, value, None, compute_log_sumexp=True, is_causal=causal, scale=scaling

@@ -17,6 +17,7 @@ from fixtures.common_actions import CONTROL, HALF_SNAPKV
 
 from kvdrift.generator.attention import cpu_products
 from kvdrift.generator.attention import threads as attention_threads
+from kvdrift.generator.attention.parts import attend_part
 from kvdrift.generator.attention.row_invariance import TriedSteps
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.checks.random_models import random_document, save_random_model
@@ -62,6 +63,20 @@ def rounded_by_threads(monkeypatch: pytest.MonkeyPatch, fewest: int, most: int, 
 def generated(model: Any) -> tuple[Unit, Unit]:
     half, control = generate_units(model, "s", DOCUMENT, PENDING, HORIZON, 3)
     return half, control
+
+
+@pytest.mark.parametrize("entries", [5, 8, 16, 48])
+def test_attention_to_suffixes_does_not_depend_on_threads(entries: int) -> None:
+    """Two threads once changed half of the rows, on a processor of AMD, with 8, 16 and 48 entries."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(97, 3, rows, 64, generator=generator) for rows in (3, entries, entries))
+    results = []
+    for threads in (1, 2):
+        with torch_threads(threads):
+            results.append(attend_part(query, key, value, 0.125))
+    (output, mass), (other_output, other_mass) = results
+    assert torch.equal(output, other_output)
+    assert torch.equal(mass, other_mass)
 
 
 @pytest.mark.slow
