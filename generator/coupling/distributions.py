@@ -26,6 +26,17 @@ _CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of distributions processed in one par
 _LONG_BYTES = 2**15  # of a distribution; longer distributions are subtracted one by one, without a copy
 
 
+def softmax(logits: Tensor, out: Tensor) -> None:
+    """Write the softmax of logits [..., V] into ``out``, float32 or float64 [..., V].
+
+    A CPU adds up the exponentials of a row one by one. In float32, with a large V, the rounded sum is off by up to
+    1e-5, so the probabilities are divided by their sum over blocks.
+    """
+    torch.softmax(logits, -1, dtype=out.dtype, out=out)
+    if out.dtype == torch.float32 and out.device.type == "cpu":
+        out.div_(block_sums(out).sum(-1, keepdim=True).float())
+
+
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """Return TV(p, q) of distributions [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal distributions.
 

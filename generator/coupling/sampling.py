@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvdrift.generator.coupling.distributions import softmax
 from kvdrift.schema.sampling import Sampling
 
 _BYTES = 2**26  # of a distribution's intermediate results that are made at once
@@ -36,7 +37,7 @@ def deployed(logits: Tensor, sampling: Sampling, out: Tensor) -> None:
             largest = some.gather(-1, best).to(distributions.dtype)
             distributions.zero_().scatter_(-1, best, 1.0 + (largest - largest))  # 1, and NaN if a logit is NaN
         else:
-            torch.softmax(_scores(some, sampling, out.dtype), -1, out=distributions)
+            softmax(_scores(some, sampling, out.dtype), distributions)
 
 
 def deployed_table(distributions: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:

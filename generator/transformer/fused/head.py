@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvdrift.generator.attention.cpu_products import has_product, product
 from kvdrift.generator.attention.parts import capped
+from kvdrift.generator.coupling.distributions import softmax
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
@@ -48,7 +49,7 @@ class Head:
         for rows, probabilities in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):
             logits = self._logits(rows).to(self._device)
             if self._sampling == FULL_SOFTMAX:
-                torch.softmax(logits, -1, dtype=room.dtype, out=probabilities)
+                softmax(logits, probabilities)
             else:
                 deployed(logits, self._sampling, probabilities)
         return room[:, : self._vocabulary]
