@@ -1,6 +1,6 @@
 """Write numbers of stores into the pages that show them: README, the quantities, and the engines.
 
-``python -m website.numbers stores/quickstart stores/frontier stores/llama-cpp`` writes ``docs/numbers.json``, the
+``python -m website.numbers stores/quickstart stores/smollm2 stores/llama-cpp`` writes ``docs/numbers.json``, the
 numbers by study, action and column, and puts them into the pages, in the sentences and table rows that
 ``numbers.toml`` lists. The numbers of studies without a store in the command stay as they are.
 """

@@ -1,7 +1,7 @@
-"""Draw the pictures of ``docs/quantities.md`` from the quickstart's store, and README's from the frontier's.
+"""Draw the pictures of ``docs/quantities.md`` from the quickstart's store, and README's from the store of SmolLM2.
 
-``python -m website.pictures stores/quickstart stores/frontier`` writes the former to ``docs/pictures``, in the colours
-of the report, light or dark as the reader's system is set, and the latter to ``docs/frontier.png``.
+``python -m website.pictures stores/quickstart stores/smollm2`` writes the former to ``docs/pictures``, in the colours
+of the report, light or dark as the reader's system is set, and the latter to ``docs``, as pair.svg and frontier.png.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ EXAMPLE = f"""
         and tau between 8 and 14 and mismatches between 12 and 30
     order by doc, replicate limit 1
 """  # noqa: S608 - constant text
+LINE = 92  # characters
+README_EXAMPLE = f"""
+    select tau, eos_x, eos_y, list(x_token order by t) as x, list(y_token order by t) as y
+    from events join trajectories using (study, model, doc, action, replicate)
+    where doc = 'ferry-bell-label-1' and action = '{BASELINE}' and replicate = 1
+        and t <= coalesce(greatest(eos_x, eos_y), horizon)
+    group by tau, eos_x, eos_y
+"""  # noqa: S608 - constant text
 
 
 def pair(views: Views) -> Figure:
@@ -82,29 +90,39 @@ def pair(views: Views) -> Figure:
     return figure
 
 
-def tokens(views: Views) -> Figure:
-    """Draw the example pair as text: X above Y, mismatches shaded, in lines of 16 positions up to the later end."""
-    (example,) = views.table(EXAMPLE).to_pylist()
-    text = {row["token"]: row["text"].strip("<>") for row in views.rows("tokens").to_pylist()}
-    last, line = max(example["eos_x"], example["eos_y"]), 16
-    lines = -(-last // line)
-    figure = new_figure(WIDTH, 0.72 * lines + 0.1)
+def pair_as_text(views: Views) -> Figure:
+    """Draw README's pair as text: X above Y in lines of ``LINE`` characters, up to the later end, mismatches shaded."""
+    (example,) = views.table(README_EXAMPLE).to_pylist()
+    text = {row["token"]: row["text"].replace("\n", "↵") for row in views.rows("tokens").to_pylist()}
+    shown = [
+        ["" if end and t > end else text[token] for t, token in enumerate(tokens, 1)]
+        for tokens, end in ((example["x"], example["eos_x"]), (example["y"], example["eos_y"]))
+    ]
+    cells: list[tuple[int, int, int]] = []  # the line of each position, its first character and its width
+    line = left = 0
+    for x, y in zip(*shown, strict=True):
+        width = max(len(x), len(y), 1)
+        if left + width > LINE:
+            line, left = line + 1, 0
+        cells.append((line, left, width))
+        left += width
+    figure = new_figure(WIDTH, 0.5 * (line + 1) + 0.1)
     axes = figure.subplots()
-    for t in range(1, last + 1):
-        left, top = (t - 1) % line, lines - 1 - (t - 1) // line
-        x, y = example["x"][t - 1], example["y"][t - 1]
-        for side, token, height in (("X", x, 0.5), ("Y", y, 0.12)):
+    for t, (x, y, (row, first, width)) in enumerate(zip(*shown, cells, strict=True), 1):
+        top = line - row
+        for token, height in ((x, 0.5), (y, 0.12)):
             if x != y:
-                axes.add_patch(_box(left + 0.03, top + height - 0.03, 0.94, 0.36, ACTION_COLOURS[1], alpha=0.3))
-            ended = (example["eos_x"] if side == "X" else example["eos_y"]) < t
-            axes.text(left + 0.5, top + height + 0.14, "" if ended else text[token], ha="center", va="center")
+                axes.add_patch(_box(first, top + height - 0.04, width, 0.36, ACTION_COLOURS[1], alpha=0.3))
+            word = token.lstrip(" ")  # a viewer of SVG drops spaces at the beginning
+            place = first + len(token) - len(word)
+            axes.text(place, top + height + 0.14, word, va="center", family="monospace", size=7.5)
         if t == example["tau"]:
-            axes.plot([left, left], [top + 0.08, top + 0.9], color=INK, linewidth=1.5)
-            axes.text(left - 0.06, top + 0.66, "τ", ha="right", va="center", fontweight="bold")
-        if left == 0:
-            for side, height in (("X, full cache", 0.64), ("Y, compressed", 0.26)):
-                axes.text(-0.25, top + height, side, ha="right", va="center", color=QUIET)
-    axes.set(xlim=(-0.1, line), ylim=(0, lines), yticks=[], xticks=[])
+            axes.plot([first, first], [top + 0.06, top + 0.9], color=INK, linewidth=1.5)
+            axes.text(first, top + 0.93, f"τ = {t}", ha="center", va="bottom", size=7)
+    for row in range(line + 1):
+        for side, height in (("X", 0.64), ("Y", 0.26)):
+            axes.text(-1.5, row + height, side, ha="right", va="center", color=QUIET)
+    axes.set(xlim=(-2, LINE), ylim=(0, line + 1.1), yticks=[], xticks=[])
     _bare(axes)
     return figure
 
@@ -248,7 +266,7 @@ def answers(views: Views) -> Figure:
 
 
 PICTURES: dict[str, Callable[[Views], Figure]] = {
-    drawn.__name__: drawn for drawn in (pair, tokens, parts, entry, gap, clocks, ends, saturation, window, answers)
+    drawn.__name__: drawn for drawn in (pair, parts, entry, gap, clocks, ends, saturation, window, answers)
 }
 
 
@@ -269,9 +287,10 @@ def write(store: str, folder: Path = FOLDER) -> None:
             (folder / f"{name}.svg").write_text(svg(draw(views)), encoding="utf-8", newline="\n")
 
 
-def write_frontier(store: str) -> None:
-    """Draw the frontier study's figure of bytes and R, in few colours so that the file is small."""
+def write_readmes(store: str) -> None:
+    """Draw README's pair of continuations, and its figure of bytes and R, in few colours so that the file is small."""
     with open_views(Store.open(store)) as views, drawing():
+        FOLDER.with_name("pair.svg").write_text(svg(pair_as_text(views)), encoding="utf-8", newline="\n")
         (row,) = views.rows("windows").to_pylist()
         source = StudyRows(views, row["study"], row["model"])
         content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
@@ -314,5 +333,5 @@ def _bare(axes: Axes) -> None:
 
 if __name__ == "__main__":
     write(sys.argv[1])
-    for frontier in sys.argv[2:]:
-        write_frontier(frontier)
+    for smollm2 in sys.argv[2:]:
+        write_readmes(smollm2)

