@@ -18,6 +18,8 @@ def examples() -> dict[str, str]:
 def example_files(name: str, study: Path) -> dict[Path, str]:
     """Return the texts of files to write, by path: the shipped study ``name`` at ``study``, and files that it names.
 
+    A named file that is there with the same content, which two studies share, is left out.
+
     Raises:
         InputError: no shipped study has this name.
     """
@@ -28,8 +30,9 @@ def example_files(name: str, study: Path) -> dict[Path, str]:
     content = tomllib.loads(text)
     models = content["model"] if isinstance(content["model"], list) else [content["model"]]
     named = {section.get(key) for key in ("tables", "path") for section in (*models, *content.get("documents", ()))}
-    beside = [path for path in _folder().iterdir() if path.name in named]
-    return {**{study.parent / path.name: path.read_text("utf-8") for path in beside}, study: text}
+    beside = {study.parent / path.name: path.read_text("utf-8") for path in _folder().iterdir() if path.name in named}
+    there = [path for path, its_text in beside.items() if path.is_file() and path.read_bytes() == its_text.encode()]
+    return {**{path: beside[path] for path in beside.keys() - there}, study: text}
 
 
 def _folder() -> Path:

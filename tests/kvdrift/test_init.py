@@ -60,6 +60,9 @@ def test_an_example_is_a_shipped_study_with_its_files(
     assert "weights.toml: is there already" in mistake(capsys, "init", "--example", "weights")
     assert "'quickstart'" in mistake(capsys, "init", "--example", "quikstart")
     assert "--example" in mistake(capsys, "init", "mine.toml", "--example", "weights", "--task", "needle")
+    (tmp_path / "smollm2.toml").unlink()
+    (tmp_path / "smollm2.jsonl").write_text("changed", encoding="utf-8")
+    assert "smollm2.jsonl: is there already" in mistake(capsys, "init", "--example", "smollm2")
 
 
 @pytest.mark.parametrize("written", ["snapkv", "snapkv:1/2", "snapkv:1/2,", ":1/2,1/4"])
