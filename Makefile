@@ -105,9 +105,9 @@ GALLERY := $(wildcard studies/quickstart.toml studies/frontier.toml studies/weig
 # their pages and explorers.
 gallery: $(STAMP)
 	set -e; for study in $(GALLERY); do $(BIN)/kvdrift run $$study; done
-	if [ -d $(SMOLLM2) ]; then $(BIN)/kvdrift run studies/smollm2.toml; fi
+	if [ -n "$(SMOLLM2)" ]; then $(BIN)/kvdrift run studies/smollm2.toml; fi
 	if $(BIN)/python -c "import xllamacpp" 2>/dev/null; then $(BIN)/kvdrift run studies/llama_cpp.toml; \
-		if [ -d $(SMOLLM2) ]; then $(BIN)/kvdrift run studies/smollm2_llama_cpp.toml; fi; fi
+		if [ -n "$(SMOLLM2)" ]; then $(BIN)/kvdrift run studies/smollm2_llama_cpp.toml; fi; fi
 	$(MAKE) site
 
 # The code blocks of README, CONTRIBUTING and docs/, each page's in a temporary folder with the quickstart's store. Blocks
