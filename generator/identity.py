@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvdrift.schema.errors import InputError
@@ -171,8 +172,8 @@ def _sha256(content: list[Any]) -> str:
 
 
 @functools.cache
-def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    """Return the source of the class of an action's part: names of files and the hashes of their syntax trees, sorted.
+def source_of(kind: type[Any] | FunctionType) -> tuple[tuple[str, str], ...]:
+    """Return the source of a class or function that an action has: names of files, hashes of syntax trees, sorted.
 
     The source is that of the modules which define the class and its bases below ``Selector``, ``Codec`` or ``Policy``,
     and of the modules beside them that they import, directly or not. A module of kvdrift is beside the others of its
@@ -195,14 +196,16 @@ def custom_texts(kind: type[Any]) -> dict[Path, bytes]:
     return {path: text for path, text in _source_files(kind)[1].items() if ours not in path.parents}
 
 
-def _source_files(kind: type[Any]) -> tuple[set[tuple[str, str]], dict[Path, bytes]]:
+def _source_files(kind: type[Any] | FunctionType) -> tuple[set[tuple[str, str]], dict[Path, bytes]]:
     """Return the source of a class: names and versions of installed distributions, and the texts of all other files."""
     from kvdrift.generator.selectors.custom.loading import loaders_of  # noqa: PLC0415 - it imports torch, as every part does
 
     installed, texts = set[tuple[str, str]](), dict[Path, bytes]()
-    for base in kind.__mro__:
+    for base in getattr(kind, "__mro__", (kind,)):  # a function stands for itself
         ours = base.__module__.startswith(f"{_PACKAGE}.")
-        if base.__module__.partition(".")[0] in sys.stdlib_module_names or (ours and base.__bases__ == (ABC,)):
+        if base.__module__.partition(".")[0] in sys.stdlib_module_names or (
+            ours and getattr(base, "__bases__", None) == (ABC,)
+        ):
             continue
         # For a class from a study's folder: the modules that were loaded with it, with the texts as loaded.
         loaded = {name: (Path(loader.path), loader.text) for name, loader in loaders_of(base).items()}
@@ -228,7 +231,7 @@ def _source_files(kind: type[Any]) -> tuple[set[tuple[str, str]], dict[Path, byt
     return installed, texts
 
 
-def _file_of(kind: type[Any]) -> Path:
+def _file_of(kind: type[Any] | FunctionType) -> Path:
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if path is None:
         raise InputError(
@@ -244,7 +247,7 @@ def _distribution_of(file: Path) -> tuple[str, str] | None:
     return (names[0], version(names[0])) if names else None
 
 
-def _file_beside(kind: type[Any], file: Path, name: str) -> Path | None:
+def _file_beside(kind: type[Any] | FunctionType, file: Path, name: str) -> Path | None:
     """Return the file of module ``name`` if it is beside the class ``kind``, which ``file`` defines; else None."""
     package, _, last = kind.__module__.rpartition(".")
     if file.stem == "__init__":

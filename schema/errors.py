@@ -19,7 +19,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Final, TypeVar
@@ -133,9 +133,17 @@ def failure_of(error: BaseException, part: object) -> str:
 
     The line is the innermost one in the class's own file; if the exception passed through none, the raising line.
     """
-    frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
-    place = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    return failure_in(error, [] if file is None else [file])
+
+
+def failure_in(error: BaseException, files: Collection[str]) -> str:
+    """Describe an exception: its type, its message, and the file and line that it came from.
+
+    The line is the innermost one in one of ``files``; if the exception passed through none of them, the raising line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = ([frame for frame in frames if frame.filename in files] or frames)[-1]
     name, message = type(error).__name__, first_line(error)
     return f"{name if message == name else f'{name}: {message}'} ({place.filename}, line {place.lineno})"
 

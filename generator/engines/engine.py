@@ -7,7 +7,7 @@ one side's cache, in which a prompt is decoded once. A stream continues the prom
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvdrift.generator.transformer.files.locations import transformer_location
+from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.errors import InputError, nearest
 
 
@@ -44,6 +45,31 @@ class SideFacts:
     tokenizer_sha256: str | None  # SHA-256 of the tokenizer in the weights; None without a tokenizer
 
 
+@dataclass(frozen=True)
+class Room:
+    """The room that a session needs: for a prompt, and for streams that each continue the prompt.
+
+    Attributes:
+        prompt: The tokens of the prompt.
+        streams: How many streams are open at once.
+        horizon: The tokens of each stream.
+    """
+
+    prompt: int
+    streams: int
+    horizon: int
+
+    @property
+    def entries(self) -> int:
+        """The entries of a cache in which the streams share the prompt."""
+        return self.prompt + self.streams * self.horizon
+
+    @property
+    def doubled(self) -> Room:
+        """The room for the same prompt and twice as many streams."""
+        return replace(self, streams=2 * self.streams)
+
+
 class Session(Protocol):
     """One side's cache. A stream is named by a number; logits are float32 over the whole vocabulary."""
 
@@ -67,6 +93,18 @@ class Session(Protocol):
         """Return the bytes of the prompt's entries as the engine measures them; None if it does not measure them."""
         return None
 
+    def peak_bytes(self) -> int | None:
+        """Return the most bytes that a stream's cache had at any step; None if the prompt's bytes stand for them."""
+        return None
+
+    def kept_entries(self) -> int | None:
+        """Return the mean number of the prompt's entries that a KV head of a layer keeps; None if it cannot be told."""
+        return None
+
+    def kept(self) -> KeptEntries | None:
+        """Return the entries of the prompt that the cache keeps, by position; None if they cannot be told."""
+        return None
+
     def close(self) -> None:
         """Free the cache."""
 
@@ -88,6 +126,11 @@ class Side(Protocol):
         return {}
 
     @property
+    def code(self) -> Mapping[str, str]:
+        """The code that settings name: whole expressions, and SHA-256 or versions of their modules; {} without any."""
+        return {}
+
+    @property
     def capabilities(self) -> Capabilities:
         """The side's capabilities."""
 
@@ -96,11 +139,11 @@ class Side(Protocol):
         """SHA-256 of the weights; None if the engine does not report it."""
         return None
 
-    def open(self, entries: int) -> Session:
-        """Open a cache with room for ``entries`` entries of the prompt and all streams."""
+    def open(self, room: Room) -> Session:
+        """Open a cache with room for a prompt and its streams."""
 
-    def cache_bytes(self, entries: int) -> int:  # noqa: ARG002 - an engine outside this process takes none
-        """Return roughly how many bytes of this machine's memory a cache with room for ``entries`` entries takes."""
+    def cache_bytes(self, room: Room) -> int:  # noqa: ARG002 - an engine outside this process takes none
+        """Return roughly how many bytes of this machine's memory a cache with that room takes."""
         return 0
 
     def weight_bytes(self) -> int:
@@ -124,13 +167,14 @@ class Engine(Described, Protocol):
     Attributes:
         ends: The source of the tokens that end a text, for messages that name each token with its source.
         sample: The ``id`` of the weights that ``kvdrift check`` takes if none are given; None if they must be given.
-        fewer_bits: Settings with which a prompt takes fewer bytes than with the defaults; a side that differs from the
-            reference in one of these settings has another cache.
+        fewer_bits: Settings with which a prompt takes fewer bytes than with the defaults.
+        of_cache: The settings that determine the cache: a kernel floor has the reference's values.
     """
 
     ends: ClassVar[str] = "the engine"
     sample: ClassVar[str | None] = None
     fewer_bits: ClassVar[Mapping[str, Any]]
+    of_cache: ClassVar[tuple[str, ...]]
 
     def location(self, written: str, folder: Path | None, key: str) -> str:
         """Return the place of the weights that a study file in ``folder`` names by the text ``written``.
@@ -143,11 +187,15 @@ class Engine(Described, Protocol):
         """Return the place of the tokenizer of weights: a folder, a Hugging Face id or a GGUF file."""
         return location
 
-    def side(self, location: str, settings: Mapping[str, Any], where: str) -> Side:
+    def side(self, location: str, settings: Mapping[str, Any], where: str, folder: Path | None = None) -> Side:
         """Make a side of the weights at ``location`` and of the settings, by name, that differ from the defaults.
 
-        Error lines begin with ``where``, such as the name of an action.
+        Error lines begin with ``where``, such as the name of an action. Modules of the user are looked for in
+        ``folder``, that of the study file.
         """
+
+    def check_beside(self, reference: Side, side: Side, where: str) -> None:
+        """Refuse a side that cannot be compared with the reference; error lines begin with ``where``."""
 
 
 _Settings = TypeVar("_Settings")

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.generator.engines.engine import Capabilities, Engine, Session, Side, SideFacts, settings_of
+from kvdrift.generator.engines.engine import Capabilities, Engine, Room, Session, Side, SideFacts, settings_of
 from kvdrift.generator.llama_cpp.gguf import (
     NOT_CAUSAL,
     GgufFacts,
@@ -126,7 +126,7 @@ _NO_ROOM = 1  # what llama_decode returns if the cache is full; it has then chan
 _PADDING = 256  # of the number of entries, by the library
 
 
-class Context:
+class Context(Session):
     """One side's cache, with its settings, over weights that several contexts may share.
 
     It has room for ``entries`` entries of the prompt and all streams.
@@ -149,12 +149,17 @@ class Context:
             raise InputError(f"{weights.file}: llama.cpp opens no context with {settings.words}: "
                              f"{self._library.last_words()}")  # fmt: skip
         self._freed = weakref.finalize(self, _free, self._calls, self._handle, weights)
-        self.read_back = self._read_back()
+        self._read = self._read_back()
         self._check_read_back(room)
         self._memory = self._calls.llama_get_memory(self._handle)
         self._vocabulary = weights.facts.vocabulary
         self._lengths: dict[int, int] = {}  # tokens of each open sequence
         self._idle = _streams()
+
+    @property
+    def read_back(self) -> Mapping[str, Any]:
+        """The settings as the library reports them."""
+        return self._read
 
     def close(self) -> None:
         """Free the cache; the weights stay."""
@@ -287,12 +292,12 @@ class Context:
 
     def _check_read_back(self, room: int) -> None:
         """Raise an error if the context's settings differ from the requested settings."""
-        if not self.read_back["causal"]:
+        if not self._read["causal"]:
             raise InputError(f"{self.weights.file}: {NOT_CAUSAL}")
         requested = {**self.settings.requested, "unified": True, "threads_prefill": self.settings.threads}
         requested.pop("rows")  # by how many calls are made, which the library does not know
         for name, value in requested.items():
-            if (actual := self.read_back[name]) != value:
+            if (actual := self._read[name]) != value:
                 raise InputError(f"{self.weights.file}: llama.cpp has {name} = {actual}, and {value} was requested")
         if (entries := self._calls.llama_n_ctx(self._handle)) < room:
             raise InputError(f"{self.weights.file}: llama.cpp has a cache of {entries} entries; {room} are needed")
@@ -325,6 +330,7 @@ class LlamaCpp(Engine):
     ends = ENDS_OF_LLAMA_CPP
     sample = "kvdrift/tiny-F32.gguf"
     fewer_bits: ClassVar[Mapping[str, Any]] = {"type_k": "q8_0", "type_v": "q8_0"}
+    of_cache = ("type_k", "type_v")
 
     def location(self, written: str, folder: Path | None, key: str) -> str:  # noqa: ARG002 - side() says what is wrong
         """Return the path of the GGUF file ``written``: one of the embedded model's, or one relative to ``folder``."""
@@ -346,7 +352,7 @@ class LlamaCpp(Engine):
             "environment": environment(),
         }
 
-    def side(self, location: str, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
+    def side(self, location: str, settings: Mapping[str, Any], where: str, _: Path | None = None) -> LlamaCppSide:
         """Make a side of a GGUF file and settings of ``ContextSettings``."""
         file = Path(location)
         facts, context_settings = gguf_facts(file), ContextSettings.of(settings, where)
@@ -386,18 +392,18 @@ class LlamaCppSide(Side):
         """SHA-256 of the GGUF file."""
         return file_sha256(self.file)
 
-    def open(self, entries: int) -> Session:
+    def open(self, room: Room) -> Session:
         """Open a context; sides of one file share its weights."""
         key = (self.file, self.weights_sha256)
         weights = _loaded_weights.get(key)
         if weights is None:
             weights = _loaded_weights[key] = Weights(self.file)
-        return Context(weights, self.settings, entries)
+        return Context(weights, self.settings, room.entries)
 
-    def cache_bytes(self, entries: int) -> int:
-        """Return roughly how many bytes a context with room for ``entries`` entries takes, with its logits."""
+    def cache_bytes(self, room: Room) -> int:
+        """Return roughly how many bytes a context with that room takes, with its logits."""
         outputs = OUTPUT_ROWS * self.gguf.vocabulary * 4
-        return self.gguf.entry_bytes(self.settings.type_k, self.settings.type_v) * entries + outputs
+        return self.gguf.entry_bytes(self.settings.type_k, self.settings.type_v) * room.entries + outputs
 
     def weight_bytes(self) -> int:
         """Return roughly how many bytes the weights take in memory: the size of the file."""

@@ -24,10 +24,11 @@ from torch import Tensor
 from kvdrift.generator.actions import Action
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
-from kvdrift.generator.engines.engine import Capabilities, Described, Session, Side, SideFacts
+from kvdrift.generator.engines.engine import Capabilities, Described, Room, Session, Side, SideFacts
 from kvdrift.generator.identity import ActionIdentity, written_tokens
 from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.generator.transformer.memory import available_bytes
+from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import Sampling
@@ -72,13 +73,18 @@ class RepeatedReference:
         """SHA-256 of the side's weights."""
         return self.side.weights_sha256
 
-    def open(self, entries: int) -> Session:
-        """Open a session whose cache has room for streams and doubles."""
-        return _Doubled(self.side.open(2 * entries))
+    @property
+    def code(self) -> Mapping[str, str]:
+        """The code of the side."""
+        return self.side.code
 
-    def cache_bytes(self, entries: int) -> int:
+    def open(self, room: Room) -> Session:
+        """Open a session whose cache has room for streams and doubles."""
+        return _Doubled(self.side.open(room.doubled))
+
+    def cache_bytes(self, room: Room) -> int:
         """Return the bytes of the cache, including the doubles."""
-        return self.side.cache_bytes(2 * entries)
+        return self.side.cache_bytes(room.doubled)
 
     def weight_bytes(self) -> int:
         """Return the bytes of the side's weights, which are in memory once."""
@@ -116,6 +122,15 @@ class _Doubled:
 
     def prompt_bytes(self) -> int | None:
         return self._session.prompt_bytes()
+
+    def peak_bytes(self) -> int | None:
+        return self._session.peak_bytes()
+
+    def kept_entries(self) -> int | None:
+        return self._session.kept_entries()
+
+    def kept(self) -> KeptEntries | None:
+        return self._session.kept()
 
     def close(self) -> None:
         self._session.close()
@@ -269,6 +284,7 @@ class EngineModel:
         side = self.sides[action.name]
         content = [self.description, self.reference.requested, side.requested, side.weights_sha256]
         content += [dict(reporting.reported) for reporting in (self.reference, side) if reporting.reported]
+        content += [dict(running.code) for running in (self.reference, side) if running.code]
         weights = self.reference.weights_sha256 or _sha256(dict(self.reference.reported))
         ends = written_tokens(self.ends.tokens)
         return ActionIdentity(weights, self.tokenizer_sha256, _sha256(content), eos_tokens=ends)
@@ -299,7 +315,7 @@ class EngineModel:
 
     def _prefilled(self, side: Side, document: Document, horizon: int) -> PromptSide:
         began = time.perf_counter()
-        session = side.open(document.prompt_tokens + streams_at_once(side, document.prompt_tokens, horizon) * horizon)
+        session = side.open(_room(side, document.prompt_tokens, horizon))
         logits = session.prefill(document.tokens)
         return PromptSide(side, session, logits, session.prompt_bytes(), time.perf_counter() - began)
 
@@ -359,19 +375,24 @@ class PreparedSides:
             "weights_sha256": prefilled.side.weights_sha256,
             "row_invariant": self.model.reference.capabilities.row_invariant,
         }
+        if prefilled.side.code:
+            engine["code"] = dict(prefilled.side.code)
         if reference.side.reported:
             engine["reference_said"] = dict(reference.session.read_back)
-        beside = None if prefilled.prompt_bytes is None else 0
+        kept, peak = prefilled.session.kept_entries(), prefilled.session.peak_bytes()
+        held = prefilled.prompt_bytes if peak is None else peak
+        beside = None if held is None else 0
         return {
-            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": prefilled.prompt_bytes,
-            "scale_bytes": beside, "index_bytes": beside, "metadata_bytes": beside,
-            "resident_bytes": prefilled.prompt_bytes,
+            "prompt_entries": entries, "kept_entries": entries if kept is None else kept,
+            "payload_bytes": held, "scale_bytes": beside, "index_bytes": beside, "metadata_bytes": beside,
+            "resident_bytes": held,
             "prefill_seconds": prefilled.seconds + share, "engine": json.dumps(engine, sort_keys=True),
         }  # fmt: skip
 
-    def kept(self, number: int) -> tuple[()]:  # noqa: ARG002
-        """Return nothing, since an engine does not report which entries it keeps."""
-        return ()
+    def kept(self, number: int) -> tuple[KeptEntries, ...]:
+        """Return the entries that side ``number`` keeps of the prompt; () if its engine does not report them."""
+        kept = self.sides[number].session.kept()
+        return () if kept is None else (kept,)
 
 
 def streams_at_once(side: Side, entries: int, horizon: int) -> int:
@@ -382,6 +403,10 @@ def streams_at_once(side: Side, entries: int, horizon: int) -> int:
     """
     room = max(_LEAST_ENTRIES, 2 * entries) // horizon
     return min(max(room, _STREAMS), side.capabilities.most_streams)
+
+
+def _room(side: Side, entries: int, horizon: int) -> Room:
+    return Room(entries, streams_at_once(side, entries, horizon), horizon)
 
 
 def _sha256(content: Any) -> str:
@@ -434,7 +459,7 @@ def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -
     """Return the bytes that generation takes for the longest prompt; ``lengths`` are the prompts' lengths in tokens."""
     longest, sides = max(lengths), [model.reference, *model.sides.values()]
     weights = {side.weights_sha256: side.weight_bytes() for side in sides}
-    caches = sum(side.cache_bytes(longest + streams_at_once(side, longest, horizon) * horizon) for side in sides)
+    caches = sum(side.cache_bytes(_room(side, longest, horizon)) for side in sides)
     return EngineFootprint(
         sum(weights.values()),
         caches,

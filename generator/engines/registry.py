@@ -11,6 +11,7 @@ from kvdrift.generator.engines.http.connection import OPENAI, Requests
 from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots, server_tokenizer
 from kvdrift.generator.engines.llama_cpp import LlamaCpp
 from kvdrift.generator.engines.model import EngineModel, RepeatedReference
+from kvdrift.generator.engines.transformers.engine import Transformers
 from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
 from kvdrift.generator.transformer.files.local_folders import tokenizer_of
 from kvdrift.generator.transformer.files.locations import model_location
@@ -25,9 +26,18 @@ from kvdrift.generator.transformer.files.text_ends import (
 from kvdrift.generator.transformer.files.tokenizer import load_tokenizer
 from kvdrift.generator.transformer.other_weights.named import check_equal_tokens
 from kvdrift.schema.errors import InputError, nearest
-from kvdrift.schema.study import FLOOR_ACTION, HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ActionSection, ModelSection, Study
+from kvdrift.schema.study import (
+    FLOOR_ACTION,
+    HTTP,
+    KERNEL_FLOOR_ACTION,
+    LLAMA_CPP,
+    TRANSFORMERS,
+    ActionSection,
+    ModelSection,
+    Study,
+)
 
-ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: LlamaCpp}
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: LlamaCpp, TRANSFORMERS: Transformers}
 """Engines in this process, by the name under ``[model] engine``."""
 
 
@@ -45,13 +55,14 @@ def engine_model(study: Study) -> EngineModel:
         return _of_servers(study)
     engine, settings = engine_of(section.engine or ""), section.settings or {}
     location = engine.location(section.id, section.folder, "model.id = ")
-    reference = engine.side(location, settings, "model.settings")
+    reference = engine.side(location, settings, "model.settings", section.folder)
     sides: dict[str, Side] = {}
     for action in _actions(study):
         where = f"action '{action.name}'"
         weights = action.weights and engine.location(action.weights, section.folder, f"{where}: weights = ")
-        side = engine.side(weights or location, settings | (action.settings or {}), where)
+        side = engine.side(weights or location, settings | (action.settings or {}), where, section.folder)
         _check_shared(action.name, reference, side)
+        engine.check_beside(reference, side, where)
         if action.name == KERNEL_FLOOR_ACTION:
             _check_same_cache(engine, reference, side)
         sides[action.name] = side
@@ -148,7 +159,7 @@ def _tokenizer(section: ModelSection, reference: Side, *, of_reference: bool) ->
 
 def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:
     """Raise an error if ``side``, that of action ``kernel-floor``, stores entries in other types than the reference."""
-    for name in engine.fewer_bits:
+    for name in engine.of_cache:
         ours, theirs = reference.requested[name], side.requested[name]
         if theirs != ours:
             raise InputError(

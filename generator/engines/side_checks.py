@@ -14,7 +14,7 @@ from typing import Generic, ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.generator.engines.engine import Engine, Session, Side
+from kvdrift.generator.engines.engine import Engine, Room, Session, Side
 from kvdrift.generator.engines.http.engine import ServerSide
 from kvdrift.schema.errors import OperationError
 
@@ -55,7 +55,7 @@ def tokens_of(side: Side, count: int) -> list[int]:
 @contextmanager
 def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
     """Open a session with a prompt of 48 tokens and room for ``streams`` streams; yield it and its prefill's result."""
-    session = side.open(_PROMPT + streams * _STEPS)
+    session = side.open(Room(_PROMPT, streams, _STEPS))
     try:
         yield session, session.prefill(tokens_of(side, _PROMPT))
     finally:

@@ -132,7 +132,7 @@ def load_model(
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)
-    network = _network(model_id, revision, dtype, device_map, config)
+    network = load_network(model_id, revision, dtype, device_map, config)
     files = model_identity(model_id, revision)
     if before.weights_sha256 not in (None, files.weights_sha256):  # not on this machine before, or the same
         raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
@@ -193,7 +193,15 @@ def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable
     return proof
 
 
-def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any) -> Any:
+def load_network(
+    model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any,
+    attention: str = IMPLEMENTATION,
+) -> Any:  # fmt: skip
+    """Load transformers' own network, with the implementation of ``attention`` by its name; on the CPU, or as mapped.
+
+    Raises:
+        InputError: The weights cannot be loaded, or are not complete.
+    """
     loader: Any = library().AutoModelForCausalLM
     dequantized = is_gguf(model_id)
     keywords: dict[str, Any] = {"gguf_file": GGUF_WEIGHTS, "config": config} if dequantized else {}
@@ -208,7 +216,7 @@ def _network(model_id: str, revision: str | None, dtype: str, device_map: str | 
             model_source(model_id),
             revision=revision,
             dtype=DTYPES[dtype],
-            attn_implementation=IMPLEMENTATION,
+            attn_implementation=attention,
             trust_remote_code=False,
             device_map=device_map,
             ignore_mismatched_sizes=True,  # reported below

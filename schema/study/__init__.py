@@ -14,12 +14,20 @@ from kvdrift.schema.study.actions import (
     ActionSection,
 )
 from kvdrift.schema.study.design import FIXED, DocumentsSection, PlanSection
-from kvdrift.schema.study.model import EXACT_TYPES, FINITE_STATE, HTTP, LLAMA_CPP, TRANSFORMER, ModelSection
+from kvdrift.schema.study.model import (
+    EXACT_TYPES,
+    FINITE_STATE,
+    HTTP,
+    LLAMA_CPP,
+    TRANSFORMER,
+    TRANSFORMERS,
+    ModelSection,
+)
 from kvdrift.schema.study.reading import load_studies
 from kvdrift.schema.study.whole import POOLED, Study
 
 __all__ = [
     "CONTROL_ACTION", "CONTROL_REPLICATES", "EXACT_TYPES", "EXTERNAL", "FINITE_STATE", "FIXED", "FLOOR_ACTION",
-    "HTTP", "KERNEL_FLOOR_ACTION", "LLAMA_CPP", "NUMERICS", "POOLED", "TRANSFORMER", "ActionSection",
+    "HTTP", "KERNEL_FLOOR_ACTION", "LLAMA_CPP", "NUMERICS", "POOLED", "TRANSFORMER", "TRANSFORMERS", "ActionSection",
     "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies",
 ]  # fmt: skip

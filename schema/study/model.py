@@ -22,6 +22,8 @@ _TEMPLATE_OWN: Final = (
 )  # fmt: skip
 """The variables of a chat template that kvdrift sets, and options of transformers that are no variables."""
 LLAMA_CPP: Final = "llama.cpp"
+TRANSFORMERS: Final = "transformers"
+"""The name of the engine that runs presses, caches and patches in transformers as they are."""
 HTTP: Final = "http"
 """The name of the engine that asks servers over HTTP."""
 EXACT_TYPES: Final = ("f32", "f16", "bf16")
@@ -40,9 +42,14 @@ def _flash_attention_the_other_way(settings: Mapping[str, Value]) -> dict[str, V
     return {"flash_attention": not flash}
 
 
+def _other_attention(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings of the kernel floor in transformers: another implementation of attention."""
+    return {"attention": "eager" if settings.get("attention", "sdpa") != "eager" else "sdpa"}
+
+
 OTHER_KERNELS: Final[dict[str, Callable[[Mapping[str, Value]], dict[str, Value] | None]]] = {
-    LLAMA_CPP: _flash_attention_the_other_way
-}
+    LLAMA_CPP: _flash_attention_the_other_way, TRANSFORMERS: _other_attention,
+}  # fmt: skip
 """By engine, the function that returns the kernel floor's settings from the reference's; None if there is no floor."""
 
 
@@ -74,9 +81,10 @@ class ModelSection(Section):
         "A JSON file of finite-state systems, in place of `family` and `alphabet`.", default=None
     )
     engine: str | None = meaning(
-        'The engine that decodes in place of kvdrift\'s own forward pass. With "llama.cpp", `id` is a GGUF '
-        'file. With "http", the reference and each action are a server, and `id` is a name of your choice. '
-        "Actions are then other settings of the engine, other weights or other servers.",
+        'The engine that decodes in place of kvdrift\'s own forward pass. With "transformers", presses, caches and '
+        'patches run as they are. With "llama.cpp", `id` is a GGUF file. With "http", the reference and each action '
+        "are a server, and `id` is a name of your choice. Actions are then other settings of the engine, other "
+        "weights or other servers.",
         default=None,
     )
     settings: dict[str, Value] | None = meaning(

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from tokenizers import AddedToken
 
-from kvdrift.generator.engines.engine import Capabilities, Session, Side, SideFacts
+from kvdrift.generator.engines.engine import Capabilities, Room, Session, Side, SideFacts
 from kvdrift.generator.engines.http.apis import KINDS, LlamaServer, OpenAi, ServerFacts, all_tokens
 from kvdrift.generator.engines.http.connection import LLAMA_SERVER, OPENAI, Connection, Requests, ServerSettings
 from kvdrift.generator.engines.http.sessions import DistributionSession, GreedySession, SlotSession
@@ -89,7 +89,7 @@ class ServerSide(Side):
         """Return two sides with half of the slots each, which share no stream."""
         return replace(self, part=(0, 2)), replace(self, part=(1, 2))
 
-    def open(self, entries: int) -> Session:  # noqa: ARG002 - a server has the room that it has
+    def open(self, room: Room) -> Session:  # noqa: ARG002 - a server has the room that it has
         """Open a session; the server must be the same as before."""
         self.check_same()
         api, about = KINDS[self.settings.api], (self.connection, self.server)
@@ -182,7 +182,7 @@ class PositionCost:
 
 def position_cost(side: ServerSide, tokens: Sequence[int]) -> PositionCost:
     """Measure the time to read the prompt ``tokens``, and the time and bytes of 8 positions of one stream."""
-    session, began = side.open(0), time.perf_counter()
+    session, began = side.open(Room(0, 0, 0)), time.perf_counter()
     distribution = session.prefill(tokens)
     prompt_seconds = time.perf_counter() - began
     stream, received, began = session.fork(), side.connection.received, time.perf_counter()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvdrift.generator.engines.engine import Session
 from kvdrift.generator.engines.http.apis import LlamaServer, ServerFacts
 from kvdrift.generator.engines.http.connection import Connection, LostServerError
 from kvdrift.schema.errors import OperationError
@@ -24,7 +25,7 @@ from kvdrift.schema.errors import OperationError
 Tokens = tuple[int, ...]
 
 
-class TokenStreams:
+class TokenStreams(Session):
     """Keeps the tokens of each open stream of a session, by stream number.
 
     ``read_back`` asks the server for its report, and raises an error if it is another server than before.

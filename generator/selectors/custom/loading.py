@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -80,17 +80,17 @@ class _Folder:
                 self._loaders = {name: _loader(one) for name, one in self._modules.items()}  # type: ignore[misc]
             for one in self._modules.values():
                 for value in vars(one).values():
-                    if isinstance(value, type) and value.__module__ == one.__name__:
+                    if isinstance(value, type | FunctionType) and value.__module__ == one.__name__:
                         _LOADERS.setdefault(value, self._loaders)
             return module
 
 
 _FOLDERS: dict[Path, _Folder] = {}
-_LOADERS: WeakKeyDictionary[type[Any], Mapping[str, SourceLoader]] = WeakKeyDictionary()
+_LOADERS: WeakKeyDictionary[type[Any] | FunctionType, Mapping[str, SourceLoader]] = WeakKeyDictionary()
 
 
-def loaders_of(kind: type[Any]) -> Mapping[str, SourceLoader]:
-    """Return, by name, the loaders of all modules loaded together with a class of a folder; {} for other classes."""
+def loaders_of(kind: type[Any] | FunctionType) -> Mapping[str, SourceLoader]:
+    """Return, by name, the loaders of all modules loaded together with a class or function of a folder; else {}."""
     return _LOADERS.get(kind, {})
 
 

@@ -20,6 +20,7 @@ from kvdrift.generator.actions import build_actions
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines import registry
+from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide, RepeatedReference
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Unknown
@@ -136,13 +137,13 @@ def test_a_double_is_decoded_beside_every_stream(tmp_path: Path) -> None:
     write_engine_study(tmp_path)
     opened = []
     side = FakeEngine().side(str(tmp_path / "weights.fake"), {}, "")
-    recording = SimpleNamespace(open=lambda entries: opened.append(side.open(entries)) or opened[0])
-    doubled = RepeatedReference(recording).open(100)  # type: ignore[arg-type]
+    recording = SimpleNamespace(open=lambda room: opened.append(side.open(room)) or opened[0])
+    doubled = RepeatedReference(recording).open(Room(40, 3, 20))  # type: ignore[arg-type]
     doubled.prefill([1, 3])
     streams = [doubled.fork(), doubled.fork()]
     doubled.step(streams, [5, 6])
     (own,) = opened
-    assert (own.calls, own.entries) == ([4], 200)
+    assert (own.calls, own.entries) == ([4], 160)
     for stream in streams:
         doubled.drop(stream)
     assert own.streams == {}
@@ -151,7 +152,7 @@ def test_a_double_is_decoded_beside_every_stream(tmp_path: Path) -> None:
 def test_streams_fork_park_and_close(tmp_path: Path) -> None:
     write_engine_study(tmp_path)
     side = FakeEngine().side(str(tmp_path / "weights.fake"), {"rows": 1}, "")
-    session = side.open(1000)
+    session = side.open(Room(2, 10, 99))
     kernels = EngineStreams([PromptSide(side, session, session.prefill([1, 3]), None, 0.0)], (2,), FULL_SOFTMAX)
     kernels.open([0])
     distributions = kernels.advance(torch.tensor([7]))

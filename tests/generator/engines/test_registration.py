@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import kvdrift
 from kvdrift.generator.engines import registry
-from kvdrift.generator.engines.engine import Capabilities, Engine, Session, SideFacts
+from kvdrift.generator.engines.engine import Capabilities, Engine, Room, Session, SideFacts
 from kvdrift.schema.errors import InputError
 
 VOCABULARY = 256  # of the embedded source's documents
@@ -47,6 +47,7 @@ class Bigram(Engine):
     """Weights are ``seed:NUMBER``: a table of logits, [V, V], by the last token."""
 
     fewer_bits: ClassVar[Mapping[str, Any]] = {}
+    of_cache = ()
 
     def description(self) -> Mapping[str, Any]:
         return {"engine": "bigram"}
@@ -56,7 +57,7 @@ class Bigram(Engine):
             raise InputError(f"{key}'{written}': write seed:7, say")
         return written
 
-    def side(self, location: str, settings: Mapping[str, Any], _: str) -> BigramSide:
+    def side(self, location: str, settings: Mapping[str, Any], _: str, __: Path | None = None) -> BigramSide:
         return BigramSide(location, dict(settings))
 
 
@@ -68,18 +69,19 @@ class BigramSide:
     requested: dict[str, Any]
     facts: ClassVar = SideFacts(VOCABULARY, 4096, (2,), None)
     reported: ClassVar[Mapping[str, Any]] = {}
+    code: ClassVar[Mapping[str, str]] = {}
     capabilities: ClassVar = Capabilities(row_invariant=True, most_streams=64)
 
     @property
     def weights_sha256(self) -> str:
         return hashlib.sha256(self.location.encode()).hexdigest()
 
-    def open(self, _: int) -> BigramSession:
+    def open(self, room: Room) -> BigramSession:  # noqa: ARG002
         seed = int(self.location.removeprefix("seed:"))
         return BigramSession(np.random.default_rng(seed).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32))
 
-    def cache_bytes(self, entries: int) -> int:
-        return entries
+    def cache_bytes(self, room: Room) -> int:
+        return room.entries
 
     def weight_bytes(self) -> int:
         return 4 * VOCABULARY**2

@@ -16,6 +16,7 @@ from fixtures.study_files import load_study
 
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.http import apis, connection
 from kvdrift.generator.engines.http.apis import whole_distribution
 from kvdrift.generator.engines.http.connection import Requests
@@ -120,7 +121,7 @@ def test_fewer_slots_and_more_at_once_change_no_event(tmp_path: Path) -> None:
 
 def test_more_streams_than_slots_are_replayed(tmp_path: Path, servers: Pair) -> None:
     side = model_of(tmp_path, servers).reference
-    sessions = [side.open(0), side.open(0)]
+    sessions = [side.open(Room(0, 0, 0)), side.open(Room(0, 0, 0))]
     assert isinstance(sessions[0], SlotSession)
     sessions[1]._slots = sessions[1]._slots[:1]
     tokens = make_document("needle", 384, 0, 3).tokens

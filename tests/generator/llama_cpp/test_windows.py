@@ -12,6 +12,7 @@ from fixtures.command import call, mistake
 from fixtures.gguf_models import write_windowed
 from numpy.typing import NDArray
 
+from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.llama_cpp import OUTPUT_ROWS, Context, ContextSettings, LlamaCpp
 from kvdrift.generator.llama_cpp.gguf import Weights, gguf_facts
 from kvdrift.generator.llama_cpp.library import Library
@@ -165,7 +166,7 @@ def test_bytes_are_those_of_the_window_and_memory_is_that_of_whole_caches(tmp_pa
     assert len(cells) == 2
     assert min(cells) >= 4000
     asked = {"type_k": "f32", "type_v": "f32", "threads": 1}
-    estimated = LlamaCpp().side(str(tmp_path / "model.gguf"), asked, "here").cache_bytes(cells[0])
+    estimated = LlamaCpp().side(str(tmp_path / "model.gguf"), asked, "here").cache_bytes(Room(cells[0], 0, 0))
     assert estimated == 6 * entry * cells[0] + OUTPUT_ROWS * 256 * 4
 
 

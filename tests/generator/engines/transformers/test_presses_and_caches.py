@@ -1,0 +1,178 @@
+"""Presses and caches through the engine ``transformers``, bit for bit against a plain loop of kvpress and transformers.
+
+``make kvpress`` and ``make quantizers`` install what the marked tests need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.refusals import refused
+from numpy.typing import NDArray
+from oracles.plain_transformers import plain_logits
+from transformers import AutoModelForCausalLM, QuantizedCache, StaticCache
+
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.engines.engine import Room
+from kvdrift.generator.engines.transformers import presses
+from kvdrift.generator.engines.transformers.engine import Side, Transformers
+from kvdrift.generator.engines.transformers.sessions import TransformersSession
+from kvdrift.generator.selectors.kvpress import load_kvpress
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
+
+ENTRIES, STEPS = 192, 12
+PROMPT = make_document("needle", ENTRIES, 0, 3).tokens
+TEXT, OTHER = np.random.default_rng(5).integers(4, 250, (2, STEPS)).tolist()
+
+
+@cache
+def network(attention: str = "sdpa") -> Any:
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, attn_implementation=attention).eval()
+    model.config.head_dim = 32  # some presses ask for it, and a configuration of Qwen2 has none
+    return model
+
+
+def side_of(folder: Path | None = None, **settings: Any) -> Side:
+    return Transformers().side("kvdrift/tiny", settings, "action 'mine'", folder)
+
+
+def engine_logits(side: Side, *, beside: bool = False, forked: int | None = None) -> NDArray[np.float32]:
+    """Return the logits after the prompt and each token of TEXT, of a stream alone, beside another, or forked."""
+    session = side.open(Room(len(PROMPT), 4, STEPS + 1))
+    rows = [session.prefill(PROMPT)]
+    streams = [session.fork(), *([session.fork()] if beside else [])]
+    for number, token in enumerate(TEXT):
+        if number == forked:
+            streams = [session.fork(streams[0]), streams[0]]
+        rows.append(session.step(streams, [token, OTHER[number]][: len(streams)])[0])
+    session.close()
+    return np.stack(rows)
+
+
+def same_bits(side: Side, make_press: Callable[[], Any] | None = None, **loop: Any) -> None:
+    expected = plain_logits(network(), PROMPT, TEXT, make_press, **loop)
+    for case in ({}, {"beside": True}, {"forked": 5}):
+        np.testing.assert_array_equal(engine_logits(side, **case), expected, err_msg=str(case))
+
+
+# --- Caches of transformers ------------------------------------------------------------------------------------------
+
+
+def test_the_reference_is_transformers_own_loop_bit_for_bit() -> None:
+    same_bits(side_of(rows=1))
+
+
+def test_a_static_cache_gets_the_room_of_a_stream() -> None:
+    most = len(PROMPT) + STEPS + 1
+    same_bits(side_of(rows=1, cache="StaticCache"), make_cache=lambda: StaticCache(network().config, most))
+
+
+@pytest.mark.parametrize("settings", [{}, {"cache": "StaticCache"}])
+def test_rows_change_logits_by_rounding_alone(settings: dict[str, Any]) -> None:
+    side, alone = side_of(**settings), engine_logits(side_of(rows=1))
+    assert side._trial == (32, "")
+    for case in ({}, {"beside": True}, {"forked": 5}):
+        np.testing.assert_allclose(engine_logits(side, **case), alone, atol=2e-4)  # float32 over 3 layers
+
+
+@pytest.mark.quantizers
+@pytest.mark.parametrize(
+    "options", ["'quanto', nbits=4", "'quanto', nbits=2", "'hqq', nbits=4", "'hqq', nbits=2", "'fp8'"]
+)
+def test_a_quantized_cache_is_transformers_own_bit_for_bit(options: str) -> None:
+    written = f"QuantizedCache(backend={options}{'' if 'fp8' in options else ', q_group_size=32'})"
+    made = eval(f"dict({written.removeprefix('QuantizedCache(')}")  # noqa: S307 - of this test's own text
+    same_bits(side_of(rows=1, cache=written), make_cache=lambda: QuantizedCache(config=network().config, **made))
+
+
+@pytest.mark.quantizers
+def test_a_cache_that_quantizes_rows_together_is_decoded_one_by_one() -> None:
+    rows, note = side_of(
+        cache="QuantizedCache(backend='hqq', nbits=4, axis_key=0, axis_value=0, q_group_size=32)"
+    )._trial
+    assert rows == 1
+    assert "one stream a call" in note
+
+
+# --- Presses of kvpress ----------------------------------------------------------------------------------------------
+
+SCORED = "SnapKVPress(compression_ratio=0.5, window_size=32)"
+KNORM = "KnormPress(compression_ratio=0.5)"
+WRAPPED = {
+    "AdaKVPress": f"({SCORED})", "CriticalAdaKVPress": f"({SCORED})", "KeyRerotationPress": f"({SCORED})",
+    "BlockPress": f"({KNORM})", "ChunkKVPress": f"({SCORED})", "ChunkPress": f"({KNORM})", "CriticalKVPress": f"({SCORED})",
+    "EntropyGatedChunkKVPress": f"({SCORED})", "PerLayerCompressionPress": f"({KNORM}, [0.25, 0.5, 0.75])",
+    "ComposedPress": f"([{KNORM}, ThinKPress(key_channel_compression_ratio=0.5)])",
+    "MergingPress": f"({KNORM})", "DMSPress": "(KnormPress(), threshold=-4.0, sliding_window_size=16)",
+    "SimLayerKVPress": "(lazy_threshold=0.1, n_recent=64)", "ThinKPress": "(key_channel_compression_ratio=0.5)",
+    "SnapKVPress": "(compression_ratio=0.5, window_size=32)", "PyramidKVPress": "(compression_ratio=0.5, window_size=16)",
+    "DecodingPress": "(KnormPress(), compression_interval=4, target_size=150)",
+    "CompressionRatioDecodingPress": "(KnormPress(), compression_interval=4, target_compression_ratio=0.5)",
+    "CAMPress": "(KnormPress(), compression_interval=4, target_size=150)",
+    "PrefillDecodingPress": f"({SCORED}, DecodingPress(KnormPress(), compression_interval=4, target_size=80))",
+}  # fmt: skip
+
+
+DRAWING = {"RandomPress", "CAMPress", "LeverageScorePress", "CompactorPress"}  # from torch's global generator
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    torch.manual_seed(seed)
+    yield
+
+
+def taken() -> list[str]:
+    try:
+        return [name for name, reason in presses.listed() if reason is None]
+    except Exception:  # noqa: BLE001 - without kvpress its tests are not run
+        return ["none"]
+
+
+def written(name: str) -> str:
+    return name + WRAPPED.get(name, "(compression_ratio=0.5)")
+
+
+@pytest.mark.kvpress
+@pytest.mark.parametrize("name", taken())
+def test_a_press_is_kvpress_own_loop_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = "eager" if name == "ObservedAttentionPress" else "sdpa"
+    side = side_of(rows=1, press=written(name), attention=attention)
+    model = network(attention)
+    make_press = lambda: eval(written(name), vars(load_kvpress()))  # noqa: S307, E731 - of this test's own text
+    seeds = [7] * (1 + STEPS) if name in DRAWING else []
+    if seeds:
+        monkeypatch.setattr(TransformersSession, "_seeded", lambda *_: seeded(7))
+    expected = plain_logits(model, PROMPT, TEXT, make_press, seeds=seeds)
+    assert np.abs(expected[1:] - plain_logits(model, PROMPT, TEXT)[1:]).max() > 0.01, "the press does nothing"
+    for case in ({}, {"beside": True}, {"forked": 5}):
+        np.testing.assert_array_equal(engine_logits(side, **case), expected, err_msg=str(case))
+
+
+@pytest.mark.kvpress
+@pytest.mark.parametrize(
+    "name", ["SnapKVPress", "AdaKVPress", "KVzipPress", "KeyRerotationPress", "ThinKPress", "DMSPress"]
+)
+def test_rows_of_a_press_change_logits_by_rounding_alone(name: str) -> None:
+    side, alone = side_of(press=written(name)), engine_logits(side_of(press=written(name), rows=1))
+    assert side._trial == (32, "")
+    for case in ({"beside": True}, {"forked": 5}):
+        np.testing.assert_allclose(engine_logits(side, **case), alone, atol=5e-4)  # float32, and a fake key of -1e5
+
+
+@pytest.mark.kvpress
+def test_presses_that_cannot_run_are_refused_with_the_reason() -> None:
+    reasons = {name: reason for name, reason in presses.listed() if reason is not None}
+    assert set(reasons) == {
+        "BasePress", "ScorerPress", "DuoAttentionPress", "ExpectedAttentionStatsPress", "FastKVzipPress", "FinchPress",
+        "KVzapPress", "LUKVPress", "QFilterPress", "RestoreKVPress",
+    }  # fmt: skip
+    for name, reason in reasons.items():
+        assert reason in refused(side_of, press=f"{name}()")
