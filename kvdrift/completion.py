@@ -11,7 +11,7 @@ from typing import Any
 
 Complete = Callable[..., list[str]]
 
-LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quantities", "keys", "examples")
+LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "presses", "quantities", "keys", "examples")
 
 
 def stores(incomplete: str) -> list[str]:

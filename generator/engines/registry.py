@@ -11,7 +11,6 @@ from kvdrift.generator.engines.http.connection import OPENAI, Requests
 from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots, server_tokenizer
 from kvdrift.generator.engines.llama_cpp import LlamaCpp
 from kvdrift.generator.engines.model import EngineModel, RepeatedReference
-from kvdrift.generator.engines.transformers.engine import Transformers
 from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
 from kvdrift.generator.transformer.files.local_folders import tokenizer_of
 from kvdrift.generator.transformer.files.locations import model_location
@@ -37,7 +36,15 @@ from kvdrift.schema.study import (
     Study,
 )
 
-ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: LlamaCpp, TRANSFORMERS: Transformers}
+
+def _transformers() -> Engine:
+    """Make the engine of transformers, whose import takes seconds."""
+    from kvdrift.generator.engines.transformers.engine import Transformers  # noqa: PLC0415
+
+    return Transformers()
+
+
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: LlamaCpp, TRANSFORMERS: _transformers}
 """Engines in this process, by the name under ``[model] engine``."""
 
 

@@ -18,7 +18,7 @@ from kvdrift.generator.engines.engine import Engine, Room, Session, Side
 from kvdrift.generator.engines.http.engine import ServerSide
 from kvdrift.schema.errors import OperationError
 
-_PROMPT, _STEPS, _SEED = 48, 6, 5
+_PROMPT, _STEPS, _SEED = 160, 6, 5
 _CLOSE = 0.05  # of the largest logit: the effect of batches that is allowed unless the adapter promises row invariance
 _BESIDE = 0.2  # of the largest logit: the effect of rows beside a stream then; .07 was measured with weights in Q4_K_M
 
@@ -47,14 +47,14 @@ class SideCheck(Generic[Tried]):
 
 
 def tokens_of(side: Side, count: int) -> list[int]:
-    """Return ``count`` tokens, at most 48, that do not end a text; each call returns the same tokens."""
+    """Return ``count`` tokens, at most 160, that do not end a text; each call returns the same tokens."""
     others = [token for token in range(side.facts.vocabulary) if token not in side.facts.eos_tokens]
     return [others[place] for place in np.random.default_rng(_SEED).integers(0, len(others), _PROMPT)[:count]]
 
 
 @contextmanager
 def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
-    """Open a session with a prompt of 48 tokens and room for ``streams`` streams; yield it and its prefill's result."""
+    """Open a session with a prompt of 160 tokens and room for ``streams`` streams; yield it and the logits after it."""
     session = side.open(Room(_PROMPT, streams, _STEPS))
     try:
         yield session, session.prefill(tokens_of(side, _PROMPT))

@@ -1,4 +1,4 @@
-"""``kvdrift check``: check a selector, codec, policy or engine; those of the package pass all checks."""
+"""``kvdrift check``: check a selector, codec, policy, engine, press, cache or patch; kvdrift's own pass all checks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A selector, codec or policy as named in a study file, such as my_module:MySelector; an engine; or "
-            "a study file with an engine.",
+            help="A selector, codec or policy as named in a study file, such as my_module:MySelector; a press, cache or "
+            "patch; an engine; or a study file with an engine.",
             autocompletion=completion.checked,
         ),
     ],
@@ -38,17 +38,22 @@ def check(
         ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The weights on which an engine such as llama.cpp is checked.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The weights on which an engine, press, cache or patch is checked."),
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
-            metavar="selector|codec|policy",
-            help="The kind to check, if the name has several: h2o and tova are both a selector and a policy.",
+            metavar="selector|codec|policy|patch",
+            help="The kind to check, if the name has several: h2o and tova are both a selector and a policy; patch for "
+            "a function of the model.",
         ),
     ] = None,
 ) -> None:
     """Check a selector, codec or policy on small models: its kept entries, its storage, and its events.
+
+    A press of kvpress, a cache of transformers or of your own, and a patch (--kind patch) are tried on the embedded
+    model or on the weights that you name.
 
     The name of an engine, such as llama.cpp, checks the engine's adapter. A study file with an engine checks its
     servers or weights.
@@ -59,6 +64,8 @@ def check(
         kvdrift check snapkv
         kvdrift check my_module:MySelector --parameter sign=-1
         kvdrift check h2o --kind policy
+        kvdrift check "AdaKVPress(SnapKVPress(compression_ratio=0.5))"
+        kvdrift check my_module:my_patch --kind patch
         kvdrift check llama.cpp --weights model.gguf
         kvdrift check servers.toml
     """
@@ -68,6 +75,8 @@ def check(
         _check_engine(name, None if weights is None else str(weights), None)
     if name.endswith(".toml"):
         _check_study(Path(name))
+    if kind == "patch" or "(" in name or name[:1].isupper():
+        _check_setting(name, kind, None if weights is None else str(weights))
     from kvdrift.generator.checks.kinds import trial_of
     from kvdrift.generator.checks.source_notes import source_notes
 
@@ -95,6 +104,18 @@ def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoRetu
         raise InputError(f"engine {name}: its check needs weights; add --weights FILE")
     location = engine.location(written, folder, "weights = ")
     _end(name, [_holds(side_check, partial(side_check.function, engine, location)) for side_check in ADAPTER_CHECKS])
+
+
+def _check_setting(text: str, kind: str | None, weights: str | None) -> NoReturn:
+    """Check a press, cache or patch by the checks of an engine's adapter, say what it does to a cache, and exit."""
+    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck
+    from kvdrift.generator.engines.transformers.checks import Trying
+
+    engine = Trying(text, kind, Path.cwd())
+    location = engine.location(weights or engine.sample, Path.cwd(), "weights = ")
+    engine.side(location, {}, "check")  # refuses what cannot run
+    checks = [*ADAPTER_CHECKS, SideCheck("effect", "a prompt of 320 tokens, beside the whole cache", Trying.effect)]
+    _end(text, [_holds(one, partial(one.function, engine, location), KvdriftError) for one in checks])
 
 
 def _check_study(path: Path) -> NoReturn:

@@ -31,7 +31,7 @@ def list_(
     """
     listers = {
         "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views,
-        "models": _models, "quantities": _quantities, "keys": _keys, "examples": _examples,
+        "models": _models, "presses": _presses, "quantities": _quantities, "keys": _keys, "examples": _examples,
     }  # fmt: skip
     if what not in listers:
         raise InputError(f"list {what}: {nearest(what, listers)}")
@@ -142,6 +142,14 @@ def _models() -> list[tuple[str, str]]:
         *rows,
         (f'kind = "{FINITE_STATE}"', f"systems whose next-token distributions are known for every history: {families}"),
     ]
+
+
+def _presses() -> list[tuple[str, str]]:
+    from kvdrift.generator.engines.transformers.presses import fast, listed
+    from kvdrift.schema.study import TRANSFORMERS
+
+    here = f'runs with engine = "{TRANSFORMERS}"'
+    return [(name, f"cannot run: it {reason}" if reason else f"{here}{fast(name)}") for name, reason in listed()]
 
 
 def _quantities() -> list[tuple[str, str]]:

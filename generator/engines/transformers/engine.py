@@ -81,7 +81,10 @@ class Transformers(Engine):
     def side(self, location: str, settings: Mapping[str, Any], where: str, folder: Path | None = None) -> Side:
         """Make a side of the weights at ``location`` and settings of ``SideSettings``; no weights are loaded."""
         made = settings_of(SideSettings, settings, where, TRANSFORMERS, {"rows": (1, _MOST_ROWS)})
-        check_placement(made.dtype, made.device, None)
+        try:
+            check_placement(made.dtype, made.device, None)
+        except InputError as error:
+            raise InputError(f"{where}: {str(error).removeprefix('model.')}") from None
         press = None if not made.press else parse(made.press, where, press_library(), folder)
         for call in [] if press is None else press.calls:
             if (reason := presses.refusal(call.kind)) is not None:

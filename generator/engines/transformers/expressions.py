@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from kvdrift.generator.identity import source_of
 from kvdrift.generator.selectors.custom.loading import load_module, loaders_of
 from kvdrift.generator.transformer.files.digests import file_sha256
 from kvdrift.schema.errors import InputError, KvdriftError, failure_in, nearest
+from kvdrift.schema.log_levels import raised_level
 
 _UNCHANGING = ("builtins", "torch", "typing", "abc", "contextlib")  # what classes are derived from besides
 
@@ -69,7 +71,8 @@ class Call:
         arguments = [_made(argument, where) for argument in self.arguments]
         options = left_out | {name: _made(value, where) for name, value in self.options.items()}
         try:
-            return self.kind(*arguments, **options)
+            with raised_level("kvpress", logging.ERROR):  # some presses warn of what they are
+                return self.kind(*arguments, **options)
         except KvdriftError:
             raise
         except Exception as error:

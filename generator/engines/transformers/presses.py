@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-from kvdrift.generator.selectors.kvpress import VERSION, load_kvpress
+from kvdrift.generator.selectors.kvpress import PREFIX, PRESSES, VERSION, load_kvpress
 
 _FETCHING = frozenset({"from_pretrained", "hf_hub_download", "load_dataset", "requests"})
 _OF_CONTEXT = "__call__"  # KVzip reads the tokenizer there, which is on the machine
@@ -85,6 +85,11 @@ def masking(implementation: str) -> Iterator[None]:
 def listed() -> list[tuple[str, str | None]]:
     """Return all presses by name, each with why it cannot run here; None if it can."""
     return [(name, refusal(kind)) for name, kind in press_classes().items()]
+
+
+def fast(name: str) -> str:
+    """Return the words that a press of this name is a selector, too; "" if it is not."""
+    return f', and faster as selector = "{PREFIX}{name}"' if name in PRESSES else ""
 
 
 def _fetching(kind: type[Any]) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import DynamicCache
 
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.engines.engine import Session
@@ -35,10 +37,12 @@ from kvdrift.generator.engines.transformers.entries import (
     shared_copy,
     whole_copy,
 )
+from kvdrift.generator.engines.transformers.growing import grown
 from kvdrift.generator.engines.transformers.networks import attention_modules
 from kvdrift.generator.transformer.memory import is_memory_shortage
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError, failure_in
+from kvdrift.schema.log_levels import raised_level
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,10 @@ class _Rows:
             cache = whole_copy(self.cache)
         else:
             cache = shared_copy(self.cache)
-            cache.reorder_cache(torch.tensor(rows))
+            if type(cache) is DynamicCache:
+                grown(cache, rows)
+            else:
+                cache.reorder_cache(torch.tensor(rows))
         texts = [self.texts[row] for row in rows]
         masks = rows_of(self.masks, rows)
         return _Rows(cache, copy.deepcopy(self.press), masks, self.length, self.shift, texts, {})
@@ -279,7 +286,7 @@ class TransformersSession(Session):
     def _computing(self) -> Iterator[None]:
         """Compute without gradients; an exception of a press, cache or patch becomes one line with its place."""
         try:
-            with torch.no_grad(), torch_threads(1 if self._rows == 1 else None):
+            with torch.no_grad(), torch_threads(1 if self._rows == 1 else None), raised_level("kvpress", logging.ERROR):
                 yield
         except KvdriftError:
             raise

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvdrift.generator.engines.engine import Session
 from kvdrift.generator.engines.transformers.networks import entry_shape
 from kvdrift.generator.engines.transformers.sessions import Tools, TransformersSession
 from kvdrift.schema.errors import InputError, OperationError
@@ -43,6 +46,30 @@ def independent_rows(tools: Tools, vocabulary: int, positions: int, rows: int) -
     if (moved := _cache_rows(tools)) > _CLOSE:
         return 1, f"one stream a call, since others beside a stream change its stored entries by {moved:.2g}"
     return rows, ""
+
+
+def effect(side: Session, reference: Session, prompt: Sequence[int], text: Sequence[int]) -> str:
+    """Return in words what a side does beside a reference: its entries, its bytes, and how far its distributions move.
+
+    Both sessions process ``prompt`` and then the same ``text``.
+    """
+    moved, streams = 0.0, []
+    for session in (side, reference):
+        session.prefill(prompt)
+        streams.append(session.fork())
+    for token in text:
+        ours, theirs = (
+            torch.from_numpy(session.step([stream], [token])[0]).softmax(-1)
+            for session, stream in zip((side, reference), streams, strict=True)
+        )
+        moved = max(moved, float((ours - theirs).abs().sum()) / 2)
+    kept, held, whole = side.kept_entries(), side.peak_bytes() or side.prompt_bytes(), reference.prompt_bytes()
+    entries = "an unknown number" if kept is None else str(kept)
+    share = "an unknown share" if held is None or not whole else f"{held / whole:.0%}"
+    return (
+        f"{entries} of {len(prompt)} entries, {share} of the bytes; distributions of {len(text)} tokens move by up to "
+        f"{moved:.2g} in total variation"
+    )
 
 
 def _streams(tools: Tools, vocabulary: int, positions: int, rows: int) -> list[NDArray[np.float32]]:
