@@ -26,8 +26,8 @@ def check(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A selector, codec or policy as named in a study file, such as my_module:MySelector; a press, cache or "
-            "patch; an engine; or a study file with an engine.",
+            help="A selector, codec or policy as named in a study file, such as my_module:MySelector; a press, cache "
+            "or patch; an engine; or a study file with an engine.",
             autocompletion=completion.checked,
         ),
     ],
