@@ -10,8 +10,8 @@ Selections are made exact:
 The inputs of a press are gathered by our own attention; kvpress' hooks are never put on a model.
 
 A press is accepted if it is a pure selection: it decides once, after the prompt, which entries each head keeps; it does
-not change entries; and it keeps a given number, the same for all KV heads of a layer. The tables of accepted and of
-refused presses follow the source of kvpress 0.5.5.
+not change entries; and it keeps a given number, the same for all KV heads of a layer. The table of these presses
+follows the source of kvpress 0.5.5. All others run with the engine ``transformers``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Stati
 from kvdrift.generator.selectors.parameters import Value, check_types, unknown
 from kvdrift.generator.selectors.selector import Selector
 from kvdrift.schema.errors import InputError, OperationError, installing, nearest
+from kvdrift.schema.study import TRANSFORMERS
 
 PREFIX = "kvpress:"
 VERSION = "0.5.5"
@@ -73,43 +74,6 @@ PRESSES: Mapping[str, Press] = {
     "SnapKVPress": Press(hidden=True, window="window_size"),
     "StreamingLLMPress": Press(sinks="n_sink"),
     "TOVAPress": Press(hidden=True, window=1),
-}
-
-_HEADS = "gives the heads of a layer different numbers of entries, by masking them in every attention call"
-_DECODING = "evicts while decoding, and eviction here follows the prefill"
-_TRAINED = "scores by something trained for one model, which it downloads"
-_REPLAY = "reads the prompt a second time and gives heads different numbers of entries"
-_RATE = "has no retention of its own: how much it keeps follows from a threshold"
-_BASE = "is a base class without scores"
-
-REFUSED_PRESSES: Mapping[str, str] = {
-    "AdaKVPress": _HEADS,
-    "BasePress": _BASE,
-    "CAMPress": f"{_DECODING}; it merges values",
-    "ComposedPress": "chains presses, each with a retention of its own",
-    "CompressionRatioDecodingPress": _DECODING,
-    "CriticalAdaKVPress": _HEADS,
-    "DMSPress": _RATE,
-    "DecodingPress": _DECODING,
-    "DuoAttentionPress": _HEADS,
-    "ExpectedAttentionStatsPress": _TRAINED,
-    "FastKVzipPress": f"{_TRAINED}, and {_HEADS}",
-    "FinchPress": "needs a delimiter token in the prompt, and rotates the kept keys to new positions",
-    "KVComposePress": _REPLAY,
-    "KVPressTextGenerationPipeline": "is a text pipeline and not a press",
-    "KVgradPress": _REPLAY,
-    "KVzapPress": _TRAINED,
-    "KVzipPress": _REPLAY,
-    "KeyRerotationPress": "alters the kept keys: it rotates them to new positions",
-    "LUKVPress": f"{_TRAINED}, and {_HEADS}",
-    "MergingPress": "alters the kept values: evicted ones are merged into them",
-    "PerLayerCompressionPress": "takes a ratio for every layer in the place of a retention",
-    "PrefillDecodingPress": _DECODING,
-    "QFilterPress": _TRAINED,
-    "RestoreKVPress": "appends trained entries to the cache",
-    "ScorerPress": _BASE,
-    "SimLayerKVPress": _RATE,
-    "ThinKPress": "alters the kept keys: it zeroes some of their channels",
 }
 
 
@@ -312,11 +276,11 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
 
 
 def _known(press: str, where: str) -> Press:
-    if press in REFUSED_PRESSES:
-        raise InputError(f"{where}: not a pure selection: it {REFUSED_PRESSES[press]}")
     if press not in PRESSES:
-        close = nearest(press, [*PRESSES, *REFUSED_PRESSES])
-        raise InputError(f"{where}: kvpress {VERSION} has no such press; {close}")
+        raise InputError(
+            f"{where}: no press of kvpress {VERSION} that only selects entries; {nearest(press, PRESSES)}; other "
+            f'presses run with engine = "{TRANSFORMERS}" under [model]'
+        )
     return PRESSES[press]
 
 
@@ -383,8 +347,9 @@ def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> lis
 def load_kvpress(name: str = "kvpress") -> ModuleType:
     """Import kvpress, or one of its modules, and undo its changes to transformers.
 
-    The import wraps every attention function of transformers, for presses that mask single heads. kvdrift refuses
-    these presses, so the functions are put back. If something that kvpress needs is missing, an error names it.
+    The import wraps every attention function of transformers, for presses that mask single heads. The functions are
+    put back: the engine ``transformers`` wraps them around the calls of a side with a press. If something that kvpress
+    needs is missing, an error names it.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - with kvpress alone
 
@@ -392,13 +357,13 @@ def load_kvpress(name: str = "kvpress") -> ModuleType:
     try:
         if (found := version("kvpress")) != VERSION:
             raise InputError(
-                f"kvpress {found} is installed; selectors kvpress:NAME need kvpress {VERSION}: pip install --no-deps "
+                f"kvpress {found} is installed; presses need kvpress {VERSION}: pip install --no-deps "
                 f"kvpress=={VERSION}"
             )
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"selectors kvpress:NAME need kvpress {VERSION}, and '{error.name}' is not installed; "
+            f"presses need kvpress {VERSION}, and '{error.name}' is not installed; "
             f"install both by: {installing('kvpress')} && pip install --no-deps kvpress=={VERSION}"
         ) from None
     finally:

@@ -27,6 +27,10 @@ from kvdrift.generator.checks.policies import PolicyTrial
 from kvdrift.generator.codecs import CODECS, Codec
 from kvdrift.generator.codecs.hqq import HQQ
 from kvdrift.generator.documents.registry import stratum_documents
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.engines.engine import Room
+from kvdrift.generator.engines.transformers.engine import Transformers
+from kvdrift.generator.engines.transformers.trial import effect
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTOR_KIND, SELECTORS
 from kvdrift.generator.selectors.policies import POLICIES, POLICY_KIND
@@ -34,7 +38,7 @@ from kvdrift.generator.transformer.loading import load_model
 from kvdrift.reference import reference
 from kvdrift.schema.study import ActionSection, load_studies
 
-PAGE, *_ = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8").partition("## Presses of kvpress")
+PAGE = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"^`([\w.-]+\.\w+)`[^\n]*:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
 COMMANDS = [line for kind, text in BLOCK.findall(PAGE) if kind == "sh" for line in text.splitlines()]
@@ -104,6 +108,34 @@ def write_class(page: str, path: Path) -> None:
     """Write the class of a page."""
     (code,) = (text for kind, text in BLOCK.findall(page) if kind == "python")
     path.write_text(code, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sliding",
+        "sharper",
+        pytest.param("adakv", marks=pytest.mark.kvpress),
+        pytest.param("int4", marks=pytest.mark.quantizers),
+    ],
+)
+def test_the_page_on_presses_caches_and_patches_does_as_it_says(name: str, tmp_path: Path) -> None:
+    page = read("kvpress.md")
+    write_class(page, tmp_path / "my_cache.py")
+    written = next(tomllib.loads(text) for kind, text in BLOCK.findall(page) if kind == "toml" and "engine" in text)
+    settings = {action["name"]: action["settings"] for action in written["actions"]}
+    side = Transformers().side(written["model"]["id"], settings[name], name, tmp_path)
+    session = side.open(Room(384, 2, 8))
+    reference = Transformers().side(written["model"]["id"], {}, name).open(Room(384, 2, 8))
+    prompt = make_document("needle", 384, 0, 3).tokens[:384]
+    words = effect(session, reference, prompt, [5, 9, 17, 33])
+    shares = {
+        "sliding": "96 of 384 entries, 25% of the bytes",
+        "sharper": "384 of 384 entries, 100% of the bytes",
+        "adakv": "192 of 384 entries, 50% of the bytes",
+        "int4": "an unknown number of 384 entries, 19% of the bytes",
+    }
+    assert words.startswith(shares[name]), words
 
 
 def test_the_pages_on_codecs_do_as_they_say(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixtures.presses import DRAWING, written
 from fixtures.refusals import refused
 from numpy.typing import NDArray
 from oracles.plain_transformers import plain_logits
@@ -103,25 +104,6 @@ def test_a_cache_that_quantizes_rows_together_is_decoded_one_by_one() -> None:
 
 # --- Presses of kvpress ----------------------------------------------------------------------------------------------
 
-SCORED = "SnapKVPress(compression_ratio=0.5, window_size=32)"
-KNORM = "KnormPress(compression_ratio=0.5)"
-WRAPPED = {
-    "AdaKVPress": f"({SCORED})", "CriticalAdaKVPress": f"({SCORED})", "KeyRerotationPress": f"({SCORED})",
-    "BlockPress": f"({KNORM})", "ChunkKVPress": f"({SCORED})", "ChunkPress": f"({KNORM})", "CriticalKVPress": f"({SCORED})",
-    "EntropyGatedChunkKVPress": f"({SCORED})", "PerLayerCompressionPress": f"({KNORM}, [0.25, 0.5, 0.75])",
-    "ComposedPress": f"([{KNORM}, ThinKPress(key_channel_compression_ratio=0.5)])",
-    "MergingPress": f"({KNORM})", "DMSPress": "(KnormPress(), threshold=-4.0, sliding_window_size=16)",
-    "SimLayerKVPress": "(lazy_threshold=0.1, n_recent=64)", "ThinKPress": "(key_channel_compression_ratio=0.5)",
-    "SnapKVPress": "(compression_ratio=0.5, window_size=32)", "PyramidKVPress": "(compression_ratio=0.5, window_size=16)",
-    "DecodingPress": "(KnormPress(), compression_interval=4, target_size=150)",
-    "CompressionRatioDecodingPress": "(KnormPress(), compression_interval=4, target_compression_ratio=0.5)",
-    "CAMPress": "(KnormPress(), compression_interval=4, target_size=150)",
-    "PrefillDecodingPress": f"({SCORED}, DecodingPress(KnormPress(), compression_interval=4, target_size=80))",
-}  # fmt: skip
-
-
-DRAWING = {"RandomPress", "CAMPress", "LeverageScorePress", "CompactorPress"}  # from torch's global generator
-
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
@@ -134,10 +116,6 @@ def taken() -> list[str]:
         return [name for name, reason in presses.listed() if reason is None]
     except Exception:  # noqa: BLE001 - without kvpress its tests are not run
         return ["none"]
-
-
-def written(name: str) -> str:
-    return name + WRAPPED.get(name, "(compression_ratio=0.5)")
 
 
 @pytest.mark.kvpress
