@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixtures.families import saved_family
 from fixtures.presses import DRAWING, written
 from fixtures.refusals import refused
 from numpy.typing import NDArray
 from oracles.plain_transformers import plain_logits
 from transformers import AutoModelForCausalLM, QuantizedCache, StaticCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.engine import Room
@@ -27,6 +29,7 @@ from kvdrift.generator.engines.transformers.engine import Side, Transformers
 from kvdrift.generator.engines.transformers.sessions import TransformersSession
 from kvdrift.generator.selectors.kvpress import load_kvpress
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from kvdrift.schema.errors import InputError, OperationError
 
 ENTRIES, STEPS = 192, 12
 PROMPT = make_document("needle", ENTRIES, 0, 3).tokens
@@ -45,14 +48,17 @@ def side_of(folder: Path | None = None, **settings: Any) -> Side:
 
 
 def engine_logits(side: Side, *, beside: bool = False, forked: int | None = None) -> NDArray[np.float32]:
-    """Return the logits after the prompt and each token of TEXT, of a stream alone, beside another, or forked."""
+    """Return the logits after the prompt and each token of TEXT: of a stream alone, beside another, or forked.
+
+    The stream is the last row of its calls: kvpress itself would mask entries in the first row alone.
+    """
     session = side.open(Room(len(PROMPT), 4, STEPS + 1))
     rows = [session.prefill(PROMPT)]
-    streams = [session.fork(), *([session.fork()] if beside else [])]
+    streams = [*([session.fork()] if beside else []), session.fork()]
     for number, token in enumerate(TEXT):
         if number == forked:
-            streams = [session.fork(streams[0]), streams[0]]
-        rows.append(session.step(streams, [token, OTHER[number]][: len(streams)])[0])
+            streams = [streams[0], session.fork(streams[0])]
+        rows.append(session.step(streams, [OTHER[number], token][-len(streams) :])[-1])
     session.close()
     return np.stack(rows)
 
@@ -75,9 +81,14 @@ def test_a_static_cache_gets_the_room_of_a_stream() -> None:
     same_bits(side_of(rows=1, cache="StaticCache"), make_cache=lambda: StaticCache(network().config, most))
 
 
-@pytest.mark.parametrize("settings", [{}, {"cache": "StaticCache"}])
+QUANTO = "QuantizedCache(backend='quanto', nbits=4, q_group_size=32)"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"cache": "StaticCache"}, pytest.param({"cache": QUANTO}, marks=pytest.mark.quantizers)]
+)
 def test_rows_change_logits_by_rounding_alone(settings: dict[str, Any]) -> None:
-    side, alone = side_of(**settings), engine_logits(side_of(rows=1))
+    side, alone = side_of(**settings), engine_logits(side_of(**settings, rows=1))
     assert side._trial == (32, "")
     for case in ({}, {"beside": True}, {"forked": 5}):
         np.testing.assert_allclose(engine_logits(side, **case), alone, atol=2e-4)  # float32 over 3 layers
@@ -154,3 +165,48 @@ def test_presses_that_cannot_run_are_refused_with_the_reason() -> None:
     }  # fmt: skip
     for name, reason in reasons.items():
         assert reason in refused(side_of, press=f"{name}()")
+
+
+@pytest.mark.kvpress
+def test_attention_is_wrapped_around_calls_alone() -> None:
+    before = dict(ALL_ATTENTION_FUNCTIONS)
+    engine_logits(side_of(press=written("AdaKVPress")))
+    assert dict(ALL_ATTENTION_FUNCTIONS) == before
+
+
+@pytest.mark.kvpress
+@pytest.mark.parametrize("name", ["AdaKVPress", "DMSPress"])
+def test_masks_in_eager_attention_are_refused(name: str) -> None:
+    """AdaKVPress says so itself; DMSPress would silently leave out nothing."""
+    with pytest.raises((InputError, OperationError), match="eager"):
+        engine_logits(side_of(press=written(name), attention="eager"))
+
+
+@pytest.mark.kvpress
+def test_a_press_on_a_model_with_windows_is_refused() -> None:
+    folder = saved_family("gemma3")
+    line = refused(Transformers().side, str(folder), {"press": written("SnapKVPress")}, "action 'mine'")
+    assert "layers with a window" in line
+
+
+@pytest.mark.kvpress
+@pytest.mark.parametrize(("name", "share"), [("AdaKVPress", 0.5), ("ThinKPress", 0.75), ("KeyRerotationPress", 0.5)])
+def test_bytes_leave_out_masked_entries_and_channels_of_zeros(name: str, share: float) -> None:
+    held = []
+    for settings in ({"press": written(name)}, {}):
+        session = side_of(**settings).open(Room(len(PROMPT), 1, 1))
+        session.prefill(PROMPT)
+        held.append(session.prompt_bytes())
+    assert held[0] == share * held[1]  # type: ignore[operator]
+
+
+@pytest.mark.kvpress
+def test_a_press_that_acts_while_decoding_has_a_peak() -> None:
+    session = side_of(press=written("DecodingPress")).open(Room(len(PROMPT), 1, STEPS))
+    session.prefill(PROMPT)
+    stream = session.fork()
+    for token in TEXT:
+        session.step([stream], [token])
+    entry = 3 * 2 * 2 * 32 * 4  # layers, keys and values, KV heads, channels, bytes
+    assert session.read_back["rows"] == 1
+    assert session.peak_bytes() == (len(PROMPT) + 3) * entry  # evicts at the fourth token

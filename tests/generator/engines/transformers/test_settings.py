@@ -6,6 +6,7 @@ The tests take a cache and patches of their own, so that they need no package bu
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.transformers.engine import Side, Transformers
+from kvdrift.generator.engines.transformers.entries import held_bytes
 from kvdrift.generator.engines.transformers.networks import probe_logits
 from kvdrift.schema.errors import OperationError
 
@@ -199,3 +201,19 @@ def test_an_identity_follows_options_and_every_defining_file(folder: Path) -> No
     assert {name for name in code if code[name] != changed[name]} == {"mine.py"}
     patched = side_of(folder, patch="mine:scaled").code
     assert patched["mine.py"] == changed["mine.py"]
+
+
+def test_bytes_of_masks_on_entries_that_are_not_stored_as_computed_are_unknown() -> None:
+    packed = SimpleNamespace(layers=[SimpleNamespace(packed=torch.zeros(2, 3, 5), keys=None, values=None)])
+    mask = [torch.zeros(4, dtype=torch.int64)] * 3
+    assert held_bytes(packed, [None]) == 120
+    assert held_bytes(packed, [mask]) is None
+
+
+def test_a_press_cache_or_patch_computes_as_the_reference_does(folder: Path) -> None:
+    engine, reference = Transformers(), side_of()
+    for name, value in (("attention", "eager"), ("dtype", "bfloat16")):
+        side = side_of(folder, **{"cache": "mine.Sliding", name: value})
+        line = refused(engine.check_beside, reference, side, "action 'mine'")
+        assert f'{name} = "{value}"' in line
+        engine.check_beside(reference, side_of(folder, **{name: value}), "action 'mine'")
