@@ -128,7 +128,9 @@ class LocalGenerator:
 
     def _made(self, study: Study) -> LoadedModel | ModelWithOthers | FiniteModel | EngineModel:
         if study.model.engine is not None:
-            return engine_model(study)
+            engine = engine_model(study)
+            engine.load(self._say)
+            return engine
         if study.model.finite:
             return finite_model(study)
         from kvdrift.generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - remaining work is shown without a model

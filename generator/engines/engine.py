@@ -28,11 +28,13 @@ class Capabilities:
             wherever its entries lie. A second run of the reference must then have distances of 0, or the study fails.
         most_streams: The most streams that a session can have open at once.
         full_distributions: Whether logits cover all tokens; otherwise only the most probable token is known.
+        grows: Whether a cache takes memory for the streams that are open, and not for the most streams.
     """
 
     row_invariant: bool
     most_streams: int
     full_distributions: bool = True
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,10 @@ class Side(Protocol):
     def weights_sha256(self) -> str | None:
         """SHA-256 of the weights; None if the engine does not report it."""
         return None
+
+    def load(self) -> str:
+        """Load the weights, and try what must be tried before the first session; return a remark for users, or ""."""
+        return ""
 
     def open(self, room: Room) -> Session:
         """Open a cache with room for a prompt and its streams."""

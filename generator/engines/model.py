@@ -61,7 +61,7 @@ class RepeatedReference:
     def capabilities(self) -> Capabilities:
         """The capabilities of the side, with half as many streams."""
         capabilities = self.side.capabilities
-        return Capabilities(capabilities.row_invariant, capabilities.most_streams // 2, capabilities.full_distributions)
+        return replace(capabilities, most_streams=capabilities.most_streams // 2)
 
     @property
     def reported(self) -> Mapping[str, Any]:
@@ -77,6 +77,10 @@ class RepeatedReference:
     def code(self) -> Mapping[str, str]:
         """The code of the side."""
         return self.side.code
+
+    def load(self) -> str:
+        """Load nothing beyond the reference."""
+        return ""
 
     def open(self, room: Room) -> Session:
         """Open a session whose cache has room for streams and doubles."""
@@ -279,6 +283,12 @@ class EngineModel:
         """The engine's description of itself."""
         return self.engine.description()
 
+    def load(self, say: Callable[[str], None]) -> None:
+        """Load the weights of all sides and try what must be tried; ``say`` gets the remarks of the sides."""
+        for name, side in {"the reference": self.reference, **self.sides}.items():
+            if remark := side.load():
+                say(f"{name}: {remark}")
+
     def identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action's units: both sides' weights and settings, and the engine's description."""
         side = self.sides[action.name]
@@ -455,11 +465,21 @@ class EngineFootprint:
         )
 
 
-def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
-    """Return the bytes that generation takes for the longest prompt; ``lengths`` are the prompts' lengths in tokens."""
+def engine_footprint(
+    model: EngineModel, lengths: Sequence[int], horizon: int, replicates: int
+) -> EngineFootprint:  # fmt: skip
+    """Return the bytes that generation takes for the longest prompt.
+
+    ``lengths`` are the prompts' lengths in tokens, and ``replicates`` is the most that a document has of an action.
+    """
     longest, sides = max(lengths), [model.reference, *model.sides.values()]
     weights = {side.weights_sha256: side.weight_bytes() for side in sides}
-    caches = sum(side.cache_bytes(_room(side, longest, horizon)) for side in sides)
+    rooms = [_room(side, longest, horizon) for side in sides]
+    open_at_once = [
+        replace(room, streams=min(room.streams, 2 * replicates)) if side.capabilities.grows else room
+        for side, room in zip(sides, rooms, strict=True)
+    ]
+    caches = sum(side.cache_bytes(room) for side, room in zip(sides, open_at_once, strict=True))
     return EngineFootprint(
         sum(weights.values()),
         caches,

@@ -229,7 +229,8 @@ def _engine_lines(material: Material, expected: Forecast, doing: Callable[[str],
     for action in material.actions:
         yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
     made = engine_model(material.study)
-    need = engine_footprint(made, _lengths(material), material.study.study.horizon)
+    most = max(split.replicates[1] for split in expected.splits)
+    need = engine_footprint(made, _lengths(material), material.study.study.horizon, most)
     if material.study.model.engine == HTTP:
         yield from _server_lines(material, made, need)
     else:

@@ -278,7 +278,11 @@ def _load(material: Material, say: Callable[[str], None]) -> LoadedModel | Model
     from kvdrift.generator.transformer.other_weights.model import load_transformer
 
     study = material.study
-    return load_transformer(study, say) if study.model.engine is None else engine_model(study)
+    if study.model.engine is None:
+        return load_transformer(study, say)
+    engine = engine_model(study)
+    engine.load(say)
+    return engine
 
 
 def _pairs(pending: Iterable[PendingUnit]) -> int:

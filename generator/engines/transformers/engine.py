@@ -152,7 +152,7 @@ class Side(SideProtocol):
     @property
     def capabilities(self) -> Capabilities:
         """The side's capabilities: ``row_invariant`` if streams are decoded one by one."""
-        return Capabilities(row_invariant=self.settings.rows == 1, most_streams=_MOST_STREAMS)
+        return Capabilities(row_invariant=self.settings.rows == 1, most_streams=_MOST_STREAMS, grows=True)
 
     @property
     def weights_sha256(self) -> str | None:
@@ -163,8 +163,12 @@ class Side(SideProtocol):
             found = model_identity(self.location).weights_sha256
         return found
 
+    def load(self) -> str:
+        """Load the weights, try the press, cache and patch, and return why streams are decoded one by one, or ""."""
+        return self._trial[1]
+
     def open(self, room: Room) -> Session:
-        """Open a session; the first one loads the weights and tries the press, cache and patch."""
+        """Open a session; the first one does what ``load`` does."""
         rows, note = self._trial
         return TransformersSession(self._tools, rows, room.prompt + room.horizon, note)
 

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from kvdrift.generator.engines.engine import Session
 from kvdrift.generator.engines.transformers.networks import entry_shape
 from kvdrift.generator.engines.transformers.sessions import Tools, TransformersSession
-from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.errors import InputError, OperationError, failure_in
 
 _LENGTHS = (160, 1024)  # tokens of a trial's prompt; the second if a press finds the first too short
 _STEPS, _FORK = 4, 2  # tokens of a stream, and after how many of these it is forked
 _CLOSE = 1e-3  # of the largest logit: what batches may change; 2e-6 was the most for rows that do not depend on others
+_ROUNDINGS = 16  # or so many times the relative error of the dtype, if that is more
 _UPDATES = 300  # tokens that a layer stores in the trial of a cache: transformers quantizes anew after 128
 
 
@@ -41,9 +42,14 @@ def independent_rows(tools: Tools, vocabulary: int, positions: int, rows: int) -
         return 1, f"one stream a call, since several fail ({error})"
     largest = float(np.abs(alone[0]).max())
     apart = max(float(np.abs(alone[0] - other).max()) for other in together) / largest
-    if apart > _CLOSE:
+    close = max(_CLOSE, _ROUNDINGS * torch.finfo(tools.network.dtype).eps)
+    if apart > close:
         return 1, f"one stream a call, since others beside a stream change its logits by {apart:.2g} of the largest"
-    if (moved := _cache_rows(tools)) > _CLOSE:
+    try:
+        moved = _cache_rows(tools)
+    except Exception as error:  # noqa: BLE001 - a user's cache may need more than one layer's keys and values
+        return 1, f"one stream a call, since the cache cannot be tried by itself ({failure_in(error, tools.files)})"
+    if moved > close:
         return 1, f"one stream a call, since others beside a stream change its stored entries by {moved:.2g}"
     return rows, ""
 

@@ -12,15 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixtures.engine_study import study_text
 from fixtures.refusals import refused
+from fixtures.study_files import load_study
 from transformers.models.qwen2 import modeling_qwen2
 
+from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.engine import Room
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.engines.transformers.engine import Side, Transformers
 from kvdrift.generator.engines.transformers.entries import held_bytes
 from kvdrift.generator.engines.transformers.networks import probe_logits
+from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.schema.errors import OperationError
+from kvdrift.schema.tables import SWRB
 
 OWN = '''"""A cache and patches of a user."""
 
@@ -83,6 +89,7 @@ def for_a_while(model):
 def failing(model):
     return model.nothing
 '''
+SLIDING = 'settings = { cache = "mine.Sliding(window=96)" }'
 PROMPT = make_document("needle", 192, 0, 3).tokens
 
 
@@ -217,3 +224,18 @@ def test_a_press_cache_or_patch_computes_as_the_reference_does(folder: Path) -> 
         line = refused(engine.check_beside, reference, side, "action 'mine'")
         assert f'{name} = "{value}"' in line
         engine.check_beside(reference, side_of(folder, **{name: value}), "action 'mine'")
+
+
+def test_residual_branching_forks_and_parks_streams(folder: Path) -> None:
+    """In rows and one by one: the same scans and branches, token for token but where rounding decides."""
+    text = study_text("presses", 'engine = "transformers"\nid = "kvdrift/tiny"\n#rows', SLIDING, of="sliding")
+    tokens = []
+    for rows in ("", "settings = { rows = 1 }"):
+        (folder / "study.toml").write_text(text.replace("#rows", rows))
+        study = load_study(folder / "study.toml")
+        pending = [PendingUnit(action, 0, 3, SWRB) for action in build_actions(study) if action.name == "sliding"]
+        (unit,) = generate_units(engine_model(study), "presses", make_document("needle", 200, 0, 3), pending, 12, 3)
+        assert set(unit.events["kind"].to_pylist()) == {"scan", "branch"}
+        tokens.append(unit.events["x_token"].to_pylist())
+    assert len(tokens[0]) == len(tokens[1])
+    assert np.mean(np.array(tokens[0]) == np.array(tokens[1])) > 0.9
