@@ -114,8 +114,12 @@ def _check_setting(text: str, kind: str | None, weights: str | None) -> NoReturn
     engine = Trying(text, kind, Path.cwd())
     location = engine.location(weights or engine.sample, Path.cwd(), "weights = ")
     engine.side(location, {}, "check")  # refuses what cannot run
-    checks = [*ADAPTER_CHECKS, SideCheck("effect", "a prompt of 320 tokens, beside the whole cache", Trying.effect)]
-    _end(text, [_holds(one, partial(one.function, engine, location), KvdriftError) for one in checks])
+    holds = [
+        _holds(side_check, partial(side_check.function, engine, location), KvdriftError)
+        for side_check in ADAPTER_CHECKS
+    ]
+    doing = SideCheck("effect", "a prompt of 320 tokens, beside the whole cache", partial(engine.effect, location))
+    _end(text, [*holds, _holds(doing, doing.function, KvdriftError)])
 
 
 def _check_study(path: Path) -> NoReturn:

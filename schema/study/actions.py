@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.study.model import FINITE_STATE, HTTP
+from kvdrift.schema.study.model import FINITE_STATE, HTTP, TRANSFORMERS
 from kvdrift.schema.study.section import ActionName, Section, Value, meaning, missing
 
 CONTROL_ACTION = "full"
@@ -22,7 +22,7 @@ NUMERICS = "numerics"  # the selector of noise floors
 EXTERNAL = "external"  # the selector of actions of another generator
 
 _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # for an action without a selector
-
+_EXAMPLES = {TRANSFORMERS: 'settings = { press = "SnapKVPress(compression_ratio=0.5)" }'}  # of an engine's action
 _SIDE = ("settings", "weights", "url")  # keys of an engine's side
 
 Named = str | dict[str, Any]
@@ -194,9 +194,8 @@ class ActionSection(Section):
         elif self.url is not None:
             raise InputError(f'{where}.url: belongs to servers; write engine = "http" under [model]')
         elif self.settings is None and self.weights is None:
-            raise InputError(
-                f'{where}: no settings and no weights; write settings = {{ type_k = "q8_0" }} or weights = "OTHER.gguf"'
-            )
+            example = _EXAMPLES.get(engine, 'settings = { type_k = "q8_0" }')
+            raise InputError(f'{where}: no settings and no weights; write {example} or weights = "OTHER"')
         if other:
             raise InputError(
                 f"{where}.{other[0]}: does not apply to {engine}, whose actions have only settings, weights or a url"

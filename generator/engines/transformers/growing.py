@@ -15,14 +15,14 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 _ROOM = 64  # entries that a layer has room for beyond those that it holds
 
 
-class GrowingLayer(DynamicLayer):
+class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __init_subclass__
     """A layer whose keys and values are the first entries of tensors with room for more."""
 
     _stored: tuple[Tensor, Tensor] | None = None  # keys and values with their room
     _seen: Tensor | None = None  # the keys as this layer left them; others may have been put in their place
 
     @classmethod
-    def of(cls, layer: DynamicLayer, rows: Sequence[int]) -> GrowingLayer:
+    def of(cls, layer: Any, rows: Sequence[int]) -> GrowingLayer:
         """Return a layer whose row i has the entries of row ``rows[i]`` of another layer."""
         grown = cls()
         grown.is_initialized, grown.dtype, grown.device = layer.is_initialized, layer.dtype, layer.device
@@ -31,14 +31,15 @@ class GrowingLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append entries, [rows, heads, new, size], and return all keys and values."""
-        held, new = self.keys.shape[-2], key_states.shape[-2]
-        if self._stored is None or self.keys is not self._seen or held + new > self._stored[0].shape[-2]:
-            self._hold([*self.keys], [*self.values], new)
+        keys: Any = self.keys
+        values: Any = self.values
+        held, new = keys.shape[-2], key_states.shape[-2]
+        if self._stored is None or keys is not self._seen or held + new > self._stored[0].shape[-2]:
+            self._hold([*keys], [*values], new)
         stored: Any = self._stored
         for whole, states in zip(stored, (key_states, value_states), strict=True):
             whole[:, :, held : held + new] = states
-        self._show(held + new)
-        return self.keys, self.values
+        return self._show(held + new)
 
     def _hold(self, keys: Sequence[Tensor], values: Sequence[Tensor], new: int = 0) -> None:
         """Store the entries of rows, each [heads, entries, size], with room for more."""
@@ -54,16 +55,18 @@ class GrowingLayer(DynamicLayer):
         self._stored = (stored[0], stored[1])
         self._show(keys[0].shape[1])
 
-    def _show(self, entries: int) -> None:
+    def _show(self, entries: int) -> tuple[Tensor, Tensor]:
         stored: Any = self._stored
-        self.keys, self.values = (whole[:, :, :entries] for whole in stored)
-        self._seen = self.keys
+        keys, values = (whole[:, :, :entries] for whole in stored)
+        self.keys, self.values, self._seen = keys, values, keys
+        return keys, values
 
 
 def grown(cache: DynamicCache, rows: Sequence[int]) -> None:
     """Replace the layers of a cache by layers that grow in place, with row ``rows[i]`` as row i."""
-    for number, layer in enumerate(cache.layers):
+    layers: list[Any] = cache.layers
+    for number, layer in enumerate(layers):
         if type(layer) in (DynamicLayer, GrowingLayer):
-            cache.layers[number] = GrowingLayer.of(layer, rows)
+            layers[number] = GrowingLayer.of(layer, rows)
         else:
             layer.reorder_cache(torch.tensor(rows))

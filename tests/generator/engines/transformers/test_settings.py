@@ -239,3 +239,16 @@ def test_residual_branching_forks_and_parks_streams(folder: Path) -> None:
         tokens.append(unit.events["x_token"].to_pylist())
     assert len(tokens[0]) == len(tokens[1])
     assert np.mean(np.array(tokens[0]) == np.array(tokens[1])) > 0.9
+
+
+def test_one_by_one_the_floor_is_exactly_0(folder: Path) -> None:
+    model = 'engine = "transformers"\nid = "kvdrift/tiny"\nsettings = { rows = 1 }'
+    (folder / "study.toml").write_text(study_text("presses", model, SLIDING, of="sliding"))
+    study = load_study(folder / "study.toml")
+    pending = [PendingUnit(action, 0, 4) for action in build_actions(study) if action.name in {"floor", "sliding"}]
+    made = engine_model(study)
+    assert made.batch_deviation == 0.0
+    units = generate_units(made, "presses", make_document("needle", 200, 0, 3), pending, 12, 3)
+    worst = {unit.record["action"]: max(unit.events["delta"].to_pylist()) for unit in units}
+    assert worst["floor"] == 0.0
+    assert worst["sliding"] > 0.1
