@@ -278,8 +278,8 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
 def _known(press: str, where: str) -> Press:
     if press not in PRESSES:
         raise InputError(
-            f"{where}: no press of kvpress {VERSION} that only selects entries; {nearest(press, PRESSES)}; other "
-            f'presses run with engine = "{TRANSFORMERS}" under [model]'
+            f"{where}: no press of kvpress {VERSION} that only selects entries; others run with "
+            f'engine = "{TRANSFORMERS}" under [model]; {nearest(press, PRESSES)}'
         )
     return PRESSES[press]
 

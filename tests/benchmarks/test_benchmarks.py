@@ -18,11 +18,14 @@ SMALLEST = {
     "commits": ("--workers=2", "--commits=1", "--at-once"),
     "freshness": ("--seconds=3", "--no-peer"),
     "generation": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
+    "presses": (
+        "--model=kvdrift/tiny", '--settings={{"cache": "DynamicCache"}}', "--prompt=192", "--replicates=2", "--horizon=4",
+    ),
     "scale": ("--events=20e3",),
     "store": ("--units", "50", "100"),
     "streams": ("--replicates=10", "--horizon=20"),
     "synthetic_study": ("{folder}/store", *STUDY),
-}
+}  # fmt: skip
 
 
 def test_all_are_tried() -> None:

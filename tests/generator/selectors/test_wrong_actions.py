@@ -32,7 +32,7 @@ def policy(name: str, **parameters: Any) -> dict[str, Any]:
         ({"codec": "zip"}, ["codec 'zip'", "MODULE:CLASS, fp8, hqq-int2, hqq-int4, hqq-int8, identity, int2, int4, int8, rotated-int4"]),
         (policy("slidng"), ["policy 'slidng'", "'sliding'?"]),
         ({"selector": "kvpress:ChunkKV", **HALF}, ["selector 'kvpress:ChunkKV'", "0.5.5", "'ChunkKVPress'?"]),
-        ({"selector": "kvpress:ChunkKVPress", "press": "AdaKVPress", **HALF}, ["press = 'AdaKVPress'", "heads"]),
+        ({"selector": "kvpress:ChunkKVPress", "press": "AdaKVPress", **HALF}, ["press = 'AdaKVPress'", "selects entries"]),
         ({"selector": "kvpress:ChunkKVPress", "press": "SnapKV", **HALF}, ["press = 'SnapKV'", "'SnapKVPress'?"]),
         ({"selector": "kvpress:ChunkKVPress", "press": "BlockPress", **HALF}, ["press = 'BlockPress'"]),
         ({"selector": "kvpress:CriticalKVPress", "press": "ObservedAttentionPress", **HALF}, ["'ObservedAttentionPress'"]),
