@@ -5,6 +5,7 @@ The tests take a cache and patches of their own, so that they need no package bu
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -252,3 +253,15 @@ def test_one_by_one_the_floor_is_exactly_0(folder: Path) -> None:
     worst = {unit.record["action"]: max(unit.events["delta"].to_pylist()) for unit in units}
     assert worst["floor"] == 0.0
     assert worst["sliding"] > 0.1
+
+
+def test_a_missing_quantizer_is_named_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        if name == "optimum-quanto":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("kvdrift.generator.engines.transformers.engine.version", missing)
+    line = refused(side_of, cache="QuantizedCache('quanto', nbits=4)")
+    assert "optimum-quanto" in line
+    assert "[quantizers]" in line
