@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvdrift.generator.attention.holding import DTYPES
 from kvdrift.generator.engines.engine import Capabilities, Engine, Room, Session, SideFacts, settings_of
 from kvdrift.generator.engines.engine import Side as SideProtocol
 from kvdrift.generator.engines.transformers import networks, presses
@@ -24,7 +23,7 @@ from kvdrift.generator.engines.transformers.trial import independent_rows
 from kvdrift.generator.selectors.custom.loading import load_module
 from kvdrift.generator.transformer.files.configuration import library, position_limit, vocabulary_size
 from kvdrift.generator.transformer.files.digests import file_sha256
-from kvdrift.generator.transformer.files.fingerprints import model_identity
+from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, stored_bytes
 from kvdrift.generator.transformer.files.text_ends import model_ends
 from kvdrift.generator.transformer.model_checks import check_placement
@@ -89,7 +88,7 @@ class Transformers(Engine):
         for call in [] if press is None else press.calls:
             if (reason := presses.refusal(call.kind)) is not None:
                 raise InputError(f"{where}: press = '{made.press}': {call.kind.__name__} {reason}")
-        if press is not None and networks.has_windows(location):
+        if press is not None and networks.model_shape(location, made.dtype).windows:
             raise InputError(
                 f"{where}: press = '{made.press}': this model has layers with a window, whose entries kvpress would "
                 "take for those of the whole prompt; take a model whose layers all attend to the whole prompt"
@@ -128,7 +127,7 @@ class Side(SideProtocol):
     def facts(self) -> SideFacts:
         """The facts that the files of the weights state about their model."""
         named = tuple(dict.fromkeys(token for token, _ in model_ends(self.location)))
-        tokenizer = model_identity(self.location).tokenizer_sha256
+        tokenizer = tokenizer_sha256(self.location)
         return SideFacts(vocabulary_size(self.location), position_limit(self.location), named, tokenizer)
 
     @property
@@ -174,7 +173,7 @@ class Side(SideProtocol):
 
     def cache_bytes(self, room: Room) -> int:
         """Return roughly how many bytes streams take that each have a copy of the prompt's entries."""
-        entry = networks.entry_bytes(self.location, DTYPES[self.settings.dtype])
+        entry = networks.model_shape(self.location, self.settings.dtype).entry_bytes
         return entry * (room.prompt + room.streams * (room.prompt + room.horizon))
 
     def weight_bytes(self) -> int:

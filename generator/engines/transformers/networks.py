@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvdrift.generator.transformer.files.configuration import causal_class, library, read_configuration
 from kvdrift.generator.transformer.loading import load_network
+from kvdrift.generator.transformer.memory import ModelShape
 from kvdrift.generator.transformer.model_checks import checked_configuration
 
 _loaded: weakref.WeakValueDictionary[tuple[str, ...], Any] = weakref.WeakValueDictionary()
@@ -29,7 +30,7 @@ def network(location: str, dtype: str, attention: str, device: str) -> Any:
         found = load_network(location, None, dtype, None, config, attention)
         found = found.to(torch.device(device)).eval().requires_grad_(requires_grad=False)
         if not hasattr(config, "head_dim"):  # some presses ask for it, and a configuration of Qwen2 has none
-            found.config.head_dim = entry_shape(config)[1]
+            found.config.head_dim = model_shape(location, dtype).head_size
         _loaded[key] = found
     return found
 
@@ -40,33 +41,9 @@ def twin(network: Any) -> Any:
     return copy.deepcopy(network, shared)
 
 
-def attention_modules(network: Any) -> list[Any]:
-    """Return the attention of each layer that has one, in order."""
-    layers = getattr(getattr(network, "model", network), "layers", [])
-    return [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
-
-
-def has_windows(location: str) -> bool:
-    """Return whether some layers of a model attend to a window of the last positions alone."""
-    config = read_configuration(location, None)
-    types = getattr(config, "layer_types", None) or (
-        ["sliding_attention"] if getattr(config, "sliding_window", None) else []
-    )
-    return "sliding_attention" in types
-
-
-def entry_shape(config: Any) -> tuple[int, int]:
-    """Return the number of KV heads of a layer, and the channels of a head."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(heads), int(size)
-
-
-def entry_bytes(location: str, dtype: torch.dtype) -> int:
-    """Return the bytes that one token's keys and values take in all layers."""
-    config = read_configuration(location, None)
-    heads, size = entry_shape(config)
-    return 2 * int(config.num_hidden_layers) * heads * size * dtype.itemsize
+def model_shape(location: str, dtype: str) -> ModelShape:
+    """Return the sizes of the model at ``location``, which are read from its configuration."""
+    return ModelShape.of(read_configuration(location, None).to_dict(), dtype)
 
 
 def model_class(location: str) -> type[Any]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
+from kvdrift.generator.attention.parts import attention_modules
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.engines.engine import Session
 from kvdrift.generator.engines.transformers import presses
@@ -38,7 +39,6 @@ from kvdrift.generator.engines.transformers.entries import (
     whole_copy,
 )
 from kvdrift.generator.engines.transformers.growing import grown
-from kvdrift.generator.engines.transformers.networks import attention_modules
 from kvdrift.generator.transformer.memory import is_memory_shortage
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError, failure_in
@@ -106,7 +106,7 @@ class TransformersSession(Session):
 
     def __init__(self, tools: Tools, rows: int, most_tokens: int, note: str = "") -> None:
         self._tools, self._rows, self._most, self._note = tools, rows, most_tokens, note
-        self._modules = attention_modules(tools.network)
+        self._modules = [*attention_modules(tools.network).values()]
         self._of: dict[int, _Rows] = {}
         self._prompt: _Rows | None = None
         self._next = 0

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from kvdrift.generator.engines.engine import Session
-from kvdrift.generator.engines.transformers.networks import entry_shape
 from kvdrift.generator.engines.transformers.sessions import Tools, TransformersSession
+from kvdrift.generator.transformer.memory import ModelShape
 from kvdrift.schema.errors import InputError, OperationError, failure_in
 
 _LENGTHS = (160, 1024)  # tokens of a trial's prompt; the second if a press finds the first too short
@@ -115,8 +115,10 @@ def _cache_rows(tools: Tools) -> float:
 
     Many tokens are stored, so that a cache that quantizes what it has gathered does so.
     """
-    network, (heads, size) = tools.network, entry_shape(tools.network.config)
-    states = torch.randn(2, 2, heads, _UPDATES, size, generator=torch.Generator().manual_seed(11))
+    network = tools.network
+    shape = ModelShape.of(network.config.to_dict(), str(network.dtype).removeprefix("torch."))
+    sizes = (2, 2, shape.kv_heads, _UPDATES, shape.head_size)  # keys and values, rows, heads, tokens, channels
+    states = torch.randn(sizes, generator=torch.Generator().manual_seed(11))
     states = states.to(network.device, network.dtype)
     read = []
     for rows in (1, 2):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixtures.engine_study import study_text
 from fixtures.presses import DRAWING, WRAPPED
 from fixtures.study_files import load_study
 
@@ -49,31 +50,6 @@ def test_both_ways_keep_the_same_entries(name: str) -> None:
     np.testing.assert_array_equal(kept.counts, counts)
 
 
-STUDY = """
-[study]
-name = "both"
-horizon = 32
-seed = 7
-
-[model]
-id = "kvdrift/tiny"
-{engine}
-
-[[documents]]
-source = "embedded"
-tasks = ["needle"]
-length = 384
-development = 2
-evaluation = 2
-
-[[actions]]
-name = "half"
-{half}
-
-[plan]
-baseline = "half"
-primary = ["mismatch"]
-"""
 WAYS = {
     "selector": ("", 'selector = "kvpress:SnapKVPress"\nkeep = "1/2"\nwindow_size = 32'),
     "engine": (
@@ -86,7 +62,7 @@ WAYS = {
 def study_of(way: str, folder: Path) -> Study:
     engine, half = WAYS[way]
     path = folder / f"{way}.toml"
-    path.write_text(STUDY.format(engine=engine, half=half))
+    path.write_text(study_text("both", f'id = "kvdrift/tiny"\n{engine}', half, of="half"))
     return load_study(path)
 
 
