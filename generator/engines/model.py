@@ -95,7 +95,7 @@ class RepeatedReference:
         return self.side.weight_bytes()
 
 
-class _Doubled:
+class _Doubled(Session):
     """A session in which every stream has a double, which is opened just before the stream itself."""
 
     def __init__(self, session: Session) -> None:
@@ -189,11 +189,11 @@ class EngineStreams(StreamDecoder):
         """Append one token to each open stream, int64 [streams], and return the next distributions, [streams, V]."""
         if not self._open:
             return torch.empty((0, len(self._sides[0].logits)), dtype=torch.float64)
-        logits, tokens_left = [], iter(tokens.tolist())
+        steps, tokens_left = [], iter(tokens.tolist())
         for cache, streams in groupby(self._open, key=lambda stream: stream.cache):
             handles = [stream.handle for stream in streams]
-            logits.append(self._sides[cache].session.step(handles, [next(tokens_left) for _ in handles]))
-        return self._distributions(np.concatenate(logits))
+            steps.append(self._sides[cache].session.begin(handles, [next(tokens_left) for _ in handles]))
+        return self._distributions(np.concatenate([logits() for logits in steps]))
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i continues old stream ``rows[i]``, int64 [streams].

@@ -12,7 +12,7 @@ from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_sam
 from kvdrift.generator.engines.llama_cpp import LlamaCpp
 from kvdrift.generator.engines.model import EngineModel, RepeatedReference
 from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
-from kvdrift.generator.transformer.files.local_folders import tokenizer_of
+from kvdrift.generator.transformer.files.local_folders import local_configuration, tokenizer_of
 from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import (
     NamedToken,
@@ -102,7 +102,8 @@ def _of_servers(study: Study) -> EngineModel:
     """Make the model of a study whose sides are servers; the floor has half of the slots of the reference's server."""
     section = study.model
     engine, settings = Servers(Requests.of(section.requests or {})), section.settings or {}
-    reference, floor = engine.side(section.url or "", settings, "model.url").halves()
+    configuration = local_configuration(tokenizer_location(section), section.revision)
+    reference, floor = engine.side(section.url or "", settings, "model.url").sized(configuration).halves()
     check_slots(reference, "model.url")
     if not reference.capabilities.full_distributions and not study.sampling.greedy:
         raise InputError(
@@ -112,7 +113,7 @@ def _of_servers(study: Study) -> EngineModel:
     sides: dict[str, ServerSide] = {}
     for action in _actions(study):
         where = f"action '{action.name}'"
-        side = engine.side(action.url or "", settings | (action.settings or {}), where)
+        side = engine.side(action.url or "", settings | (action.settings or {}), where).sized(configuration)
         check_slots(side, where)
         _check_shared(action.name, reference, side)
         check_same_model(action.name, reference, side)
@@ -176,12 +177,13 @@ def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:
 
 
 def _check_shared(action: str, reference: Side, side: Side) -> None:
-    """Raise an error if a side's vocabulary or tokenizer differs from the reference's: tokens could not be compared."""
+    """Raise an error if a side's vocabulary or tokenizer differs from the reference's: tokens could not be compared.
+
+    A server may have no tokenizer, as a vLLM started with --skip-tokenizer-init.
+    """
     ours, theirs = reference.facts, side.facts
-    check_equal_tokens(
-        action,
-        [
-            ("a vocabulary of", ours.vocabulary, theirs.vocabulary),
-            ("the tokenizer", ours.tokenizer_sha256, theirs.tokenizer_sha256),
-        ],
-    )
+    pairs: list[tuple[str, object, object]] = [("a vocabulary of", ours.vocabulary, theirs.vocabulary)]
+    tokenizers = ours.tokenizer_sha256, theirs.tokenizer_sha256
+    if not isinstance(side, ServerSide) or None not in tokenizers:
+        pairs.append(("the tokenizer", *tokenizers))
+    check_equal_tokens(action, pairs)

@@ -17,8 +17,8 @@ import kvdrift
 from kvdrift import interfaces
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-# Imported where they are installed, and said in one line where they are not: extras, and what comes with CUDA.
-OPTIONAL = {"accelerate", "dask", "distributed", "gguf", "kvpress", "triton"}
+# Imported where they are installed, and said in one line where they are not: extras, what comes with CUDA, a server's own.
+OPTIONAL = {"accelerate", "dask", "distributed", "gguf", "kvpress", "triton", "vllm"}
 
 
 def imported() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -92,8 +93,15 @@ def whole_distribution(
 NAMED_BY_ID: Final = "token_id:"  # the name of a token that is requested by its id
 
 
+_CACHE_INFO: Final = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_VLLM_CACHE: Final = ("cache_dtype", "block_size", "enable_prefix_caching", "kv_cache_dtype_skip_layers")
+_VLLM_MEMORY: Final = ("kv_cache_memory_bytes", "kv_cache_size_tokens")
+_REFUSES_ALL: Final = "greater than max allowed"
+_NAMED: Final = 512  # tokens whose texts distinguish tokenizers, too: one may have no token of ``PROBE``
+
+
 class Vllm:
-    """``vllm serve``, started with ``--max-logprobs -1``."""
+    """``vllm serve``, started with ``--max-logprobs -1`` or with kvdrift's processor."""
 
     health: Final = "/health"
 
@@ -110,20 +118,33 @@ class Vllm:
             "server": "vllm", "version": version["version"],
             **{name: model.get(name) for name in ("id", "root", "parent")},
         }  # fmt: skip
-        body = {"model": model["id"], "prompt": PROBE, "add_special_tokens": False}
-        return ServerFacts(
-            reported, settings.vocabulary, int(model.get("max_model_len") or 0), (),
-            probed_tokenizer(connection, body),
+        cache = _CACHE_INFO.search(connection.optional_text("/metrics"))
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', cache[1])) if cache else {}
+        reported |= {name: labels.get(name) for name in _VLLM_CACHE}
+        memory = {name: int(labels[name]) for name in _VLLM_MEMORY if labels.get(name, "").isdigit()}
+        tokenizer = probed_tokenizer(
+            connection, {"model": model["id"], "prompt": PROBE, "add_special_tokens": False},
+            {"model": model["id"], "tokens": list(range(min(settings.vocabulary, _NAMED)))},
         )  # fmt: skip
+        positions = int(model.get("max_model_len") or 0)
+        return ServerFacts(reported, settings.vocabulary, positions, (), tokenizer, beside=memory)
 
     def distribution(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the logarithms of the next token's probabilities, float32 [V]."""
         body = {
             "model": facts.reported["id"], "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "top_p": 1.0,
-            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": facts.vocabulary, "seed": 1,
-            "return_tokens_as_token_ids": True, "ignore_eos": True,
+            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": -1, "return_tokens_as_token_ids": True,
+            "ignore_eos": True,
         }  # fmt: skip
-        answer = connection.ask("/v1/completions", body)
+        try:
+            answer = connection.ask("/v1/completions", body)
+        except InputError as error:
+            if _REFUSES_ALL not in str(error):
+                raise
+            raise InputError(
+                f"{connection.url}: the server returns fewer log-probabilities than its {facts.vocabulary:,} tokens: "
+                "start it with --max-logprobs -1"
+            ) from None
         try:
             likely: dict[str, Any] = answer["choices"][0]["logprobs"]["top_logprobs"][0] or {}
             ids = [int(name.removeprefix(NAMED_BY_ID)) for name in likely]
@@ -142,10 +163,15 @@ def first_model(connection: Connection, where: str) -> dict[str, Any]:
     return dict(models[0])
 
 
-def probed_tokenizer(connection: Connection, body: dict[str, Any]) -> str | None:
-    """Return SHA-256 of the tokens of a text that distinguishes tokenizers; None if the server cannot tokenize."""
+def probed_tokenizer(connection: Connection, body: dict[str, Any], named: dict[str, Any] | None = None) -> str | None:
+    """Return SHA-256 of the tokens of a text that distinguishes tokenizers; None if the server cannot tokenize.
+
+    ``body`` asks ``/tokenize``. ``named``, if given, asks ``/detokenize`` for the text of tokens, which counts, too.
+    """
     tokens = connection.optional_object("/tokenize", body).get("tokens")
-    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest() if tokens else None
+    texts = [] if named is None else [connection.optional_object("/detokenize", named).get("prompt")]
+    found = [answer for answer in (tokens, *texts) if answer]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else None
 
 
 _SGLANG_MODEL: Final = ("model_path", "tokenizer_path", "weight_version")

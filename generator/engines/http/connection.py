@@ -7,6 +7,7 @@ earlier report, since another server may have taken its place.
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 import weakref
@@ -39,6 +40,7 @@ class ServerSettings:
     started: str = ""  # how the server was started, in the user's words, since no server reports all of it
     vocabulary: int = 0  # V, the number of tokens; 0 if the server reports it
     ahead: int = 32  # with "openai", the number of tokens that the server writes in a request
+    processor: bool = False  # with "vllm", whether the server has ``kvdrift.vllm:Distributions``
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], where: str) -> ServerSettings:
@@ -52,6 +54,8 @@ class ServerSettings:
                 f"{where}: vocabulary: missing; {made.api} does not report its number of tokens: write the "
                 "vocab_size of the model's config.json"
             )
+        if made.processor and made.api != VLLM:
+            raise InputError(f"{where}: processor = true: only api = '{VLLM}' has kvdrift.vllm:Distributions")
         return made
 
     @property
@@ -83,6 +87,7 @@ KEY: Final = "KVDRIFT_SERVER_KEY"
 
 _BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of a proxy before it
 _CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
+_ALIVE = 5.0  # seconds between questions whether a server is alive, while its answer is awaited
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
 _WORDS = 300  # characters quoted of a server's refusal
 _DEFAULT_AT_ONCE = 8
@@ -105,6 +110,7 @@ class Connection:
 
     def __init__(self, url: str, requests: Requests, health: str) -> None:
         self.url, self._requests, self._health = url.rstrip("/"), requests, health
+        self.timeout = requests.timeout
         if not self.url.startswith(("http://", "https://")):
             raise InputError(f'url = "{url}": write an address such as "http://127.0.0.1:8080"')
         key = os.environ.get(KEY)
@@ -136,16 +142,18 @@ class Connection:
         """
         return self.patiently(lambda: self.ask_once(path, body))
 
-    def ask_once(self, path: str, body: Any = None) -> Any:
-        """Send a request as ``ask`` does, but once.
+    def ask_once(self, path: str, body: Any = None, *, waits: bool = False) -> Any:
+        """Send a request as ``ask`` does, but once; with ``waits`` the answer may take as long as the server is alive.
 
         Raises:
             LostServerError: The server was gone, and is back.
             InputError: No server has answered yet, or the server refuses the request.
             OperationError: The server fails, stays away, or answers without JSON.
         """
-        answer = self._answered(path, body)
+        losses = self._losses
+        answer = self._answered(path, body, waits=waits)
         if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            self._check_alive(losses)  # a server whose engine has died answers 500, and ends
             raise OperationError(f"{self.url}{path}: answered {answer.status_code}: {answer.text[:_WORDS]}")
         if answer.is_error:
             raise InputError(f"{self.url}{path}: refused with {answer.status_code}: {answer.text[:_WORDS]}")
@@ -162,6 +170,30 @@ class Connection:
         except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
+
+    def optional_text(self, path: str) -> str:
+        """Return the text of a path that not every server has; "" if the answer is an error."""
+        answer = self.patiently(lambda: self._answered(path, None))
+        return "" if answer.is_error else answer.text
+
+    def refusal(self, path: str, body: Any) -> str:
+        """Return what a server says when it refuses a request; "" if it accepts the request."""
+        answer = self.patiently(lambda: self._answered(path, body))
+        return answer.text if answer.is_error else ""
+
+    def check_alive(self) -> None:
+        """Wait for a server that is gone.
+
+        Raises:
+            LostServerError: The server was gone, and is back.
+            OperationError: The server stays away.
+        """
+        self._check_alive(self._losses)
+
+    def _check_alive(self, losses: int) -> None:
+        if why := self._gone():
+            self._wait(losses, why)
+            raise LostServerError
 
     @staticmethod
     def patiently(request: Callable[[], _Found]) -> _Found:
@@ -187,10 +219,10 @@ class Connection:
                     future.cancel()
                 raise
 
-    def _answered(self, path: str, body: Any) -> httpx.Response:
+    def _answered(self, path: str, body: Any, *, waits: bool = False) -> httpx.Response:
         losses = self._losses
         try:
-            answer = self._send(path, body)
+            answer = self._awaited(path, body, None if waits else self.timeout)
         except httpx.TransportError as error:
             if not self._known:
                 raise InputError(f"{self.url}: no server answers there: {_words(error)}") from None
@@ -232,8 +264,38 @@ class Connection:
                 "ready; its log may state the reason"
             )
 
-    def _send(self, path: str, body: Any) -> httpx.Response:
-        return self._client.get(path) if body is None else self._client.post(path, json=body)
+    def _awaited(self, path: str, body: Any, seconds: float | None) -> httpx.Response:
+        """Return the answer to a request, unless the server dies: one that is shut down may keep the connection."""
+        answers = queue.SimpleQueue[httpx.Response | httpx.TransportError]()
+
+        def send() -> None:
+            try:
+                limits = httpx.Timeout(seconds, connect=_CONNECT)
+                answers.put(self._client.request("GET" if body is None else "POST", path, json=body, timeout=limits))
+            except httpx.TransportError as error:
+                answers.put(error)
+
+        threading.Thread(target=send, daemon=True).start()
+        while True:
+            try:
+                answer = answers.get(timeout=_ALIVE)
+            except queue.Empty:
+                if self._known and (why := self._gone()):
+                    raise httpx.ReadError(why) from None
+                continue
+            if isinstance(answer, httpx.TransportError):
+                raise answer
+            return answer
+
+    def _gone(self) -> str:
+        """Return why a server counts as gone; "" if it is alive, however busy."""
+        try:
+            answer = self._client.get(self._health, timeout=_CONNECT)
+        except httpx.ReadTimeout:
+            return ""
+        except httpx.TransportError as error:
+            return _words(error)
+        return f"its {self._health} answered {answer.status_code}" if answer.is_server_error else ""
 
     def _wait(self, losses: int, why: str) -> None:
         """Wait until the server is ready, and call ``on_return``; one thread does both for all that lost the server.
@@ -258,7 +320,7 @@ class Connection:
 
     def _ready(self) -> bool:
         try:
-            return self._send(self._health, None).is_success
+            return self._client.get(self._health).is_success
         except httpx.TransportError:
             return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvdrift.generator.engines.engine import Capabilities, Room, Session, Side, 
 from kvdrift.generator.engines.http.apis import KINDS, LlamaServer, OpenAi, ServerFacts, all_tokens
 from kvdrift.generator.engines.http.connection import LLAMA_SERVER, OPENAI, Connection, Requests, ServerSettings
 from kvdrift.generator.engines.http.sessions import DistributionSession, GreedySession, SlotSession
+from kvdrift.generator.engines.http.steps import StepServer, StepSession
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 from kvdrift.schema.study import HTTP, ModelSection
 
@@ -31,6 +32,7 @@ class Servers:
     """Servers over HTTP, with limits on requests."""
 
     requests: Requests
+    decoding: list[StepServer] = field(default_factory=list)  # the servers that have kvdrift's processor
 
     def description(self) -> Mapping[str, Any]:
         """Describe the client; each side describes its own server."""
@@ -41,7 +43,12 @@ class Servers:
         server_settings = ServerSettings.of(settings, where)
         connection = Connection(url, self.requests, KINDS[server_settings.api].health)
         facts = _facts(connection, server_settings, where)
-        side = ServerSide(connection, server_settings, facts, where)
+        steps = None
+        if server_settings.processor:
+            steps = StepServer(connection, facts.reported["id"], facts.positions, self.decoding)
+            if (vocabulary := steps.facts.vocabulary) != facts.vocabulary:
+                raise InputError(f"{where}: vocabulary = {facts.vocabulary}: the server's model has {vocabulary}")
+        side = ServerSide(connection, server_settings, facts, where, steps)
         connection.on_return = side.check_same
         return side
 
@@ -50,14 +57,18 @@ class Servers:
 class ServerSide(Side):
     """One server: its connection, the study file's settings of it, and its report of itself; ``where`` names the side.
 
-    ``part`` is (i, n): the slots are divided into n equal shares, and this side has share i, counted from 0.
+    ``steps`` is the server's own decoding, if the server has kvdrift's processor. ``part`` is (i, n): the slots are
+    divided into n equal shares, and this side has share i, counted from 0. ``entry_bytes`` are the bytes of a position
+    in all layers, if they are known.
     """
 
     connection: Connection
     settings: ServerSettings
     server: ServerFacts
     where: str
+    steps: StepServer | None = None
     part: tuple[int, int] = (0, 1)
+    entry_bytes: int | None = None
 
     @property
     def facts(self) -> SideFacts:
@@ -79,11 +90,21 @@ class ServerSide(Side):
     def capabilities(self) -> Capabilities:
         """The side's capabilities: without ``row_invariant``, since the server chooses which requests share a batch."""
         streams = len(self._slots) if self.server.slots else _MOST_HISTORIES
+        if self.steps is not None:
+            streams = min(_MOST_HISTORIES, self.steps.facts.sequences // self.part[1])
         return Capabilities(row_invariant=False, most_streams=streams, full_distributions=self.settings.api != OPENAI)
 
     def ending(self, eos_tokens: tuple[int, ...]) -> ServerSide:
         """Return the same side with the study's tokens that end a text."""
         return replace(self, server=replace(self.server, eos_tokens=eos_tokens))
+
+    def sized(self, configuration: Mapping[str, Any] | None) -> ServerSide:
+        """Return the same side with the bytes of a position, if the server's memory agrees with a ``config.json``.
+
+        A vLLM reports its bytes with an unused remainder of less than a block, and not the width of its numbers. The
+        bytes are layers times KV heads times head size times 2 times a width of 1, 2 or 4 bytes, if that fits.
+        """
+        return replace(self, entry_bytes=_entry_bytes(self.server, configuration or {}))
 
     def halves(self) -> tuple[ServerSide, ServerSide]:
         """Return two sides with half of the slots each, which share no stream."""
@@ -97,7 +118,9 @@ class ServerSide(Side):
             return SlotSession(*about, self._read_back, api, self._slots)
         if isinstance(api, OpenAi):
             return GreedySession(*about, self._read_back, partial(api.written, *about, self.settings.ahead))
-        return DistributionSession(*about, self._read_back, partial(api.distribution, *about))
+        if self.steps is not None:
+            return StepSession(*about, self._read_back, self.steps, self.entry_bytes)
+        return DistributionSession(*about, self._read_back, partial(api.distribution, *about), self.entry_bytes)
 
     def check_same(self) -> None:
         """Raise an error if the server's report of itself is not that with which the side was made."""
@@ -120,6 +143,20 @@ class ServerSide(Side):
         which, parts = self.part
         share = self.server.slots // parts
         return range(which * share, (which + 1) * share)
+
+
+def _entry_bytes(server: ServerFacts, configuration: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a position in all layers; None if a server's memory is unknown or not of this shape."""
+    shape, memory = configuration.get("text_config", configuration), server.beside
+    try:
+        heads = shape.get("num_key_value_heads") or shape["num_attention_heads"]
+        size = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+        numbers = 2 * shape["num_hidden_layers"] * heads * size
+        tokens, block = memory["kv_cache_size_tokens"], int(server.reported["block_size"])
+        blocks = memory["kv_cache_memory_bytes"] / numbers / block
+    except (KeyError, TypeError, ValueError):
+        return None
+    return next((numbers * width for width in (4, 2, 1) if blocks // width == tokens // block), None)
 
 
 def _facts(connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:

@@ -29,10 +29,15 @@ class TokenStreams(Session):
     """Keeps the tokens of each open stream of a session, by stream number.
 
     ``read_back`` asks the server for its report, and raises an error if it is another server than before.
+    ``entry_bytes`` are the bytes of a position in all layers; None if the server does not report what they follow from.
     """
 
-    def __init__(self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]],
+        entry_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         self._connection, self._facts, self._read_back = connection, facts, read_back
+        self._entry_bytes = entry_bytes
         self._prompt: Tokens = ()
         self._streams: dict[int, Tokens] = {}
         self._next = 0
@@ -52,6 +57,10 @@ class TokenStreams(Session):
         """Close a stream."""
         del self._streams[stream]
 
+    def prompt_bytes(self) -> int | None:
+        """Return the bytes of the prompt's entries; None if they are unknown."""
+        return None if self._entry_bytes is None else self._entry_bytes * len(self._prompt)
+
     def close(self) -> None:
         """Forget the streams."""
         self._streams = {}
@@ -62,9 +71,9 @@ class DistributionSession(TokenStreams):
 
     def __init__(
         self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]],
-        distribution: Callable[[Tokens], NDArray[np.float32]],
+        distribution: Callable[[Tokens], NDArray[np.float32]], entry_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(connection, facts, read_back)
+        super().__init__(connection, facts, read_back, entry_bytes)
         self._distribution = distribution
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -77,9 +86,6 @@ class DistributionSession(TokenStreams):
         for stream, token in zip(streams, tokens, strict=True):
             self._streams[stream] = (*self._streams[stream], token)
         return np.stack(self._connection.at_once([self._streams[stream] for stream in streams], self._distribution))
-
-    def prompt_bytes(self) -> None:
-        """Return None, since no such server reports the bytes of a prompt."""
 
 
 class GreedySession(DistributionSession):

@@ -312,6 +312,61 @@ def test_distributions_with_missing_tokens_stop_a_run(tmp_path: Path, servers: P
         whole_distribution([0, 1], [0.0, 0.0], 2, "here")
 
 
+def test_a_limit_of_log_probabilities_names_the_option(tmp_path: Path) -> None:
+    with fake_servers(tmp_path, "vllm") as pair:
+        pair[1].max_logprobs = 20
+        model = model_of(tmp_path, pair, ('id = "fake"', f'id = "fake"\n{API["vllm"]}'))
+        with pytest.raises(InputError, match=f"{pair[1].url}: .* 256 .*--max-logprobs -1$"):
+            units_of(model, tmp_path)
+
+
+def test_a_dead_engine_is_a_lost_server(tmp_path: Path) -> None:
+    """A vLLM whose engine has died answers 500 and then ends: the run waits for it, and loses nothing."""
+    changes = [('id = "fake"', f'id = "fake"\n{API["vllm"]}')]
+    with fake_servers(tmp_path, "vllm") as pair:
+        units = units_of(model_of(tmp_path, pair, *changes), tmp_path)
+        counted, deaths = [0], [0]
+
+        def dying(path: str) -> object:
+            counted[0] += path == "/v1/completions"
+            if counted[0] == 20 and not deaths[0]:
+                deaths[0], pair[1].dead = 1, True
+                threading.Timer(0.2, lambda: setattr(pair[1], "dead", False)).start()
+            return None
+
+        intercept(pair[1], dying)
+        assert_same(units, units_of(model_of(tmp_path, pair, *changes), tmp_path))
+        assert deaths == [1]
+
+
+def test_a_server_that_keeps_its_connections_and_is_gone_is_found_out(
+    tmp_path: Path, servers: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After SIGTERM a server may answer no open connection: it is asked for its health long before the time-out."""
+    monkeypatch.setattr(connection, "_ALIVE", 0.1)
+    units, silent = units_of(model_of(tmp_path, servers), tmp_path), threading.Event()
+    counted = [0]
+
+    def silenced(path: str) -> object:
+        counted[0] += path == "/completion"
+        if counted[0] == 20 and not silent.is_set():
+            silent.set()
+            server = servers[1]._server
+            assert server is not None
+            server.socket.close()  # nobody else is let in
+            threading.Timer(0.5, back).start()
+            threading.Event().wait(30)
+        return None
+
+    def back() -> None:
+        servers[1]._server = None
+        servers[1].start()
+
+    intercept(servers[1], silenced)
+    assert_same(units, units_of(model_of(tmp_path, servers), tmp_path))
+    assert silent.is_set()
+
+
 # What servers write for a probability of 0, as JSON.
 ZEROS = {
     "sgl-project/sglang#20323: null": "null",
@@ -361,6 +416,7 @@ def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
         (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm" }'), "vocabulary: missing; vllm does not report"),
         (('id = "fake"', 'id = "fake"\nrequests = { patience = -1 }'), "patience = -1: write 0 to"),
         (('id = "fake"', f'id = "fake"\n{API["vllm"]}'), "is no vLLM"),
+        (('id = "fake"', 'id = "fake"\nsettings = { processor = true }'), "processor = true: only api = 'vllm'"),
         (('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'), "temperature = 0"),
         (('url = "BITS-4"', 'weights = "other.gguf"'), "actions[0].url: missing"),
         (('url = "BITS-4"', 'url = "REFERENCE"'), "is given 2 times"),
@@ -380,13 +436,16 @@ def test_what_cannot_be_asked_of_servers_is_refused(
     assert said in str(refused.value)
 
 
-def test_greedy_tokens_without_distributions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps_end", [False, True])
+def test_greedy_tokens_without_distributions(tmp_path: Path, *, keeps_end: bool) -> None:
     """The tokens that a server writes at temperature 0, also after the other side's text, are those of its distributions."""
     greedy = ("horizon = 12", "horizon = 12\ntemperature = 0")
     with fake_servers(tmp_path) as pair:
         distributions = units_of(model_of(tmp_path, pair, greedy), tmp_path, 1)
     settings = f'settings = {{ api = "openai", ahead = 5, {NEEDS} }}'
     with fake_servers(tmp_path, "openai") as pair:
+        for server in pair:
+            server.keeps_end = keeps_end
         model = model_of(tmp_path, pair, greedy, ('id = "fake"', f'id = "fake"\n{settings}'))
         tokens = units_of(model, tmp_path, 1)
         requests = sum(server.paths.count("/v1/completions") for server in pair)
