@@ -93,7 +93,7 @@ VLLM_STAMP := .venv-vllm/.installed
 
 vllm:
 	$(MAKE) -j 2 $(STAMP) $(VLLM_STAMP)
-	$(BIN)/python -m pytest -m vllm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm tests/vllm
 
 $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(PYTHON) -m venv .venv-vllm

@@ -33,7 +33,9 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 
 KEY = "kvdrift"  # under vllm_xargs of a request
 ASKED = "?"  # its value in a request that asks where the worker listens
-_ACCEPT, _LINE, _GROUPS = 5.0, 1 << 24, 8
+_ACCEPT, _CONNECTED = 5.0, 0.05  # seconds: for all connections that came, for the next one: a client connects first
+_LINE, _GROUPS = 1 << 24, 8
+_GATE = -1  # in place of a stream's number
 
 
 def _listens_at() -> tuple[str, int]:
@@ -104,7 +106,7 @@ class _Group:
 
 @dataclass(eq=False)
 class _Row:
-    """A request of kvdrift in the batch: stream ``stream`` of a group, or a gate if the group has no streams."""
+    """A request of kvdrift in the batch: stream ``stream`` of a group, or ``_GATE`` of a group without streams."""
 
     group: _Group
     stream: int
@@ -205,8 +207,8 @@ class Distributions(LogitsProcessor):  # type: ignore[misc]
                 steps[group].append(place)
             else:
                 forced[place] = known[appended]
-        for row in list(self._rows.values()):
-            if not row.group.known:
+        for row in self._rows.values():
+            if not row.group.known and not row.ended:
                 self._guarded(row.group, partial(self._hold, row.group))
         for group, places in steps.items():
             self._guarded(group, partial(self._step, group, places, logits, forced))
@@ -240,6 +242,7 @@ class Distributions(LogitsProcessor):  # type: ignore[misc]
 
     def _hold(self, group: _Group) -> None:
         """Hold the engine at a gate until kvdrift says to go on: requests that come meanwhile start together."""
+        group.ended.add(_GATE)
         self._send(group, {"gate": self._facts})
         self._token(group, 0)
 
@@ -275,7 +278,7 @@ class Distributions(LogitsProcessor):  # type: ignore[misc]
                 client.close()
             for row in self._rows.values():
                 if row.group.client is client:
-                    row.group.ended.update(range(len(row.group.known)))
+                    row.group.ended.update(range(_GATE, len(row.group.known)))
                     row.group.client = None
 
     def _joined(self, request: dict[str, Any], prompt: Sequence[int], output: list[int]) -> _Row:
@@ -290,22 +293,22 @@ class Distributions(LogitsProcessor):  # type: ignore[misc]
                     del client.groups[old]
         digest = prompt_digest(prompt)
         free = group.free.get(digest)
-        stream = free.pop(0) if free else -1
-        if client is None or (group.known and stream < 0):
+        stream = free.pop(0) if free else _GATE
+        if client is None or (group.known and stream == _GATE):
             group.ended.add(stream)
         return _Row(group, stream, digest, output, resumed=bool(output))
 
     def _leave(self, place: int) -> None:
         """Forget a row; its stream can join again if it has not ended."""
         row = self._rows.pop(place, None)
-        if row is not None and row.stream >= 0 and not row.ended:
+        if row is not None and row.stream != _GATE and not row.ended:
             row.group.free[row.digest].insert(0, row.stream)
 
     def _client(self, name: str) -> _Client | None:
         """Return the client of a name, which has connected before its requests; None if there is none."""
         deadline = time.monotonic() + _ACCEPT
         while name not in self._clients:
-            self._listener.settimeout(0.2)
+            self._listener.settimeout(_CONNECTED)
             try:
                 client = _Client(self._listener.accept()[0])
             except OSError:

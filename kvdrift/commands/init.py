@@ -75,6 +75,13 @@ def init(
         list[Path] | None,
         typer.Option(metavar="FILE", help="The weights of one more action; repeat the option for several."),
     ] = None,
+    vllm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]URL",
+            help="A vLLM with kvdrift's processor: first the reference's URL, then each action's NAME=URL.",
+        ),
+    ] = None,
 ) -> None:
     """Write a study file with a comment to each key, ready to run; an existing file is never replaced.
 
@@ -85,6 +92,7 @@ def init(
         kvdrift init --example quickstart
         kvdrift init mine.toml --model Qwen/Qwen2.5-0.5B-Instruct --documents prompts.jsonl
         kvdrift init mine.toml --model model.gguf --cache-types q8_0,q8_0/q4_0,q4_0
+        kvdrift init mine.toml --model OWNER/NAME --vllm http://127.0.0.1:8001 --vllm fp8=http://127.0.0.1:8002
         kvdrift init mine.toml --task needle --action half=snapkv:1/2 --action few=recent:128 --horizon 32
         kvdrift init mine.toml --sweep snapkv:3/4,1/2,1/4 --sweep recent:3/4,1/2,1/4
     """
@@ -92,7 +100,7 @@ def init(
     from kvdrift.study_files.examples import check_absent, example_files, write_files
 
     if example is not None:
-        others = (documents, task, length, action, sweep, horizon, engine, gguf, cache_types, weights)
+        others = (documents, task, length, action, sweep, horizon, engine, gguf, cache_types, weights, vllm)
         if model != "kvdrift/tiny" or any(value for value in others):
             raise InputError("--example: writes a shipped study as it is; give no other option")
         files = example_files(example, study or Path(f"{example}.toml"))
@@ -103,13 +111,19 @@ def init(
     study = study or Path("my-study.toml")
     with ConsoleProgress() as console:
         console.doing("reading the model's tokenizer and the prompts")  # importing transformers takes seconds
-        from kvdrift.study_files.new_study import engine_choice, named_action, new_study, swept_action, write_study
+        from kvdrift.study_files import new_study as made_by
 
         check_absent([study])
-        actions = [*map(named_action, action or []), *map(swept_action, sweep or [])]
-        chosen = engine_choice(model, engine, gguf, cache_types, weights or [])
-        made = new_study(study, model, documents, task or [], length, actions, horizon, chosen)
-        write_study(made)
+        actions = [*map(made_by.named_action, action or []), *map(made_by.swept_action, sweep or [])]
+        if vllm and (engine, gguf, cache_types, weights) != (None, None, None, None):
+            raise InputError("--vllm: names another engine than --engine, --gguf, --cache-types and --weights")
+        chosen = (
+            made_by.server_choice(model, vllm)
+            if vllm
+            else made_by.engine_choice(model, engine, gguf, cache_types, weights or [])
+        )
+        made = made_by.new_study(study, model, documents, task or [], length, actions, horizon, chosen)
+        made_by.write_study(made)
     _say_written(study, made.remark)
 
 

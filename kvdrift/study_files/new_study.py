@@ -6,13 +6,14 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvdrift.flows.material import check_retentions, checked_actions
 from kvdrift.generator.documents.registry import SOURCES, check_source
+from kvdrift.generator.engines.http.connection import VLLM
 from kvdrift.generator.engines.llama_cpp import ContextSettings
 from kvdrift.generator.engines.registry import ENGINES
 from kvdrift.generator.transformer.files.local_folders import (
@@ -59,6 +60,11 @@ class EngineChoice:
         """Whether the weights are those of the embedded model, which cannot read text."""
         return self.file.parent == EMBEDDED_GGUF
 
+    @property
+    def reader(self) -> str:
+        """The place of the tokenizer."""
+        return str(self.file)
+
     def model(self, folder: Path) -> Table:
         """Return the values of ``[model]`` for a study file in ``folder``."""
         file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, self.option)
@@ -71,6 +77,49 @@ class EngineChoice:
         made += [{"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights]
         kernel = ModelSection(engine=LLAMA_CPP, id=_EMBEDDED, settings=_REFERENCE).other_kernel
         return [*made, {"name": KERNEL_FLOOR_ACTION, "settings": kernel}]
+
+
+@dataclass(frozen=True)
+class ServerChoice:
+    """The options of ``kvdrift init`` for vLLM with kvdrift's processor; actions are servers by their names."""
+
+    served: str  # The model, for its tokenizer
+    reference: str  # The address of the reference
+    servers: Mapping[str, str]  # The addresses of the actions
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the served model is the embedded one, which cannot read text."""
+        return self.served == EMBEDDED_ID
+
+    @property
+    def reader(self) -> str:
+        """The place of the tokenizer."""
+        return _reader(self.served)
+
+    def model(self, folder: Path) -> Table:
+        """Return the values of ``[model]`` for a study file in ``folder``."""
+        local = None if self.embedded else local_folder(self.served)
+        named: Table = {"id": self.served} if local is None else {
+            "id": local.absolute().name, "tokenizer": os.path.relpath(local.absolute(), folder)
+        }  # fmt: skip
+        return {"engine": HTTP, **named, "url": self.reference, "settings": {"api": VLLM, "processor": True}}
+
+    def actions(self, folder: Path) -> list[Table]:  # noqa: ARG002 - addresses are not relative
+        """Return the values of each action."""
+        return [{"name": name, "url": url} for name, url in self.servers.items()]
+
+
+def server_choice(model: str, servers: Sequence[str]) -> ServerChoice:
+    """Return the choice that ``--vllm`` makes: the address of the reference, then NAME=URL of each action."""
+    reference, *others = servers
+    named = dict(other.partition("=")[::2] for other in others)
+    if "=" in reference or not named or len(named) < len(others) or not all(named) or not all(named.values()):
+        raise InputError(
+            f"--vllm {' --vllm '.join(servers)}: write the reference's URL first, then NAME=URL for each action, as in "
+            "--vllm http://127.0.0.1:8001 --vllm fp8=http://127.0.0.1:8002"
+        )
+    return ServerChoice(model, reference, named)
 
 
 def engine_choice(
@@ -151,7 +200,7 @@ def new_study(
     length: int | None,
     actions: Sequence[Table],
     horizon: int | None,
-    engine: EngineChoice | None = None,
+    engine: EngineChoice | ServerChoice | None = None,
 ) -> NewStudy:
     """Return a new study file; ``write_study`` checks it against the schema.
 
@@ -166,9 +215,9 @@ def new_study(
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded
     if engine is not None and actions:
-        raise InputError(f"--action: not for engine {LLAMA_CPP}; use --cache-types and --weights")
+        raise InputError("--action: not for an engine; with llama.cpp use --cache-types and --weights, else --vllm")
     model_table = _model(model, folder, embedded=embedded) if engine is None else engine.model(folder)
-    reader = None if embedded else text_model(_reader(model) if engine is None else str(engine.file))
+    reader = None if embedded else text_model(_reader(model) if engine is None else engine.reader)
     tokens = horizon or _HORIZON
     if reader is not None and (most := reader.most_tokens(tokens)) is not None and most < (length or 1):
         option = f"--horizon {tokens}" if length is None else f"--length {length}"

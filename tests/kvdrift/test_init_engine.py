@@ -83,6 +83,16 @@ def test_cache_types_and_weights_are_an_action_each(tmp_path: Path, capsys: pyte
     }
 
 
+def test_servers_are_the_reference_and_an_action_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--vllm", "http://here:1", "--vllm", "fp8=http://here:2", "--vllm", "kernel-floor=http://here:3")
+    assert call(capsys, "init", tmp_path / "study.toml", *options)[::2] == (0, "")
+    study = load_study(tmp_path / "study.toml")
+    assert (study.model.engine, study.model.url) == ("http", "http://here:1")
+    assert study.model.settings == {"api": "vllm", "processor": True}
+    urls = {action.name: action.url for action in study.actions if action.url}
+    assert urls == {"fp8": "http://here:2", "kernel-floor": "http://here:3"}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -100,6 +110,9 @@ def test_cache_types_and_weights_are_an_action_each(tmp_path: Path, capsys: pyte
         (("--cache-types", "q8_0"), "--cache-types: "),
         (("--model", Path(__file__)), "test_init_engine.py: "),
         (("--gguf", Path(__file__)), "--gguf "),
+        (("--vllm", "http://here:1"), "--vllm http://here:1: "),
+        (("--vllm", "a=http://here:1", "--vllm", "b=http://here:2"), "--vllm a=http://here:1 "),
+        (("--vllm", "http://here:1", "--vllm", "a=http://here:2", "--cache-types", "q8_0"), "--vllm: "),
     ],
 )
 def test_mistakes_write_nothing(

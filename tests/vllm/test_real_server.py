@@ -6,6 +6,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 from fixtures.command import call
+from fixtures.house import ROOT
 from fixtures.vllm_server import ALL, CHECKPOINT, STEPS, VllmServer, has_avx512, other_weights
 from numpy.typing import NDArray
 
@@ -30,18 +33,19 @@ from kvdrift.generator.engines.http.steps import StepServer
 pytestmark = pytest.mark.vllm
 
 VOCABULARY, ENTRY_BYTES = 256, 2 * 3 * 2 * 32 * 4  # of the embedded model: keys and values, layers, heads, size, bytes
+HORIZON = 8
 WAIT = 3.0  # seconds for which the server ``chunked`` waits for a silent client
 STUDY = """
 [study]
 name = "{name}"
-horizon = 12
+horizon = {horizon}
 seed = 3
 
 [model]
 engine = "http"
 id = "kvdrift/tiny"
 url = "{reference}"
-settings = {{ api = "vllm", vocabulary = 256{more} }}
+settings = {{ api = "vllm"{more} }}
 
 [[documents]]
 source = "embedded"
@@ -109,7 +113,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def write_study(folder: Path, name: str, reference: VllmServer, changed: VllmServer, more: str = "") -> Path:
     path = folder / f"{name}.toml"
-    path.write_text(STUDY.format(name=name, reference=reference.url, changed=changed.url, more=more))
+    texts = {"name": name, "reference": reference.url, "changed": changed.url, "more": more, "horizon": HORIZON}
+    path.write_text(STUDY.format(**texts))
     return path
 
 
@@ -151,25 +156,49 @@ def assert_same(some: dict[str, Any], others: dict[str, Any], close: float) -> N
         np.testing.assert_allclose(some[name], others[name], atol=close, rtol=0, err_msg=name)
 
 
+def restarted(server: VllmServer, end: Callable[[], None]) -> threading.Thread:
+    """End a server, and start it again in a thread a moment later."""
+
+    def again() -> None:
+        time.sleep(2)
+        server.kill()
+        server.start()
+
+    end()
+    thread = threading.Thread(target=again)
+    thread.start()
+    return thread
+
+
 @pytest.fixture(scope="module")
 def measured(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the study ``steps``, run to its page, and its store."""
-    folder = tmp_path_factory.mktemp("studies")
-    kvdrift.run(
-        write_study(folder, "steps", served.reference, served.changed, ", processor = true"),
-        folder / "steps",
-        progress=False,
-    )
+    """A folder with the study ``steps`` and its store, run to its page while a server is shut down and killed."""
+    folder, changed = tmp_path_factory.mktemp("studies"), served.changed
+    receive, received, threads = StepServer._receive, [0], list[threading.Thread]()
+
+    def counted(self: StepServer) -> None:
+        received[0] += 1
+        if received[0] == 15:
+            threads.append(restarted(changed, lambda: changed.signal(signal.SIGTERM)))
+        if received[0] == 35:
+            threads.append(restarted(changed, changed.kill_engine))
+        receive(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepServer, "_receive", counted)
+        study = write_study(folder, "steps", served.reference, changed, ", processor = true")
+        assert kvdrift.run(study, folder / "steps", progress=False) is not None
+    assert len(threads) == 2
+    threads[-1].join()
+    changed.wait()
     return folder
 
 
-def test_events_by_steps_are_those_by_json(served: Served, measured: Path) -> None:
-    page = kvdrift.run(
-        write_study(measured, "json", served.reference, served.changed), measured / "json", progress=False
-    )
-    assert page is not None
+def test_events_by_steps_and_lost_servers_are_those_by_json(served: Served, measured: Path) -> None:
+    study = write_study(measured, "json", served.reference, served.changed, ", vocabulary = 256")
+    assert kvdrift.run(study, measured / "json", progress=False) is not None
     steps, by_json = events_of(measured / "steps"), events_of(measured / "json")
-    assert len(steps["t"]) > 100
+    assert len(steps["t"]) == 2 * 2 * (2 + 2) * HORIZON
     assert_same(steps, by_json, 1e-4)
     assert steps["delta"][steps["action"] == "changed"].max() > 0.01
     assert steps["delta"][steps["action"] == "floor"].max() < 1e-4
@@ -193,9 +222,11 @@ def test_the_checks_of_both_sides_hold(served: Served, tmp_path: Path, capsys: p
 
 
 def test_a_limit_of_log_probabilities_names_the_option(
-    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, err = call(capsys, "run", write_study(tmp_path, "limited", served.chunked, served.changed))
+    monkeypatch.chdir(tmp_path)
+    study = write_study(tmp_path, "limited", served.chunked, served.changed, ", vocabulary = 256")
+    code, _, err = call(capsys, "run", study)
     assert code == 2
     assert re.search(rf"^kvdrift: .*{served.chunked.url}.*256.*--max-logprobs -1$", err, re.MULTILINE)
 
@@ -215,37 +246,12 @@ def test_many_prompts_at_once_leave_the_server_alive(served: Served) -> None:
     assert np.shape(rows) == (12, VOCABULARY)
 
 
-def restarted(server: VllmServer, end: Callable[[], None]) -> threading.Thread:
-    """End a server, and start it again in a thread a moment later."""
-
-    def again() -> None:
-        time.sleep(2)
-        server.kill()
-        server.start()
-
-    end()
-    thread = threading.Thread(target=again)
-    thread.start()
-    return thread
-
-
-def test_servers_killed_amid_a_run_cost_time_alone(
-    served: Served, measured: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receive, received, threads = StepServer._receive, [0], list[threading.Thread]()
-
-    def counted(self: StepServer) -> None:
-        received[0] += 1
-        if received[0] == 25:
-            threads.append(restarted(served.changed, lambda: served.changed.signal(signal.SIGTERM)))
-        if received[0] == 60:
-            threads.append(restarted(served.changed, served.changed.kill_engine))
-        receive(self)
-
-    monkeypatch.setattr(StepServer, "_receive", counted)
-    kvdrift.run(measured / "steps.toml", measured / "killed", progress=False)
-    assert len(threads) == 2
-    assert_same(events_of(measured / "steps"), events_of(measured / "killed"), 0.0)
+def test_the_benchmark_runs(served: Served) -> None:
+    sizes = ("--documents=1", "--prompt=64", "--replicates=1", "--horizon=2", "--json")
+    servers = (f"--model={CHECKPOINT}", f"--reference={served.reference.url}", f"--action={served.changed.url}")
+    command = [sys.executable, "-m", "benchmarks.served", *servers, *sizes]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [row["part"] for row in json.loads(done.stdout)["rows"]] == ["json", "steps"]
 
 
 def posted(server: VllmServer, value: object, seconds: float = 60.0, count: int = 1) -> int:

@@ -97,7 +97,7 @@ _CACHE_INFO: Final = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE
 _VLLM_CACHE: Final = ("cache_dtype", "block_size", "enable_prefix_caching", "kv_cache_dtype_skip_layers")
 _VLLM_MEMORY: Final = ("kv_cache_memory_bytes", "kv_cache_size_tokens")
 _REFUSES_ALL: Final = "greater than max allowed"
-_NAMED: Final = 512  # tokens whose texts distinguish tokenizers, too: one may have no token of ``PROBE``
+_NAMED: Final = 256  # tokens whose texts distinguish tokenizers, too: one may have no token of ``PROBE``
 
 
 class Vllm:
@@ -124,7 +124,7 @@ class Vllm:
         memory = {name: int(labels[name]) for name in _VLLM_MEMORY if labels.get(name, "").isdigit()}
         tokenizer = probed_tokenizer(
             connection, {"model": model["id"], "prompt": PROBE, "add_special_tokens": False},
-            {"model": model["id"], "tokens": list(range(min(settings.vocabulary, _NAMED)))},
+            {"model": model["id"], "tokens": list(range(_NAMED))},
         )  # fmt: skip
         positions = int(model.get("max_model_len") or 0)
         return ServerFacts(reported, settings.vocabulary, positions, (), tokenizer, beside=memory)

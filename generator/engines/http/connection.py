@@ -38,7 +38,7 @@ class ServerSettings:
 
     api: str = LLAMA_SERVER  # the server's interface, one of ``APIS``. "openai" gives tokens at temperature 0 only
     started: str = ""  # how the server was started, in the user's words, since no server reports all of it
-    vocabulary: int = 0  # V, the number of tokens; 0 if the server reports it
+    vocabulary: int = 0  # V, the number of tokens; 0 if the server or its processor reports it
     ahead: int = 32  # with "openai", the number of tokens that the server writes in a request
     processor: bool = False  # with "vllm", whether the server has ``kvdrift.vllm:Distributions``
 
@@ -49,13 +49,13 @@ class ServerSettings:
         made = settings_of(cls, settings, where, "servers", bounds)
         if made.api not in APIS:
             raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
-        if not made.vocabulary and made.api != LLAMA_SERVER:
+        if not made.vocabulary and made.api != LLAMA_SERVER and not made.processor:
             raise InputError(
                 f"{where}: vocabulary: missing; {made.api} does not report its number of tokens: write the "
                 "vocab_size of the model's config.json"
             )
         if made.processor and made.api != VLLM:
-            raise InputError(f"{where}: processor = true: only api = '{VLLM}' has kvdrift.vllm:Distributions")
+            raise InputError(f"{where}: processor = true: kvdrift's processor belongs to api = '{VLLM}'")
         return made
 
     @property

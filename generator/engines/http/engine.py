@@ -46,8 +46,11 @@ class Servers:
         steps = None
         if server_settings.processor:
             steps = StepServer(connection, facts.reported["id"], facts.positions, self.decoding)
-            if (vocabulary := steps.facts.vocabulary) != facts.vocabulary:
-                raise InputError(f"{where}: vocabulary = {facts.vocabulary}: the server's model has {vocabulary}")
+            if facts.vocabulary not in (0, steps.facts.vocabulary):
+                raise InputError(
+                    f"{where}: vocabulary = {facts.vocabulary}: the server has {steps.facts.vocabulary} tokens"
+                )
+            facts = replace(facts, vocabulary=steps.facts.vocabulary)
         side = ServerSide(connection, server_settings, facts, where, steps)
         connection.on_return = side.check_same
         return side

@@ -416,7 +416,7 @@ def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
         (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm" }'), "vocabulary: missing; vllm does not report"),
         (('id = "fake"', 'id = "fake"\nrequests = { patience = -1 }'), "patience = -1: write 0 to"),
         (('id = "fake"', f'id = "fake"\n{API["vllm"]}'), "is no vLLM"),
-        (('id = "fake"', 'id = "fake"\nsettings = { processor = true }'), "processor = true: only api = 'vllm'"),
+        (('id = "fake"', 'id = "fake"\nsettings = { processor = true }'), "processor = true: kvdrift's processor belongs to api = 'vllm'"),
         (('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'), "temperature = 0"),
         (('url = "BITS-4"', 'weights = "other.gguf"'), "actions[0].url: missing"),
         (('url = "BITS-4"', 'url = "REFERENCE"'), "is given 2 times"),
