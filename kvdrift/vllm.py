@@ -113,7 +113,7 @@ class _Row:
     digest: str
     output: list[int]  # the tokens appended so far; the engine extends the list
     resumed: bool  # its entries were discarded: a step may decode a part of its tokens
-    first: np.ndarray | None = None  # the distribution after the prompt, if the prompt was read whole
+    first: np.ndarray | None = None  # log-probabilities [V] after the last part of the prompt that was read
 
     @property
     def ended(self) -> bool:
@@ -241,13 +241,13 @@ class Distributions(LogitsProcessor):  # type: ignore[misc]
                     forced[place] = token
 
     def _hold(self, group: _Group) -> None:
-        """Hold the engine at a gate until kvdrift says to go on: requests that come meanwhile start together."""
+        """Make the engine wait at a gate until kvdrift answers: requests that come meanwhile begin in one step."""
         group.ended.add(_GATE)
         self._send(group, {"gate": self._facts})
         self._token(group, 0)
 
     def _token(self, group: _Group, stream: int) -> int | None:
-        """Wait for the next token of a stream; None ends it."""
+        """Wait for kvdrift's next token of a stream, and return the token; None ends the stream."""
         deadline = time.monotonic() + self._seconds
         while stream not in group.tokens:
             if group.client is None:

@@ -87,7 +87,7 @@ KEY: Final = "KVDRIFT_SERVER_KEY"
 
 _BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of a proxy before it
 _CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
-_ALIVE = 5.0  # seconds between questions whether a server is alive, while its answer is awaited
+_ALIVE = 5.0  # seconds between requests for a server's health, while an answer of the server is awaited
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
 _WORDS = 300  # characters quoted of a server's refusal
 _DEFAULT_AT_ONCE = 8
@@ -288,7 +288,7 @@ class Connection:
             return answer
 
     def _gone(self) -> str:
-        """Return why a server counts as gone; "" if it is alive, however busy."""
+        """Return the reason why a server counts as gone; "" if the server is alive, even if it is busy."""
         try:
             answer = self._client.get(self._health, timeout=_CONNECT)
         except httpx.ReadTimeout:

@@ -72,9 +72,9 @@ class ProcessorConnection:
         self._write({"client": self._client})
 
     def gate(self, stop: int) -> tuple[int, ProcessorFacts]:
-        """Hold the engine until the gate's stream 0 is ended: requests that come meanwhile begin in one step.
+        """Make the engine wait until ``answer`` ends stream 0 of the gate: requests sent meanwhile begin in one step.
 
-        Returns the gate's number, and the facts about the server.
+        Returns the number of the gate, which is a group, and the facts about the server.
         """
         gate = self._post([[0 if stop else 1]], [], stop, 1)
         while "gate" not in (message := self.receive(gate)[0]):
@@ -122,7 +122,7 @@ class ProcessorConnection:
                 return found
 
     def _check(self, post: _Post, *, over: bool, since: float) -> None:
-        """Raise an error if no message about requests can be expected any more; ``over`` says if they have ended."""
+        """Raise an error if the server will send no more messages about a group; ``over``: its requests have ended."""
         post.check()
         self._http.check_alive()
         if over:
