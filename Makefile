@@ -125,7 +125,7 @@ GALLERY := $(wildcard studies/quickstart.toml studies/frontier.toml studies/weig
 # their pages and explorers.
 gallery: $(STAMP)
 	set -e; for study in $(GALLERY); do $(BIN)/kvdrift run $$study; done
-	if [ -n "$(SMOLLM2)" ]; then $(BIN)/kvdrift run studies/smollm2.toml; fi
+	if [ -n "$(SMOLLM2)" ]; then $(BIN)/kvdrift run studies/smollm2.toml; $(BIN)/kvdrift run studies/deployed.toml; fi
 	if $(BIN)/python -c "import xllamacpp" 2>/dev/null; then $(BIN)/kvdrift run studies/llama_cpp.toml; \
 		if [ -n "$(SMOLLM2)" ]; then $(BIN)/kvdrift run studies/smollm2_llama_cpp.toml; fi; fi
 	if [ -n "$(SMOLLM2)" ] && $(BIN)/python -c "import kvpress, optimum.quanto" 2>/dev/null; then \

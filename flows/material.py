@@ -22,6 +22,7 @@ from kvdrift.generator.transformer.files.configuration import (
 )
 from kvdrift.generator.transformer.files.local_folders import local_configuration, local_folder
 from kvdrift.generator.transformer.files.locations import model_location
+from kvdrift.generator.transformer.footprint import local_footprint
 from kvdrift.generator.transformer.other_weights.named import naming_action, weights_location, with_own_weights
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError, nearest
@@ -127,8 +128,8 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
     if not offline or local_configuration(location, revision) is not None:
         limit, vocabulary = (read(location, revision=revision) for read in (position_limit, vocabulary_size))
         switch = position_switch(location, revision=revision)
-        for action in (action for action in material.actions if action.codec is not None and action.weights is None):
-            action.check_heads(head_size(location, revision=revision))
+        for action in (action for action in material.actions if action.weights is None):
+            _check_layers(action, location, revision)
     limit = _check_with_other_weights(material, limit, offline=offline)
     for document in material.every_document:
         if document.stratum not in material.nominal:
@@ -141,17 +142,24 @@ def _check_with_other_weights(material: Material, limit: int | None, *, offline:
 
     ``limit`` is the limit of the study's own model, None if that is unknown; the limits of other weights may be lower.
     """
-    codecs = {action.name: action for action in material.actions if action.codec is not None}
+    actions = {action.name: action for action in material.actions}
     for section in with_own_weights(material.study):
         location = weights_location(material.study, section)
         if not offline or local_configuration(location) is not None:
             with naming_action(section, location):
                 positions = position_limit(location)
-                size = head_size(location) if section.name in codecs else 0
+                _check_layers(actions[section.name], location, None)
             limit = positions if limit is None else min(limit, positions)
-            if section.name in codecs:
-                codecs[section.name].check_heads(size)
     return limit
+
+
+def _check_layers(action: Action, location: str, revision: str | None) -> None:
+    """Refuse an action whose codec cannot code the heads of a model, or whose layers the model lacks."""
+    if action.codec is not None:
+        action.check_heads(head_size(location, revision=revision))
+    footprint = local_footprint(location, "float32", revision)
+    if footprint is not None:
+        action.check_layers(footprint.shape.evictable_layers)
 
 
 def _nominal_documents(

@@ -11,20 +11,23 @@ from typing import Any
 
 from kvdrift.generator.attention.holding import AsComputed, Holding
 from kvdrift.generator.codecs import CODECS, Codec
+from kvdrift.generator.codecs.combined import KeysAndValues
 from kvdrift.generator.codecs.generated import GeneratedEntries
 from kvdrift.generator.selectors import Full, Numerics, Selector, build_selector
 from kvdrift.generator.selectors.custom.parts import PartKind
-from kvdrift.generator.selectors.parameters import Value
+from kvdrift.generator.selectors.layer_choice import ALL_LAYERS, LayerChoice
+from kvdrift.generator.selectors.parameters import Value, check_types
 from kvdrift.generator.selectors.policies import Policy, build_policy
-from kvdrift.schema.errors import InputError, failure_of
+from kvdrift.schema.errors import InputError, failing_as, failure_of
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
 GENERATED = "generated"  # the parameter of every codec by which it codes generated entries, too
+_LAYERS: Mapping[str, Any] = MappingProxyType({"layers": (), "skip_layers": ()})
 
 CODEC_KIND: PartKind[Codec] = PartKind(
     noun="codec", plural="codecs", base=Codec, known=CODECS, derive="Codec of kvdrift.generator.codecs.codec",
-    says="how it stores entries", common=MappingProxyType({GENERATED: False}),
+    says="how it stores entries", common=MappingProxyType({GENERATED: False, **_LAYERS}),
 )  # fmt: skip
 
 
@@ -36,6 +39,8 @@ class Action:
     reads. A codec may also code generated entries. With an engine, the action is the engine's settings and weights.
 
     Attributes:
+        chosen: The layers in which the selector chooses; all entries of other layers are kept.
+        coded: The layers that the codec stores; entries of other layers are stored as computed.
         settings: The engine's settings that differ from the reference's; None without an engine.
         weights: The weights in place of the reference's, as the study file names them.
     """
@@ -49,6 +54,8 @@ class Action:
     policy_name: str | None = None
     policy: Policy | None = None
     generated: GeneratedEntries | None = None
+    chosen: LayerChoice = ALL_LAYERS
+    coded: LayerChoice = ALL_LAYERS
     settings: Mapping[str, Value] | None = None
     weights: str | None = None
 
@@ -58,18 +65,22 @@ class Action:
         return self.name == CONTROL_ACTION
 
     @property
-    def parts(self) -> tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]:
+    def parts(self) -> tuple[Selector, *tuple[Codec | Policy | GeneratedEntries | ChosenLayers, ...]]:
         """The parts that the action's identity covers, first its selector or its policy's ``first_cut``."""
         if self.policy is not None:
             return (self.chooser, self.policy)
-        return (self.selector, *(part for part in (self.codec, self.generated) if part is not None))
+        layers = ChosenLayers(self.chosen, self.coded)
+        codecs = () if self.codec is None else self.codec.codecs
+        generated = () if self.generated is None else (self.generated,)
+        return (self.selector, *codecs, *generated, *((layers,) if layers.parameters else ()))
 
     @property
     def codec_parameters(self) -> dict[str, Any] | None:
-        """The codec's parameters by name, with ``generated`` only if that is set; None without a codec."""
+        """The codec's parameters by name, with ``generated`` and layers only if they are set; None without a codec."""
         if self.codec is None:
             return None
-        return self.codec.parameters | (self.generated.parameters if self.generated is not None else {})
+        generated = {} if self.generated is None else self.generated.parameters
+        return self.codec.parameters | generated | self.coded.parameters
 
     @property
     def words(self) -> str:
@@ -84,23 +95,35 @@ class Action:
 
     @property
     def holding(self) -> Holding:
-        """How the compressed side stores the entries that the selector keeps."""
+        """How the compressed side stores the entries that the selector keeps, in layers that the codec stores."""
         if self.codec is not None:
             return self.codec
         return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
 
-    def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Any, ...]:
-        """Return values that determine how many bytes ``kept`` of ``entries`` entries take, in ``layers`` layers.
+    def holdings(self, layers: int) -> list[Holding]:
+        """Return how the compressed side stores the kept entries of each of ``layers`` layers with full attention."""
+        exact = self.coded.left_out(layers) if self.codec is not None else ()
+        return [AsComputed() if layer in exact else self.holding for layer in range(layers)]
 
-        Actions with equal values take equal bytes. A codec may leave a window of each layer exact, so bytes depend on
-        how many entries each layer keeps, and not on the sum alone.
+    def layer_entries(self, kept: int, entries: int, layers: int) -> list[int]:
+        """Return how many of n = ``entries`` entries each of ``layers`` layers keeps; ``kept`` is m."""
+        chooser, whole = Full() if kept >= entries else self.chooser, self.chosen.left_out(layers)
+        with failing_as("selector", chooser):
+            budgets = iter(chooser.budgets(kept, entries, layers - len(whole)))
+        return [entries if layer in whole else next(budgets) for layer in range(layers)]
+
+    def decides_bytes(self, entries: int, layers: int) -> tuple[Any, ...]:
+        """Return values that determine how many bytes the kept ones of ``entries`` entries take, in ``layers`` layers.
+
+        Actions that keep equally many entries, and have equal values, take equal bytes. A codec may leave a window of
+        each layer exact, so bytes depend on how many entries each layer keeps, and not on the sum alone.
         """
         if self.settings is not None:
             return _as_json(dict(self.settings)), ()
         if self.codec is None:
-            return self.weights, self.holding, ()
-        chooser = Full() if kept >= entries else self.chooser
-        return self.weights, self.holding, tuple(chooser.budgets(kept, entries, layers))
+            return self.weights, self.holding, self.chosen
+        kept = self.layer_entries(self.retention.kept(entries), entries, layers)
+        return self.weights, self.holding, tuple(kept), self.coded
 
     @property
     def prefill_chunk(self) -> int | None:
@@ -148,11 +171,24 @@ class Action:
         scores = self.policy is not None and self.policy.keeps_scores and self.budget(entries, horizon) is not None
         return self.retention.kept(entries) if scores else 0
 
+    def check_layers(self, layers: int) -> None:
+        """Check that the selector and the codec apply to layers of a model with ``layers`` layers with full attention.
+
+        Raises:
+            InputError: A number is not that of a layer, or no layer is left.
+        """
+        for part, choice in ((self.selector_name, self.chosen), (self.codec_name, self.coded)):
+            try:
+                choice.left_out(layers)
+            except InputError as error:
+                raise InputError(f"action '{self.name}': {part}: {error}") from None
+
     def check_heads(self, size: int) -> None:
         """Check that the codec can code heads of ``size`` channels."""
         try:
             if self.codec is not None:
-                self.codec.check(size)
+                self.codec.check(size, "keys")
+                self.codec.check(size, "values")
         except InputError as error:
             raise InputError(f"action '{self.name}': codec '{self.codec_name}': {error}") from None
         except Exception as error:
@@ -185,7 +221,7 @@ class Action:
     def row(self, study: str, *, prespecified: bool, revision: int = 0) -> dict[str, Any]:
         """Return the action's row of the ``actions`` table."""
         identity = self.selector.identity()
-        parameters = identity.pop("parameters")
+        parameters = identity.pop("parameters") | self.chosen.parameters
         return {
             "study": study, "action": self.name, "selector": self.selector_name, "keep": str(self.retention),
             "window": self.selector.window, "sinks": self.selector.sinks,
@@ -201,13 +237,26 @@ class Action:
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ChosenLayers:
+    """The part of an action by which selector and codec apply to some layers."""
+
+    chosen: LayerChoice
+    coded: LayerChoice
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The layers of selector and codec; empty if both apply to all."""
+        both = {"selector": self.chosen.parameters, "codec": self.coded.parameters}
+        return {part: parameters for part, parameters in both.items() if parameters}
+
+
 def _as_json(parameters: dict[str, Any]) -> str | None:
     return json.dumps(parameters, sort_keys=True) if parameters else None
 
 
 def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     """Make an action from its section of a study file in ``folder``, which may hold custom modules."""
-    codec = generated = None
     try:
         if section.policy_name is not None:
             policy = build_policy(section.policy_name, section.policy_parameters, folder)
@@ -216,23 +265,58 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
                 weights=section.weights,
             )  # fmt: skip
         selector = build_selector(section.selector, section.parameters, folder)
-        if section.codec_name is not None:
-            parameters = section.codec_parameters
-            codec = CODEC_KIND.build(section.codec_name, parameters, folder)
-            generated = GeneratedEntries(codec) if parameters.get(GENERATED) else None
+        layers = LayerChoice.written(section.layers, section.skip_layers)
+        stored = {} if section.codec is None else _codec_parts(section, layers, folder)
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from error.__cause__
     if isinstance(selector, Full) and section.retention.rule is not None:
         line = f"action '{section.name}': selector '{section.selector}' keeps every entry"
         raise InputError(f'{line}; write keep = "all"')
-    if isinstance(selector, Numerics) and (codec is not None or section.weights is not None):
-        other = "weights" if codec is None else "codec"
+    if isinstance(selector, Numerics) and (stored or layers or section.weights is not None):
+        other = "codec" if stored else "layers" if layers else "weights"
         line = f"action '{section.name}': '{section.selector}' is the noise floor, where nothing is compressed"
         raise InputError(f"{line}; leave {other} or selector out")
+    if layers is not None and isinstance(selector, Full) and not stored:
+        raise InputError(
+            f"action '{section.name}': has layers, but no selector and no codec for them; leave layers out"
+        )
+    chosen = ALL_LAYERS if layers is None or isinstance(selector, Full) else layers
     return Action(
-        section.name, section.selector, selector, section.retention, section.codec_name, codec, generated=generated,
-        weights=section.weights,
-    )  # fmt: skip
+        section.name, section.selector, selector, section.retention, weights=section.weights, chosen=chosen, **stored
+    )
+
+
+def _codec_parts(section: ActionSection, layers: LayerChoice | None, folder: Path | None) -> dict[str, Any]:
+    """Return the fields of an action that its codec decides; ``layers`` are the action's own, if it names any."""
+    written = section.codec_parameters
+    own = LayerChoice.written(written.get("layers"), written.get("skip_layers"))
+    codec: Codec
+    if section.codec_halves is None:
+        codec = CODEC_KIND.build(str(section.codec_name), written, folder)
+    else:
+        for key in written:
+            if key not in CODEC_KIND.common:
+                raise InputError(f"codec.{key}: unknown key; a table of keys and values takes {', '.join(_OF_BOTH)}")
+        check_types(written, CODEC_KIND.common)
+        codec = KeysAndValues(**{part: _half(half, part, folder) for part, half in section.codec_halves.items()})
+    generated = GeneratedEntries(codec) if written.get(GENERATED) else None
+    coded = own or layers or LayerChoice(ends=max(one.exact_ends for one in codec.codecs))
+    return {"codec_name": section.codec_name, "codec": codec, "generated": generated, "coded": coded}
+
+
+_OF_BOTH = ("keys", "values", *CODEC_KIND.common)
+
+
+def _half(written: Mapping[str, Any], part: str, folder: Path | None) -> Codec:
+    """Return the codec of keys or of values, from its name and parameters."""
+    parameters = {key: value for key, value in written.items() if key != "name"}
+    for key in CODEC_KIND.common:
+        if key in parameters:
+            raise InputError(f"codec.{part}.{key}: is a parameter of keys and values together; write codec.{key}")
+    try:
+        return CODEC_KIND.build(str(written["name"]), parameters, folder)
+    except InputError as error:
+        raise InputError(f"codec.{part}: {error}") from error.__cause__
 
 
 def build_actions(study: Study) -> list[Action]:

@@ -32,7 +32,6 @@ __all__ = [
     "TOVA",
     "CacheRule",
     "Codec",
-    "CodedEntries",
     "DamagedStoreError",
     "InputError",
     "KvdriftError",

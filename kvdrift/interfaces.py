@@ -9,7 +9,6 @@ from __future__ import annotations
 from kvdrift.generator.attention.cache_rules import CacheRule
 from kvdrift.generator.attention.holding import StoredBytes
 from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Statistic
-from kvdrift.generator.attention.shared_prefix import PrefixLayer as CodedEntries
 from kvdrift.generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
 from kvdrift.generator.codecs.codec import Codec
 from kvdrift.generator.selectors.parameters import at_least
@@ -24,7 +23,6 @@ __all__ = [
     "TOVA",
     "CacheRule",
     "Codec",
-    "CodedEntries",
     "Policy",
     "PromptLayer",
     "QueryChunk",

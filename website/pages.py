@@ -19,7 +19,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-STUDIES = ("smollm2", "smollm2_llama_cpp", "presses", "quickstart", "frontier", "weights", "llama_cpp")
+STUDIES = ("smollm2", "deployed", "smollm2_llama_cpp", "presses", "quickstart", "frontier", "weights", "llama_cpp")
 """Files of ``studies/`` without their ending, in the gallery's order; studies without a report are left out."""
 
 _EMPTY = (

@@ -206,7 +206,7 @@ def check_equal_bytes(store: Store, material: Material) -> int:
         action, layers = actions.get(unit["action"]), len(unit["kept_sha256"] or ())
         if unit["kept_entries"] == unit["prompt_entries"] and action is not None and action.policy is not None:
             continue
-        held = action and action.decides_bytes(unit["kept_entries"], unit["prompt_entries"], layers)
+        held = action and action.decides_bytes(unit["prompt_entries"], layers)
         groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"], held].append(unit)
     compared = 0
     for first, *others in groups.values():

@@ -11,7 +11,6 @@ the number of threads changes no checksum.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,7 +21,7 @@ from torch import Tensor
 from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
 from kvdrift.generator.attention.prompt_reads import PrefixLayer
 from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.schema.errors import OperationError, failing_as
+from kvdrift.schema.errors import failing_as
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,7 +46,7 @@ class Holding(Protocol):
         """Return the layer that attention reads, of the same shapes, dtype and device."""
         ...
 
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+    def layer_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the bytes that the layer's keys and values take as they are stored."""
         ...
 
@@ -60,7 +59,7 @@ class AsComputed:
         """Return the layer unchanged."""
         return layer
 
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+    def layer_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the bytes of the layer's keys and values."""
         return StoredBytes(layer.key.nbytes + layer.value.nbytes)
 
@@ -76,7 +75,7 @@ class InDtype:
         stored, read_dtype = DTYPES[self.dtype], layer.key.dtype
         return PrefixLayer(layer.key.to(stored).to(read_dtype), layer.value.to(stored).to(read_dtype))
 
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+    def layer_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the bytes of the layer's numbers in the dtype."""
         return StoredBytes((layer.key.numel() + layer.value.numel()) * DTYPES[self.dtype].itemsize)
 
@@ -84,11 +83,7 @@ class InDtype:
 def bytes_as_stored(layer: PrefixLayer, holding: Holding) -> StoredBytes:
     """Return how many bytes a layer's keys and values take as ``holding`` stores them; the tensors may have no data."""
     with failing_as("codec", holding):
-        size = holding.stored_bytes(layer)
-        size = StoredBytes(operator.index(size.payload), operator.index(size.scales))
-    if min(size.payload, size.scales) < 0:
-        raise OperationError(f"codec {type(holding).__name__}: stored_bytes returned {size}; bytes must be 0 or more")
-    return size
+        return holding.layer_bytes(layer)
 
 
 _ODD = 0x9E3779B97F4A7C15 - 2**64  # Weyl's constant of 64 bits, signed: its multiples spread over all bits

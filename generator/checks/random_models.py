@@ -47,10 +47,13 @@ def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers:
 
 
 @cache
-def random_model(architecture: str, dtype: str = "float32", layers: int = 2, kv_heads: int = 2) -> LoadedModel:
+def random_model(
+    architecture: str, dtype: str = "float32", layers: int = 2, kv_heads: int = 2, head_size: int = 16
+) -> LoadedModel:
     """Return a random-weight model, loaded like any folder; calls with the same arguments return the same model."""
     with TemporaryDirectory() as folder:
-        saved = save_random_model(Path(folder), architecture, layers=layers, num_key_value_heads=kv_heads)
+        shape = {"num_key_value_heads": kv_heads, "head_dim": head_size}
+        saved = save_random_model(Path(folder), architecture, layers=layers, **shape)
         return load_model(str(saved), dtype=dtype)
 
 

@@ -229,7 +229,9 @@ def _row(action: Action) -> str:
 
 def _changed(trial: Trial[Any], name: str, value: Any) -> Action | None:
     """Return an action whose parameter ``name`` has another value; None if the part accepts no value that is tried."""
-    for other in _other_values(value):
+    choices: Mapping[str, tuple[Any, ...]] = getattr(trial.part, "choices", {})
+    others = (choice for choice in choices[name] if choice != value) if name in choices else _other_values(value)
+    for other in others:
         try:
             return trial.action(**{name: other})
         except KvdriftError:

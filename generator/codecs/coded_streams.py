@@ -39,15 +39,16 @@ class CodedLayer:
     coded_keys: int  # how many keys are coded before the first token is fed
     coded_values: int  # how many values are coded before the first token is fed
     exact: PrefixLayer  # copies of the other keys and values, [KV heads, entries, size] each
+    coded: bool = True  # whether the coding ever changes an entry
 
     @classmethod
-    def of(cls, held: PrefixLayer, window: int, together: int) -> CodedLayer:
+    def of(cls, held: PrefixLayer, window: int, together: int, *, coded: bool = True) -> CodedLayer:
         """Describe a layer that a codec holds, with an exact ``window`` and groups of ``together`` keys."""
         entries = held.key.shape[1]
         values = max(entries - window, 0)
         keys = values - values % together
         exact = PrefixLayer(held.key[:, keys:].clone(), held.value[:, values:].clone())
-        return cls(entries, entries % together, keys, values, exact)
+        return cls(entries, entries % together, keys, values, exact, coded)
 
 
 class CodedStreams(CacheRule):
@@ -66,7 +67,7 @@ class CodedStreams(CacheRule):
         self.cuts_back = horizon - 2 <= window
         self._length = 0  # the length L of the suffixes for which the prompt's entries are coded
         self._coded = {number: (one.coded_keys, one.coded_values) for number, one in enumerate(layers)}
-        kinds = [(one.exact.key.device, one.exact.key.shape, one.entries) for one in layers]
+        kinds = [(one.exact.key.device, one.exact.key.shape, one.entries, one.coded) for one in layers]
         self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002

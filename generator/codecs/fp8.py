@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,43 +10,48 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.holding import StoredBytes
-from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.codecs.affine import float16_above
-from kvdrift.generator.codecs.codec import Codec
+from kvdrift.generator.codecs.codec import Part, ScaledCodec
 
-_LARGEST = 448.0  # of e4m3
+_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_AXES = {"head": (1, 2), "tensor": (0, 1, 2)}  # over which a scale's numbers extend
 
 
 @dataclass(frozen=True)
-class FP8(Codec):
-    """Numbers in e4m3 (4 bits of exponent, 3 of mantissa); the keys of a KV head have one scale, its values another.
+class FP8(ScaledCodec):
+    """Numbers in e4m3 (4 bits of exponent, 3 of mantissa) or e5m2, at a scale.
 
-    A scale is the largest magnitude divided by 448, in float16, rounded up.
+    ``scale`` is "head" (one of a layer's keys and one of its values for each KV head), "tensor" (one for all heads), or
+    1 (numbers are stored as they are). Other scales are the largest magnitude divided by that of the format, in
+    float16, rounded up. Magnitudes beyond the format's largest, times the scale, are cut off there.
     """
 
-    summary: ClassVar[str] = "8-bit floating point (e4m3), a scale for each layer and KV head"
+    summary: ClassVar[str] = (
+        "8-bit floating point, e4m3 or e5m2, with a scale for each KV head, for each layer, or none"
+    )
     paper: ClassVar[str | None] = "Micikevicius et al. 2022, arXiv:2209.05433"
+    choices: ClassVar[Mapping[str, tuple[int | str, ...]]] = {"format": tuple(_DTYPES), "scale": (*_AXES, 1)}
+    format: str = "e4m3"
+    scale: int | str = "head"
 
-    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return the numbers, each rounded to e4m3 at its head's scale."""
-        return PrefixLayer(_read_back(layer.key), _read_back(layer.value))
+    def scale_of(self, numbers: Tensor) -> Tensor:
+        """Return the scales, float32 [KV heads or 1, 1, 1]."""
+        if isinstance(self.scale, int):
+            return numbers.new_ones((1, 1, 1))
+        largest = numbers.abs().amax(dim=_AXES[self.scale], keepdim=True)
+        return float16_above(largest / torch.finfo(_DTYPES[self.format]).max)
 
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """Return the bytes as stored: one for each number, and those of two float16 scales for each KV head."""
-        numbers = layer.key.numel() + layer.value.numel()
-        return StoredBytes(numbers, 2 * layer.key.shape[0] * torch.float16.itemsize)
+    def at_scale(self, numbers: Tensor, scale: Tensor) -> Tensor:
+        """Return the numbers, each rounded to the format at its scale."""
+        return rounded_to(numbers / scale.where(scale > 0, 1), _DTYPES[self.format]) * scale
 
-
-def _read_back(numbers: Tensor) -> Tensor:
-    return at_scale(numbers, scale_of(numbers.abs().amax(dim=(1, 2), keepdim=True)))  # a scale for each KV head
-
-
-def scale_of(largest: Tensor) -> Tensor:
-    """Return the scales of groups whose largest magnitudes are ``largest``, float32 of the same shape."""
-    return float16_above(largest / _LARGEST)
+    def stored_bytes(self, numbers: Tensor, part: Part) -> StoredBytes:  # noqa: ARG002
+        """Return the bytes as stored: one for each number, and those of float16 scales."""
+        scales = {"head": numbers.shape[0], "tensor": 1}.get(str(self.scale), 0)
+        return StoredBytes(numbers.numel(), scales * torch.float16.itemsize)
 
 
-def at_scale(numbers: Tensor, scale: Tensor) -> Tensor:
-    """Return float32 numbers, each rounded to e4m3 at a scale; magnitudes are cut off at 448 times the scale."""
-    scaled = (numbers / scale.where(scale > 0, 1)).clamp(-_LARGEST, _LARGEST)
-    return scaled.to(torch.float8_e4m3fn).float() * scale
+def rounded_to(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return float32 numbers, each rounded to a format of 8 bits, ties to even; magnitudes beyond it are cut off."""
+    largest = torch.finfo(dtype).max
+    return numbers.clamp(-largest, largest).to(dtype).float()

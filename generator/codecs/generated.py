@@ -8,7 +8,7 @@ keys may begin in the prompt and end among generated entries. The entry of the t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +18,9 @@ from torch import Tensor
 from kvdrift.generator.attention.cache_rules import CacheRule
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.codecs.codec import Codec, GroupedCodec
+from kvdrift.generator.codecs.codec import Codec, EntryCodec, GroupedCodec, Part, ScaledCodec
 from kvdrift.generator.codecs.coded_streams import CodedLayer, CodedStreams, EntryCoding
-from kvdrift.generator.codecs.fp8 import FP8, at_scale, scale_of
-from kvdrift.generator.codecs.identity import Identity
-from kvdrift.generator.codecs.kivi import KIVI
-from kvdrift.generator.codecs.rotated import RotatedInt4
+from kvdrift.generator.codecs.combined import KeysAndValues
 from kvdrift.schema.errors import InputError
 
 
@@ -34,10 +31,18 @@ class GeneratedEntries:
     codec: Codec
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codec, KIVI | RotatedInt4 | FP8 | Identity):
+        for part in _PARTS:
+            codec = codec_of(self.codec, part)
+            if not isinstance(codec, GroupedCodec | EntryCodec | ScaledCodec):
+                raise InputError(
+                    f"generated = true: codec {type(codec).__name__} codes prompt entries alone; leave generated out, "
+                    "or use a codec derived from KIVI, RotatedInt4, FP8, Identity or another codec of kvdrift but HQQ"
+                )
+        windows = [_window(codec_of(self.codec, part)) for part in _PARTS]
+        if len(set(windows)) > 1:
             raise InputError(
-                f"generated = true: codec {type(self.codec).__name__} codes prompt entries alone; "
-                "leave generated out, or use a codec derived from KIVI, RotatedInt4, FP8 or Identity"
+                f"generated = true: the last {windows[0]} keys and the last {windows[1]} values are exact; give both "
+                "codecs the same residual, 0 beside a codec without one"
             )
 
     @property
@@ -46,74 +51,76 @@ class GeneratedEntries:
         return {"generated": True}
 
     def rule(
-        self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], held: Sequence[PrefixLayer], horizon: int
-    ) -> CacheRule:
+        self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], held: Sequence[PrefixLayer],
+        exact: Collection[int], horizon: int,
+    ) -> CacheRule:  # fmt: skip
         """Return the rule that codes the entries of a prompt's streams with horizon H.
 
         For each layer, ``prompt`` has keys and values of the whole prompt; ``kept`` has the kept positions, int32
         [KV heads, m]; and ``held`` has the entries that attention reads; the rule later codes, in place,
-        those that are still exact.
+        those that are still exact. The layers numbered in ``exact`` are never coded.
         """
-        codec, window, together = self.codec, 0, 1
-        coding: EntryCoding
-        if isinstance(codec, FP8):
-            coding = _AtPromptScales.of(prompt, kept)
-        elif isinstance(codec, GroupedCodec):
-            window, together = codec.residual, codec.group if isinstance(codec, KIVI) else 1
-            coding = _RoundTrip(replace(codec, residual=0))
-        else:
-            coding = _RoundTrip(codec)
-        layers = [CodedLayer.of(layer, window, together) for layer in held]
+        keys, values = (codec_of(self.codec, part) for part in _PARTS)
+        window, together = _window(keys), keys.keys_together if isinstance(keys, GroupedCodec) else 1
+        scales: dict[Part, list[Tensor]] = {
+            "keys": _scales(keys, [layer.key for layer in prompt], kept),
+            "values": _scales(values, [layer.value for layer in prompt], kept),
+        }
+        coding = _Coding(_without_window(keys), _without_window(values), scales, frozenset(exact))
+        layers = [CodedLayer.of(layer, window, together, coded=n not in exact) for n, layer in enumerate(held)]
         return CodedStreams(coding, window, together, layers, horizon)
 
 
+_PARTS: tuple[Part, Part] = ("keys", "values")
+
+
+def codec_of(codec: Codec, part: Part) -> Codec:
+    """Return the codec that stores keys or values, as ``part`` says."""
+    return codec.of(part) if isinstance(codec, KeysAndValues) else codec
+
+
+def _window(codec: Codec) -> int:
+    """Return how many of the last entries a codec leaves exact."""
+    return codec.residual if isinstance(codec, GroupedCodec) else 0
+
+
+def _without_window(codec: Codec) -> Codec:
+    return replace(codec, residual=0) if isinstance(codec, GroupedCodec) else codec
+
+
+def _scales(codec: Codec, numbers: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
+    """Return the scales of each layer's kept entries; none if the codec has no scales for a whole layer.
+
+    ``numbers`` are all keys or all values of each layer, [KV heads, n, size].
+    """
+    if not isinstance(codec, ScaledCodec):
+        return []
+    rows = [
+        positions.long()[..., None].expand(-1, -1, part.shape[-1])
+        for part, positions in zip(numbers, kept, strict=True)
+    ]
+    return [codec.scale_of(part.gather(1, row).float()) for part, row in zip(numbers, rows, strict=True)]
+
+
 @dataclass(frozen=True)
-class _RoundTrip(EntryCoding):
-    """The round trip of a codec without a window, with a scale for each entry or group."""
+class _Coding(EntryCoding):
+    """The round trips of two codecs without windows; scales of whole layers are those of the prompt's entries."""
 
-    codec: Codec
-
-    def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Return the entries as the codec holds them."""
-        first, second = keys.flatten(0, 2), values.flatten(0, 2)  # [layers x R x KV heads, entries, size]
-        if first.shape == second.shape:
-            back = self.codec.hold(PrefixLayer(first, second))
-        else:
-            key = self.codec.hold(PrefixLayer(first, first)).key if first.shape[1] else first
-            value = self.codec.hold(PrefixLayer(second, second)).value if second.shape[1] else second
-            back = PrefixLayer(key, value)
-        return back.key.view(keys.shape), back.value.view(values.shape)
-
-
-@dataclass(frozen=True)
-class _AtPromptScales(EntryCoding):
-    """Codes in e4m3 at the scales stored for a cache's prompt entries; magnitudes are cut off at 448 times a scale."""
-
-    keys: Sequence[Tensor]  # for each layer the scales of the KV heads' keys, float32 [KV heads, 1, 1]
-    values: Sequence[Tensor]  # the scales of their values
-
-    @classmethod
-    def of(cls, prompt: Sequence[PromptLayer], kept: Sequence[Tensor]) -> _AtPromptScales:
-        """Find the scales of the kept entries of a prompt."""
-        return cls(*(
-            [_scale(part, positions) for part, positions in zip(parts, kept, strict=True)]
-            for parts in ([layer.key for layer in prompt], [layer.value for layer in prompt])
-        ))  # fmt: skip
+    keys: Codec
+    values: Codec
+    scales: Mapping[Part, Sequence[Tensor]]  # of each layer, float32 [KV heads or 1, 1, 1]
+    exact: frozenset[int]  # layers that are never coded
 
     def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the numbers, each rounded to e4m3."""
-        return _at_scales(keys, self.keys, layers), _at_scales(values, self.values, layers)
+        """Return the entries as the codecs hold them."""
+        if layers[0] in self.exact:
+            return keys, values
+        return self._held(self.keys, keys, "keys", layers), self._held(self.values, values, "values", layers)
 
-
-def _scale(numbers: Tensor, positions: Tensor) -> Tensor:
-    """Return the scales of ``FP8``, [KV heads, 1, 1], for entries of ``numbers`` [KV heads, n, size].
-
-    ``positions`` [KV heads, m] are the entries' positions.
-    """
-    largest = numbers.abs().amax(2).gather(1, positions.long()).amax(1)
-    return scale_of(largest.float())[:, None, None]
-
-
-def _at_scales(numbers: Tensor, scales: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
-    scale = torch.stack([scales[layer] for layer in layers])[:, None]  # [layers, 1, KV heads, 1, 1]
-    return at_scale(numbers.float(), scale).to(numbers.dtype)
+    def _held(self, codec: Codec, numbers: Tensor, part: Part, layers: Sequence[int]) -> Tensor:
+        if not numbers.shape[3]:
+            return numbers
+        if isinstance(codec, ScaledCodec):
+            scale = torch.stack([self.scales[part][layer] for layer in layers])[:, None]
+            return codec.at_scale(numbers.float(), scale).to(numbers.dtype)
+        return codec.held(numbers.flatten(0, 2), part).view(numbers.shape)  # [layers x R x KV heads, entries, size]

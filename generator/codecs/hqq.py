@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from kvdrift.generator.attention.holding import StoredBytes
-from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.codecs.codec import Codec
+from kvdrift.generator.codecs.codec import Codec, Part
 from kvdrift.schema.errors import InputError, OperationError, installing
 
 _LIBRARY, _AXES = "hqq", (0, 1)
+_PACKED_ENTRIES = 8  # of which all numbers fill whole bytes, whatever the bits
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class HQQ(Codec):
             nbits=self.bits, axis_key=self.axis_key, axis_value=self.axis_value, q_group_size=self.group
         )
 
-    def check(self, size: int) -> None:
+    def check(self, size: int, part: Part) -> None:  # noqa: ARG002
         """Refuse heads of ``size`` channels if these do not fill whole groups.
 
         A layer could then be stored only if its number of entries happened to fill whole groups.
@@ -77,39 +79,40 @@ class HQQ(Codec):
             line = f"heads of {size} channels cannot be coded in groups of {self.group}"
             raise InputError(f"{line}; set group to a divisor of {size}")
 
-    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Store a layer's entries and read them back, in their own dtype."""
-        self._check_packing(layer)
-        stored = self.cache_layer()
-        stored.update(layer.key[None], layer.value[None])
-        key, value = stored.update(layer.key[None, :, :0], layer.value[None, :, :0])  # a step without tokens
-        return PrefixLayer(key[0], value[0])
-
-    def hold(self, layer: PrefixLayer) -> PrefixLayer:  # type: ignore[misc]  # other codecs compute in float32
-        """Return the layer that attention reads: the round trip in the model's dtype, as transformers computes it."""
-        back = self.round_trip(layer)
-        for name, read in (("keys", back.key), ("values", back.value)):
-            if not bool(read.isfinite().all()):
-                raise OperationError(f"codec {type(self).__name__}: {name} come back with a number that is not finite")
+    def round_trip(self, numbers: Tensor, part: Part) -> Tensor:
+        """Store a layer's keys or values and read them back, in their own dtype."""
+        self._check_packing(numbers, part)
+        stored, few = self.cache_layer(), numbers[:, :_PACKED_ENTRIES]  # the cache takes keys and values together
+        pair = (numbers, few) if part == "keys" else (few, numbers)
+        stored.update(pair[0][None], pair[1][None])
+        key, value = stored.update(numbers[None, :, :0], numbers[None, :, :0])  # a step without tokens
+        back: Tensor = key[0] if part == "keys" else value[0]
         return back
 
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """Return the bytes of packed integers, and of a scale and a zero point for each group, in the model's dtype."""
-        self._check_packing(layer)
-        numbers = layer.key.numel() + layer.value.numel()
-        return StoredBytes(numbers // self._packed, 2 * (numbers // self.group) * layer.key.itemsize)
+    def held(self, numbers: Tensor, part: Part) -> Tensor:
+        """Return what attention reads: the round trip in the model's dtype, as transformers computes it."""
+        back = self.round_trip(numbers, part)
+        if not bool(back.isfinite().all()):
+            raise OperationError(f"codec {type(self).__name__}: {part} come back with a number that is not finite")
+        return back
 
-    def _check_packing(self, layer: PrefixLayer) -> None:
-        """Check that the layer's numbers fill whole groups, and that hqq can pack the groups into whole bytes."""
-        for axis, numbers in ((self.axis_key, layer.key), (self.axis_value, layer.value)):
-            rows = self.group if axis == 0 else numbers.numel() // self.group
-            if numbers.numel() % self.group or rows % self._packed:
-                heads, entries, size = numbers.shape
-                raise InputError(
-                    f"{type(self).__name__}: {_LIBRARY} cannot store {entries} entries of {heads} KV heads of "
-                    f"{size} channels with group = {self.group} and axis {axis} in {self.bits} bits; "
-                    "change group or the axis"
-                )
+    def stored_bytes(self, numbers: Tensor, part: Part) -> StoredBytes:
+        """Return the bytes of packed integers, and of a scale and a zero point for each group, in the model's dtype."""
+        self._check_packing(numbers, part)
+        count = numbers.numel()
+        return StoredBytes(count // self._packed, 2 * (count // self.group) * numbers.itemsize)
+
+    def _check_packing(self, numbers: Tensor, part: Part) -> None:
+        """Check that the numbers fill whole groups, and that hqq can pack the groups into whole bytes."""
+        axis = self.axis_key if part == "keys" else self.axis_value
+        rows = self.group if axis == 0 else numbers.numel() // self.group
+        if numbers.numel() % self.group or rows % self._packed:
+            heads, entries, size = numbers.shape
+            raise InputError(
+                f"{type(self).__name__}: {_LIBRARY} cannot store {entries} entries of {heads} KV heads of "
+                f"{size} channels with group = {self.group} and axis {axis} in {self.bits} bits; "
+                "change group or the axis"
+            )
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from kvdrift.generator.attention.holding import StoredBytes
-from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
-from kvdrift.generator.codecs.codec import GroupedCodec, beside_exact
+from kvdrift.generator.codecs.codec import GroupedCodec, Part, beside_exact
 
 
 @dataclass(frozen=True)
@@ -22,28 +23,28 @@ class KIVI(GroupedCodec):
     paper: ClassVar[str | None] = "Liu et al. 2024, arXiv:2402.02750"
     bits: ClassVar[int]
 
-    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return the layer with the first keys and values as read back from codes, and the last ones unchanged."""
-        keys, values = self._coded(layer)
-        key = channels_back(layer.key[:, :keys], self.bits, self.group) if keys else layer.key[:, :0]
-        value = entries_back(layer.value[:, :values], self.bits, self.group) if values else layer.value[:, :0]
-        return PrefixLayer(beside_exact(key, layer.key), beside_exact(value, layer.value))
+    @property
+    def keys_together(self) -> int:
+        """How many consecutive keys are coded together: a group."""
+        return self.group
 
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+    def round_trip(self, numbers: Tensor, part: Part) -> Tensor:
+        """Return the first keys or values as read back from codes, and the last ones unchanged."""
+        coded, back = numbers[:, : self._coded(numbers, part)], channels_back if part == "keys" else entries_back
+        return beside_exact(back(coded, self.bits, self.group), numbers) if coded.shape[1] else numbers
+
+    def stored_bytes(self, numbers: Tensor, part: Part) -> StoredBytes:
         """Return the bytes of packed integers and exact numbers, and those of scales and zero points."""
-        heads, entries, size = layer.key.shape
-        keys, values = self._coded(layer)
-        payload = sum(
-            packed_bytes(heads * coded * size, self.bits) + heads * (entries - coded) * size * layer.key.itemsize
-            for coded in (keys, values)
-        )
-        groups = heads * (keys // self.group * size + values * -(-size // self.group))
-        return StoredBytes(payload, groups * GROUP_BYTES)
+        heads, entries, size = numbers.shape
+        coded = self._coded(numbers, part)
+        exact = heads * (entries - coded) * size * numbers.itemsize
+        groups = coded // self.group * size if part == "keys" else coded * -(-size // self.group)
+        return StoredBytes(packed_bytes(heads * coded * size, self.bits) + exact, heads * groups * GROUP_BYTES)
 
-    def _coded(self, layer: PrefixLayer) -> tuple[int, int]:
-        """How many keys and how many values of a KV head are coded."""
-        before = self.before_window(layer.key.shape[1])
-        return before - before % self.group, before
+    def _coded(self, numbers: Tensor, part: Part) -> int:
+        """How many keys or values of a KV head are coded."""
+        before = self.before_window(numbers.shape[1])
+        return before - before % self.group if part == "keys" else before
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.holding import StoredBytes
-from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.codecs.affine import GROUP_BYTES, entries_back, packed_bytes
-from kvdrift.generator.codecs.codec import GroupedCodec, beside_exact
+from kvdrift.generator.codecs.codec import GroupedCodec, Part, beside_exact
 from kvdrift.schema.errors import InputError
 
 _BITS = 4
@@ -29,30 +28,32 @@ class RotatedInt4(GroupedCodec):
     paper: ClassVar[str | None] = "Ashkboos et al. 2024, arXiv:2404.00456"
     residual: int = 0
 
-    def check(self, size: int) -> None:
+    def check(self, size: int, part: Part) -> None:  # noqa: ARG002
         """Refuse heads whose size is no power of two."""
-        if size & (size - 1):
-            line = f"heads of {size} channels have no Hadamard transform here, only powers of two have"
-            raise InputError(f"{line}; use another codec")
+        check_rotation(size)
 
-    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return the layer with entries as read back from their codes, but the last ``residual`` entries unchanged."""
-        return PrefixLayer(self._read_back(layer.key), self._read_back(layer.value))
-
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """Return the bytes of packed integers and exact numbers, and those of scales and zero points."""
-        heads, entries, size = layer.key.shape
-        coded = self.before_window(entries)
-        exact = heads * (entries - coded) * size * layer.key.itemsize
-        groups = 2 * heads * coded * -(-size // self.group)
-        return StoredBytes(2 * (packed_bytes(heads * coded * size, _BITS) + exact), groups * GROUP_BYTES)
-
-    def _read_back(self, numbers: Tensor) -> Tensor:
-        self.check(numbers.shape[-1])
+    def round_trip(self, numbers: Tensor, part: Part) -> Tensor:
+        """Return entries as read back from their codes, but the last ``residual`` entries unchanged."""
+        self.check(numbers.shape[-1], part)
         coded = self.before_window(numbers.shape[1])
         if not coded:
             return numbers
         return beside_exact(hadamard(entries_back(hadamard(numbers[:, :coded]), _BITS, self.group)), numbers)
+
+    def stored_bytes(self, numbers: Tensor, part: Part) -> StoredBytes:  # noqa: ARG002
+        """Return the bytes of packed integers and exact numbers, and those of scales and zero points."""
+        heads, entries, size = numbers.shape
+        coded = self.before_window(entries)
+        exact = heads * (entries - coded) * size * numbers.itemsize
+        groups = heads * coded * -(-size // self.group)
+        return StoredBytes(packed_bytes(heads * coded * size, _BITS) + exact, groups * GROUP_BYTES)
+
+
+def check_rotation(size: int) -> None:
+    """Refuse heads whose vectors have no Hadamard transform here."""
+    if size & (size - 1):
+        line = f"heads of {size} channels have no Hadamard transform here, only powers of two have"
+        raise InputError(f"{line}; use another codec")
 
 
 def hadamard(vectors: Tensor) -> Tensor:

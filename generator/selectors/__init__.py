@@ -39,7 +39,8 @@ SELECTORS: dict[str, type[Selector]] = {
 SELECTOR_KIND: PartKind[Selector] = PartKind(
     noun="selector", plural="selectors", base=Selector, known=SELECTORS,
     derive="ScoringSelector or Selector of kvdrift.generator.selectors.selector", says="what it keeps",
-    keys=("name", "selector", "keep", "codec"), counts=("window", "sinks"), forms=(f"{PREFIX}NAME",),
+    keys=("name", "selector", "keep", "codec", "layers", "skip_layers"), counts=("window", "sinks"),
+    forms=(f"{PREFIX}NAME",),
 )  # fmt: skip
 
 # Parameters that cost memory or time for each position, whatever the prompt, and their bound, which no model reaches.

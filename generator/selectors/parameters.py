@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from kvdrift.schema.errors import InputError
 
@@ -15,13 +16,25 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     str: ((str,), "text"),
     type(None): ((int, float), "a number"),
+    tuple: ((list,), "a list"),
 }
 """By the type of a parameter's default: the types that it takes, and their name."""
 
 
-def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
-    """Refuse parameters that do not have the types of their defaults; a parameter whose default is None is a number."""
+def check_types(
+    parameters: Mapping[str, Value], defaults: Mapping[str, object],
+    choices: Mapping[str, tuple[int | str, ...]] = MappingProxyType({}),
+) -> None:  # fmt: skip
+    """Refuse parameters that do not have the types of their defaults; a parameter whose default is None is a number.
+
+    A parameter with ``choices`` must have one of these values.
+    """
     for name, value in parameters.items():
+        if name in choices:
+            if not any(type(value) is type(choice) and value == choice for choice in choices[name]):
+                *others, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices[name])
+                raise InputError(f"{name} = {value!r}: should be {', '.join(others)} or {last}")
+            continue
         kinds, wanted = KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
             raise InputError(f"{name} = {value!r}: should be {wanted}")

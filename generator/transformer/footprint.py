@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,18 +35,19 @@ class Footprint:
     shape: ModelShape
     weight_bytes: int
 
-    def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
-        """Return the bytes of a cache of ``entries`` entries per KV head and layer: payload, scales, index, metadata.
+    def cache_bytes(self, entries: Sequence[int], holdings: Sequence[Holding], *, indexed: Container[int] = ()) -> int:
+        """Return the bytes of a cache: payload, scales, index and metadata.
 
-        ``holding`` is the form in which entries are stored. A layer with a window counts as a full window, and a layer
-        with a state as its state. ``indexed``: whether entries are ever removed; otherwise there is no index.
+        ``entries`` are those of a KV head in each layer with full attention, and ``holdings`` the forms in which they
+        are stored. ``indexed`` are the numbers of the layers from which entries are ever removed; others have no index.
+        A layer with a window counts as a full window, and a layer with a state as its state.
         """
-        shape = self.shape
-        part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
-        stored = bytes_as_stored(PrefixLayer(part, part), holding).total
-        index = shape.kv_heads * entries * _INDEX_BYTES if indexed else 0
-        evictable = shape.layers - shape.without_attention - len(shape.windows)
-        return shape.fixed_bytes(sys.maxsize) + evictable * (stored + index + _EXTENT_BYTES)
+        shape, stored = self.shape, 0
+        for layer, (kept, holding) in enumerate(zip(entries, holdings, strict=True)):
+            part = torch.empty((shape.kv_heads, kept, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
+            stored += bytes_as_stored(PrefixLayer(part, part), holding).total + _EXTENT_BYTES
+            stored += shape.kv_heads * kept * _INDEX_BYTES if layer in indexed else 0
+        return shape.fixed_bytes(sys.maxsize) + stored
 
 
 @dataclass(frozen=True)

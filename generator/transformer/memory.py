@@ -79,6 +79,11 @@ class ModelShape:
         return DTYPES[self.dtype].itemsize
 
     @property
+    def evictable_layers(self) -> int:
+        """The layers whose entries can be evicted: those with full attention."""
+        return self.layers - self.without_attention - len(self.windows)
+
+    @property
     def entry_bytes(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
         return (self.layers - self.without_attention) * self._layer_entry_bytes

@@ -358,15 +358,27 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
         line = f"  action {action.name}: {described}: {_span(*(f'{m:,}' for m in kept))} {what}"
         if footprints is not None:
             footprint = footprints[_side(material.study, action)]
-            held = (
-                footprint.cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
-                for m, entries in zip(kept, ends, strict=True)
-            )
+            held = (_cache_bytes(action, footprint, m, entries, horizon) for m, entries in zip(kept, ends, strict=True))
             line += f", {_span(*map(_binary, held))} of {cache}"
             fixed = [footprint.shape.fixed_bytes(entries) for entries in ends]
             if fixed[-1]:
                 line += f", of which no action can evict {_span(*map(_binary, fixed))} (windows and states)"
         yield line
+
+
+def _cache_bytes(action: Action, footprint: Footprint, most: int, entries: int, horizon: int) -> int:
+    """Return the bytes of an action's cache of a prompt; ``most`` is the number of entries that a layer has."""
+    layers = footprint.shape.evictable_layers
+    whole = action.chosen.left_out(layers)
+    held = [most] * layers if action.policy is not None else action.layer_entries(most, entries, layers)
+    indexed = range(layers) if action.removes(entries, horizon) else ()
+    return footprint.cache_bytes(held, action.holdings(layers), indexed=set(indexed) - whole)
+
+
+def _mean_entries(action: Action, entries: int, footprint: Footprint) -> int:
+    """Return how many of ``entries`` entries a layer with full attention keeps on average, rounded up."""
+    held = action.layer_entries(action.retention.kept(entries), entries, footprint.shape.evictable_layers)
+    return -(-sum(held) // max(len(held), 1))
 
 
 def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints) -> MemoryPlan:
@@ -377,7 +389,7 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
     sides = [
         (
             footprint.shape,
-            [0 if action.control else action.retention.kept(longest) for action in actions],
+            [0 if action.control else _mean_entries(action, longest, footprint) for action in actions],
             [min(least, most) if action.control else most for action in actions],
         )
         for side, footprint in footprints.items()  # the reference's is the first; a control shares its entries

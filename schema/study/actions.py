@@ -32,6 +32,27 @@ Named = str | dict[str, Any]
 """
 
 
+HALVES = ("keys", "values")
+"""The parts of a cache that may have codecs of their own."""
+_LAYERS = ("layers", "skip_layers")
+
+
+def name_of_codec(written: Named) -> str | None:
+    """Return the name of a codec as a study file writes it; None if it has none.
+
+    The name of codecs of keys and of values is both names, as in ``int8+exact``.
+    """
+    if isinstance(written, str):
+        return written
+    if "name" in written:
+        return written["name"] if isinstance(written["name"], str) else None
+    halves = [written.get(part, "exact") for part in HALVES]
+    names = [half.get("name") if isinstance(half, dict) else half for half in halves]
+    if not any(part in written for part in HALVES) or not all(isinstance(name, str) and name for name in names):
+        return None
+    return "+".join(names)
+
+
 class ActionSection(Section):
     """``[[actions]]``: a selector with its parameters and retention, a codec, or both; or a decode-time policy.
 
@@ -66,9 +87,25 @@ class ActionSection(Section):
 
     codec: Named | None = meaning(
         "The codec, which stores the kept entries: a name from `kvdrift list codecs`, `module:Class` of "
-        'your own, or a table of a `name` and parameters, as in `{ name = "int4", group = 64 }`. A list '
-        "makes one action for each codec; the action's name gets the codec's name at its end: `half@int4`.",
+        'your own, or a table of a `name` and parameters, as in `{ name = "int4", group = 64 }`. Keys and values may '
+        'have codecs of their own: `{ keys = "int8", values = "turboquant-4bit" }`; a part that is left out stays '
+        "exact. A list makes one action for each codec; the action's name gets the codec's name at its end: "
+        "`half@int4`.",
         example="int8",
+        default=None,
+    )
+
+    layers: list[int] | None = meaning(
+        "The only layers in which the selector chooses and the codec stores; other layers keep every entry, exact. "
+        "Layers with full attention are numbered from 0; -1 is the last. A list in the codec's own table holds for the "
+        "codec alone.",
+        example=[0, 1],
+        default=None,
+    )
+
+    skip_layers: list[int] | None = meaning(
+        "The layers that keep every entry, exact, such as `[0, 1, -2, -1]`; in place of `layers`.",
+        example=[0, 1, -2, -1],
         default=None,
     )
 
@@ -131,13 +168,24 @@ class ActionSection(Section):
 
     @property
     def codec_name(self) -> str | None:
-        """The codec's name; None without a codec."""
-        return str(self.codec["name"]) if isinstance(self.codec, dict) else self.codec
+        """The codec's name; those of keys and values, as in ``int8+turboquant-4bit``; None without a codec."""
+        return None if self.codec is None else name_of_codec(self.codec)
+
+    @property
+    def codec_halves(self) -> dict[str, dict[str, Any]] | None:
+        """The codecs of keys and of values, as tables with a name; None if one codec stores both."""
+        if not isinstance(self.codec, dict) or "name" in self.codec:
+            return None
+        written = {part: self.codec[part] for part in HALVES if part in self.codec}
+        return {part: half if isinstance(half, dict) else {"name": half} for part, half in written.items()}
 
     @property
     def codec_parameters(self) -> dict[str, Any]:
-        """The codec parameters that the study sets."""
-        return {key: self.codec[key] for key in self.codec if key != "name"} if isinstance(self.codec, dict) else {}
+        """The parameters in the codec's table, without names and without the codecs of keys and of values."""
+        if not isinstance(self.codec, dict):
+            return {}
+        named = ("name",) if "name" in self.codec else HALVES
+        return {key: value for key, value in self.codec.items() if key not in named}
 
     @property
     def policy_name(self) -> str | None:
@@ -167,8 +215,11 @@ class ActionSection(Section):
         for name in () if finite else ("selector", "keep"):
             if name not in written:
                 raise InputError(missing(type(self), where, name, self.parameters))
-        if isinstance(self.codec, dict) and not isinstance(self.codec.get("name"), str):
-            raise InputError(f'{where}.codec: has no name; name it as in codec = {{ name = "int4", group = 64 }}')
+        if isinstance(self.codec, dict) and name_of_codec(self.codec) is None:
+            raise InputError(
+                f'{where}.codec: has no name; name it as in codec = {{ name = "int4", group = 64 }}, or the codecs of '
+                'keys and values as in codec = { keys = "int8", values = "int4" }'
+            )
         if isinstance(self.policy, dict) and not isinstance(self.policy.get("name"), str):
             raise InputError(f'{where}.policy: has no name; name it as in policy = {{ name = "sliding", sinks = 8 }}')
         if self.policy is not None:
@@ -187,7 +238,7 @@ class ActionSection(Section):
             )
         floor = {"selector": NUMERICS} if self.name == KERNEL_FLOOR_ACTION else {}
         whole = {"selector": self.selector, "keep": self.keep} == _WHOLE | floor
-        parts = [name for name in ("codec", "policy") if getattr(self, name) is not None]
+        parts = [name for name in ("codec", "policy", *_LAYERS) if getattr(self, name) is not None]
         other = [*([] if whole else ["keep"]), *parts, *self.parameters]
         if engine == HTTP:
             self._check_server(where)
@@ -219,6 +270,9 @@ class ActionSection(Section):
                 f'parameters of a policy are in its own table: policy = {{ name = "{self.policy_name}", {key} = ... }}'
             )
             raise InputError(f"{where}.{key}: unknown key; {line}")
+        for key in _LAYERS:
+            if getattr(self, key) is not None:
+                raise InputError(f"{where}.{key}: a policy bounds the entries of all layers; leave {key} out")
         if self.retention.rule is None:
             raise InputError(
                 f'{where}.keep = "all": a policy needs the number of entries that a step reads, or a share'

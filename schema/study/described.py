@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.study.actions import FLOOR_ACTION, NUMERICS
+from kvdrift.schema.study.actions import FLOOR_ACTION, HALVES, NUMERICS
 from kvdrift.schema.study.model import FINITE_STATE
 
+_LAYERS = ("layers", "skip_layers")
 _SHARES = {
     Fraction(1, 2): "half", Fraction(1, 3): "a third", Fraction(2, 3): "two thirds", Fraction(1, 4): "a quarter",
     Fraction(3, 4): "three quarters", Fraction(1, 8): "an eighth",
@@ -45,7 +46,9 @@ def _compressed(row: Mapping[str, Any]) -> str:
         return "the whole cache, computed in another way" if row["selector"] == NUMERICS else ""
     if codec and row["keep"] == "all":
         return codec
-    chosen = f"{row['selector']}, {_count(row['keep'])}"
+    layers = json.loads(row.get("parameters") or "{}")
+    where = [_parameter(key, layers[key]).replace("exact", "whole") for key in _LAYERS if key in layers]
+    chosen = ", ".join([row["selector"], _count(row["keep"]), *where])
     return f"{chosen}, then {codec}" if codec else chosen
 
 
@@ -101,16 +104,39 @@ def _named(name: str | None, parameters: str | None) -> str:
     """Return a codec or policy in words, with its parameters; empty if ``name`` is None."""
     if name is None:
         return ""
-    phrases = [_parameter(key, value) for key, value in json.loads(parameters or "{}").items()]
+    own = json.loads(parameters or "{}")
+    if any(isinstance(own.get(part), dict) for part in HALVES):
+        return _halves(name, own)
+    phrases = [_parameter(key, value) for key, value in own.items()]
     known = [text for text in phrases if text]
     return f"{name} ({', '.join(known)})" if known else name
 
 
+def _halves(name: str, own: Mapping[str, Any]) -> str:
+    """Return the codecs of keys and of values in words, and what holds for both."""
+    words = [
+        f"{part} {_named(half, json.dumps(own[part]))}" for part, half in zip(HALVES, name.split("+"), strict=True)
+    ]
+    return ", ".join([*words, *(filter(None, (_parameter(key, own[key]) for key in own if key not in HALVES)))])
+
+
 def _parameter(key: str, value: Any) -> str:
-    if key == "group":
-        return f"groups of {value}"
-    if key == "generated":
-        return "generated entries too" if value else ""
-    if key == "residual":
-        return f"the last {value} exact" if value else ""
-    return f"{key} {value}"
+    """Return a parameter of a codec or policy in words; empty if there is nothing to say."""
+    if key in _PHRASES:
+        return _PHRASES[key](value)
+    return f"{value}-bit {key}" if key in HALVES else f"{key} {value}"
+
+
+_SCALES = {"head": "a scale for each head", "tensor": "a scale for each layer"}
+_PHRASES: Mapping[str, Callable[[Any], str]] = {
+    "group": lambda value: f"groups of {value}",
+    "generated": lambda value: "generated entries too" if value else "",
+    "residual": lambda value: f"the last {value} exact" if value else "",
+    "norm_correction": lambda value: "" if value else "norms not corrected",
+    "scale": lambda value: _SCALES.get(value, "no scale"),
+    "format": str,
+    "rotated": lambda value: "heads rotated" if value else "",
+    "exact_ends": lambda value: f"the first and last {value} layers exact",
+    "layers": lambda value: f"only in layers {', '.join(map(str, value))}",
+    "skip_layers": lambda value: f"layers {', '.join(map(str, value))} exact" if value else "",
+}

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.location import check_regular, straight
 from kvdrift.schema.retention import Retention
+from kvdrift.schema.study.actions import name_of_codec
 from kvdrift.schema.study.design import PlanSection
 from kvdrift.schema.study.section import MOST_LISTED, explained, missing
 from kvdrift.schema.study.whole import Study, check_distinct
@@ -97,8 +98,8 @@ def _label(value: Any, key: str, where: str) -> str:
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         return str(value).replace(" ", "")
-    name = value.get("name") if isinstance(value, dict) else value
-    if not isinstance(name, str) or not name:
+    name = name_of_codec(value) if isinstance(value, str | dict) else None
+    if not name:
         raise InputError(f'{where} = {value!r}: write a codec\'s name, or {{ name = "int4", group = 64 }}')
     return name
 

@@ -98,7 +98,8 @@ def assert_forecast(folder: Path, dtype: str, record: dict[str, Any], fixed: int
     footprint = local_footprint(str(folder), dtype)
     assert footprint is not None
     stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
-    assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
+    layers = footprint.shape.evictable_layers
+    assert footprint.cache_bytes([75] * layers, [AsComputed()] * layers, indexed=range(layers)) == stored
     assert footprint.shape.fixed_bytes(150) == record["fixed_bytes"] == fixed
 
 
@@ -178,7 +179,8 @@ def test_selectors_codecs_and_policies(family: str) -> None:
     """Every part that the family supports works; other parts are refused by name."""
     half = Retention.parse("1/2")
     actions = [Action(name, name, SELECTORS[name](), half) for name in SELECTORS if name != "full"]
-    codecs = [name for name in CODECS if not name.startswith("hqq")]
+    wide = {"mxfp4", "q8_0", "q5_1", "q4_0"}  # their blocks are wider than these heads
+    codecs = [name for name in CODECS if not name.startswith("hqq") and name not in wide]
     actions += [Action(name, "full", Full(), Retention(None), name, CODECS[name]()) for name in codecs]
     actions += [
         Action(name, "full", Full(), Retention.parse("80"), policy_name=name, policy=kind())

@@ -201,7 +201,11 @@ def test_bytes_are_those_that_eviction_measures() -> None:
         compact = evict(prompt.layers, action.selector, kept)
         indexed = action.removes(document.prompt_tokens, study.study.horizon)
         assert indexed is not action.control
-        assert footprint.cache_bytes(kept, action.holding, indexed=indexed) == compact.stored_bytes
+        layers = range(len(prompt.layers))
+        bytes_held = footprint.cache_bytes(
+            [kept for _ in layers], action.holdings(len(layers)), indexed=layers if indexed else ()
+        )
+        assert bytes_held == compact.stored_bytes
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from oracles.plain_codecs import Numbers, Stored, e4m3_numbers, float16_not_above, group_back
+from oracles import plain_codecs
+from oracles.plain_codecs import BLOCKS, FORMATS, TURBOQUANT, Numbers, Stored, fp8_scale, group_back, known_numbers
 from oracles.plain_generator import softmax
 from scipy.linalg import hadamard
 from transformers import DynamicCache
@@ -23,12 +24,17 @@ BITS = {"int8": 8, "int4": 4, "int2": 2, "rotated-int4": 4}
 
 @dataclass
 class PlainCoder:
-    """A codec's name, its group and its window; "blurred" goes halfway to a group's mean, and has no ties."""
+    """A codec's name, its group and its window; "blurred" goes halfway to a group's mean, and has no ties.
+
+    ``format`` and ``scale`` are fp8's.
+    """
 
     kind: str
     group: int = 32
     residual: int = 0
-    scales: dict[tuple[int, str], list[np.float32]] = field(default_factory=dict)  # of fp8: those of the prompt
+    format: str = "e4m3"
+    scale: str = "head"
+    scales: dict[tuple[int, str], list[np.float32]] = field(default_factory=dict)  # those of the prompt, for each head
 
     @property
     def together(self) -> int:
@@ -37,11 +43,17 @@ class PlainCoder:
 
     def coded(self, part: Numbers, layer: int, name: str) -> Numbers:
         """Read back some entries, [KV heads, entries, size]: a group of keys, or one entry."""
+        if self.kind == "nvfp4":
+            return plain_codecs.nvfp4_back(part, self.scales[layer, name][0], Stored())
+        if self.kind in BLOCKS:
+            return plain_codecs.blocks_back(part, self.kind, Stored())
+        if self.kind in TURBOQUANT:
+            return plain_codecs.turboquant(part, part, self.kind)[0 if name == "keys" else 1]
         read = part.copy()
         heads, entries, size = part.shape
         for head in range(heads):
             if self.kind == "fp8":
-                read[head] = _e4m3(part[head], self.scales[layer, name][head])
+                read[head] = _fp8(part[head], self.scales[layer, name][head], self.format)
             elif name == "keys" and self.together > 1:
                 for channel in range(size):
                     read[head, :, channel] = self._group(part[head, :, channel])
@@ -60,11 +72,14 @@ class PlainCoder:
 
     def see(self, part: Numbers, layer: int, name: str) -> None:
         """Take the scales of a prompt."""
-        self.scales[layer, name] = [-float16_not_above(-np.abs(head).max() / np.float32(448)) for head in part]
+        if self.kind == "nvfp4":
+            self.scales[layer, name] = [plain_codecs.nvfp4_scale(part)] * len(part)
+        else:
+            self.scales[layer, name] = [fp8_scale(head if self.scale == "head" else part, self.format) for head in part]
 
 
-def _e4m3(numbers: Numbers, scale: np.float32) -> Numbers:
-    known = np.array(e4m3_numbers())
+def _fp8(numbers: Numbers, scale: np.float32, form: str) -> Numbers:
+    known = known_numbers(*FORMATS[form][0])
     wanted = np.minimum(np.abs(numbers / scale), known[-1])
     apart = np.abs(known - wanted[..., None])
     odd = np.arange(len(known)) % 2 * 1e-9  # of two equally near numbers the even one

@@ -16,7 +16,18 @@ from kvdrift.schema.tables import ACTIONS
         ({"selector": "snapkv", "keep": "1/2"}, "snapkv, half of the entries"),
         ({"selector": "snapkv", "keep": "90%"}, "snapkv, 9/10 of the entries"),
         ({"selector": "recent", "keep": 1024}, "recent, 1,024 entries"),
-        ({"codec": "fp8"}, "fp8"),
+        ({"codec": "fp8"}, "fp8 (e4m3, a scale for each head)"),
+        ({"codec": {"name": "fp8", "format": "e5m2", "scale": 1}}, "fp8 (e5m2, no scale)"),
+        ({"codec": "turboquant-4bit"}, "turboquant-4bit (the first and last 2 layers exact, 4-bit keys, 4-bit values)"),
+        (
+            {"codec": {"keys": "int8", "values": {"name": "q4_0"}, "skip_layers": [0, -1]}},
+            "keys int8 (groups of 32, the last 128 exact), values q4_0, layers 0, -1 exact",
+        ),
+        ({"codec": {"values": "fp8"}}, "keys exact, values fp8 (e4m3, a scale for each head)"),
+        (
+            {"selector": "snapkv", "keep": "1/2", "codec": "mxfp4", "layers": [1]},
+            "snapkv, half of the entries, only in layers 1, then mxfp4 (only in layers 1)",
+        ),
         ({"codec": "int4"}, "int4 (groups of 32, the last 128 exact)"),
         ({"codec": "rotated-int4"}, "rotated-int4 (groups of 32)"),
         (

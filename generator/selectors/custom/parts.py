@@ -106,10 +106,8 @@ class PartKind(Generic[Part]):
         defaults = {**default_parameters(kind), **self.common}
         for parameter in parameters:
             if parameter not in defaults:
-                line = unknown(parameter, f"{self.noun} '{name}'", defaults)
-                by_layer = self.noun == "codec" and "layer" in parameter and not line.endswith("?")
-                raise InputError(f"{line}, and stores all layers alike" if by_layer else line)
-        check_types(parameters, defaults)
+                raise InputError(unknown(parameter, f"{self.noun} '{name}'", defaults))
+        check_types(parameters, defaults, getattr(kind, "choices", {}))
         own = {key: value for key, value in parameters.items() if key not in self.common}
         call = f"{kind.__name__}({', '.join(f'{key}={value!r}' for key, value in own.items())})"
         try:

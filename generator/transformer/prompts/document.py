@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdrift.generator.actions import Action
-from kvdrift.generator.attention.holding import first_decisions, in_words
+from kvdrift.generator.attention.holding import AsComputed, first_decisions, in_words
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, same_entries, with_packed_keys
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.coupling.streams import SharingOptions
@@ -158,6 +158,8 @@ class PrefilledPrompt:
         kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
         self._model, self._horizon, self._entries, self._tokens = model, horizon, entries, document.tokens
         self._actions = list(zip(actions, kept, strict=True))
+        for action in actions:
+            action.check_layers(model.shape.evictable_layers)
         ranking = {action.name: action.chooser for action, m in self._actions if m < entries}
         self._scores = SharedScores(ranking.values())
         choosing = [  # the others keep everything
@@ -211,22 +213,27 @@ class PrefilledPrompt:
 
     def _cache_of(self, action: Action, kept: int) -> PreparedCache:
         prompt = self._prompt_of(action)
-        compact = evict(prompt.evictable, self._scores.of(action.chooser), kept, action.holding)
+        layers = len(prompt.evictable)
+        holdings, whole = action.holdings(layers), action.chosen.left_out(layers)
+        compact = evict(prompt.evictable, self._scores.of(action.chooser), kept, holdings, whole)
         budget, rule = action.budget(self._entries, self._horizon), None
         if action.generated is not None:
-            rule = action.generated.rule(prompt.evictable, compact.indices, compact.layers, self._horizon)
+            exact = [number for number, holding in enumerate(holdings) if isinstance(holding, AsComputed)]
+            rule = action.generated.rule(prompt.evictable, compact.indices, compact.layers, exact, self._horizon)
         elif action.policy is not None and budget is not None:
             rule_of_action = rule_of(action.policy, prompt.evictable, compact.indices, budget)
             rule = WatchedRule(rule_of_action, watched_steps(self._horizon))
             decided = in_words(first_decisions(rule_of_action, prompt.evictable, compact.layers))
             # Steps remove entries, if prefill did not.
             compact = replace(compact, indexed=True, read_checksums=decided)
-        layers = beside_windows(prompt.layers, compact.layers)
+        held = beside_windows(prompt.layers, compact.layers)
         if rule is None:  # a rule might change entries
-            layers = self._whole if same_entries(layers, self._whole) else with_packed_keys(layers)
-            compact = replace(compact, layers=tuple(layer for layer in layers if layer.terms.window is None))
-        start = StreamCache(layers, prompt.states, action.row_tile or 0, rule)
-        return PreparedCache(compact, action.most_entries(self._entries, self._horizon), start)
+            held = self._whole if same_entries(held, self._whole) else with_packed_keys(held)
+            compact = replace(compact, layers=tuple(layer for layer in held if layer.terms.window is None))
+        start = StreamCache(held, prompt.states, action.row_tile or 0, rule)
+        policy = action.policy is not None
+        counted = action.most_entries(self._entries, self._horizon) if policy else compact.kept_entries
+        return PreparedCache(compact, counted, start)
 
     def _prompt_of(self, action: Action) -> Prompt:
         """Return the prompt from which an action keeps entries: the reference's, or one prefilled in other chunks."""

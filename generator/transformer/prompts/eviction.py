@@ -37,10 +37,11 @@ class CompactCache:
     scale_bytes: int  # of their scales and zero points
     indexed: bool  # whether positions are stored; a cache from which nothing is ever removed needs no index
     read_checksums: tuple[str, ...] | None = None  # per layer, of the entries read back; None if stored as computed
+    whole: frozenset[int] = frozenset()  # layers that keep every entry, so that they need no index
 
     @property
     def kept_entries(self) -> int:
-        """The number m of kept entries of a KV head in a layer: the exact mean if layers keep different numbers."""
+        """The number m of kept entries of a KV head in a layer: the mean over layers, rounded down."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
@@ -65,7 +66,8 @@ class CompactCache:
     @property
     def index_bytes(self) -> int:
         """Bytes of the kept indices; 0 unless the cache is indexed."""
-        return sum(index.nbytes for index in self.indices) if self.indexed else 0
+        indexed = (index for layer, index in enumerate(self.indices) if self.indexed and layer not in self.whole)
+        return sum(index.nbytes for index in indexed)
 
     @property
     def metadata_bytes(self) -> int:
@@ -123,26 +125,33 @@ class SharedScores:
         return twin
 
 
-def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:
-    """Evict all entries but those that a selector chooses; store these in the form ``holding``, or else as computed.
+def evict(
+    prompt: Sequence[PromptLayer], selector: Selector, kept: int, holdings: Sequence[Holding] | None = None,
+    whole: frozenset[int] = frozenset(),
+) -> CompactCache:  # fmt: skip
+    """Evict all entries but those that a selector chooses, and those of the layers numbered in ``whole``.
 
     ``kept`` is the number of entries to keep for each KV head and layer; a selector with budgets keeps this number on
-    average over layers. If everything is kept, the selector is not called.
+    average over layers. If everything is kept, the selector is not called. ``holdings`` are the forms in which layers
+    are stored; by default, all are stored as computed.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
-    budgets = _budgets(chooser, kept, entries, len(prompt))
-    holding = holding or AsComputed()
+    chosen = iter(_budgets(chooser, kept, entries, len(prompt) - len(whole)))
+    budgets = [entries if number in whole else next(chosen) for number in range(len(prompt))]
+    holdings = holdings or [AsComputed()] * len(prompt)
+    coded = not all(isinstance(holding, AsComputed) for holding in holdings)
     layers, indices, hashes, stored, sums = [], [], [], [], []
-    for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
-        with failing_as("selector", chooser):
-            index = chooser.keep(layer, budget)
-        _check(index, layer, budget, chooser, number)
+    for number, (layer, budget, holding) in enumerate(zip(prompt, budgets, holdings, strict=True)):
+        choosing = Full() if number in whole else chooser
+        with failing_as("selector", choosing):
+            index = choosing.keep(layer, budget)
+        _check(index, layer, budget, choosing, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
         kept_entries = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)
         stored.append(bytes_as_stored(kept_entries, holding))
         layers.append(_held(kept_entries, holding))
-        if not isinstance(holding, AsComputed):
+        if coded:
             sums.append(checksum(layers[-1].key, layers[-1].value))
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
@@ -150,7 +159,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     payload, scales = sum(part.payload for part in stored), sum(part.scales for part in stored)
     checksums = in_words(sums) if sums else None
     return CompactCache(
-        tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, kept < entries, checksums
+        tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, kept < entries, checksums, whole
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, assert_like_plain, assert_near, eager_network, steps_of
 from fixtures.refusals import refused
+from oracles.plain_codecs import BLOCKS, TURBOQUANT
 from oracles.plain_generated import CodedStream, PlainCoder
 from oracles.plain_generator import plain_streams_rollout
 
@@ -19,8 +21,9 @@ from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.attention.cache_rules import StreamEntries, attend_with_weights
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
-from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model
+from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, save_random_model
 from kvdrift.generator.codecs import CODECS, Codec
+from kvdrift.generator.codecs.codec import ScaledCodec
 from kvdrift.generator.codecs.fp8 import FP8
 from kvdrift.generator.codecs.generated import GeneratedEntries
 from kvdrift.generator.codecs.hqq import HQQ
@@ -28,6 +31,7 @@ from kvdrift.generator.codecs.kivi import KIVI
 from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.identity import parts_sha256
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.log.store import Unit
@@ -38,10 +42,11 @@ from kvdrift.schema.tables import PLAIN, SWRB
 HORIZON, LENGTH, SEED = 28, 45, 3
 # Of 45 entries in groups of 8, five begin a group that three generated ones complete; of 32, thirteen and nineteen. One
 # window is longer than the prompt.
-CASES: dict[str, dict[str, int]] = {
+CASES: dict[str, dict[str, Any]] = {
     "int8": {"group": 8, "residual": 7}, "int4": {"group": 8, "residual": 0}, "int2": {"group": 32, "residual": 3},
     "int4-late": {"group": 4, "residual": 50}, "rotated-int4": {"residual": 0}, "rotated-int4-late": {"residual": 5},
-    "fp8": {},
+    "fp8": {}, "fp8-layer": {"format": "e5m2", "scale": "tensor"}, "nvfp4": {},
+    **{name: {} for name in (*BLOCKS, *TURBOQUANT)},
 }  # fmt: skip
 SMOOTH: dict[str, dict[str, int]] = {
     "blurred": {"group": 8, "residual": 7}, "blurred-late": {"group": 32, "residual": 0},
@@ -56,23 +61,23 @@ class Blurred(KIVI):
     summary: ClassVar[str] = "for tests"
     bits: ClassVar[int] = 8
 
-    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        before = max(layer.key.shape[1] - self.residual, 0)
-        keys = before - before % self.group
-        key, value = layer.key.clone(), layer.value.clone()
-        groups = key[:, :keys].unflatten(1, (-1, self.group)) if keys else key[:, None, :0]
-        key[:, :keys] = ((groups + groups.mean(2, keepdim=True)) / 2).flatten(1, 2) if keys else key[:, :0]
-        for some in torch.split(value[:, :before], self.group, dim=-1):
-            some.add_(some.mean(-1, keepdim=True)).div_(2)
-        return PrefixLayer(key, value)
+    def round_trip(self, numbers: torch.Tensor, part: str) -> torch.Tensor:
+        before, back = max(numbers.shape[1] - self.residual, 0), numbers.clone()
+        if part == "values":
+            for some in torch.split(back[:, :before], self.group, dim=-1):
+                some.add_(some.mean(-1, keepdim=True)).div_(2)
+        elif whole := before - before % self.group:
+            groups = back[:, :whole].unflatten(1, (-1, self.group))
+            back[:, :whole] = ((groups + groups.mean(2, keepdim=True)) / 2).flatten(1, 2)
+        return back
 
 
 def codec_of(name: str) -> str:
-    return name.removesuffix("-late")
+    return name.removesuffix("-late").removesuffix("-layer")
 
 
 def action_of(name: str, **selection: Any) -> Action:
-    codec = {"name": codec_of(name), **CASES.get(name, {}), "generated": True}
+    codec = {"name": codec_of(name), **CASES.get(name, {}), "generated": True, "skip_layers": []}
     if name not in SMOOTH:
         return build_action(ActionSection(name=f"{name}{len(selection)}", codec=codec, **selection))
     own = Blurred(**SMOOTH[name])
@@ -84,7 +89,14 @@ def generate(
     actions: list[Action], sharing: SharingOptions = SHARE_ALL, count: int = 6, estimator: str = PLAIN
 ) -> list[Unit]:
     pending = [PendingUnit(action, 0, count, estimator) for action in actions]
-    return generate_units(random_model("llama"), "s", document(), pending, HORIZON, SEED, sharing)
+    return generate_units(model(), "s", document(), pending, HORIZON, SEED, sharing)
+
+
+@cache
+def model() -> LoadedModel:
+    """A random-weight model whose heads of 32 channels fill a block of every codec."""
+    with TemporaryDirectory() as folder:
+        return load_model(str(save_random_model(Path(folder), "llama", head_dim=32)))
 
 
 def document() -> Any:
@@ -97,14 +109,14 @@ def stream_of(name: str | None, selector: str | None = None) -> CodedStream:
     kept = None
     if selector is not None:
         action = action_of(str(name), selector=selector, keep="1/2", window=4)
-        layers = Prompt(random_model("llama"), document().tokens, 4, action.selector.statistics).layers
+        layers = Prompt(model(), document().tokens, 4, action.selector.statistics).layers
         kept = evict(layers, action.selector, action.retention.kept(LENGTH)).indices
     coder = None if name is None else PlainCoder(codec_of(name), **{"residual": 0, **(CASES | SMOOTH)[name]})
-    return CodedStream(eager_network(), document().tokens, coder, kept)
+    return CodedStream(eager_network(head_dim=32), document().tokens, coder, kept)
 
 
 def test_every_codec_but_the_control_has_a_case() -> None:
-    coding = {name for name, kind in CODECS.items() if not issubclass(kind, HQQ)}  # these refuse it
+    coding = {name for name, kind in CODECS.items() if not issubclass(kind, HQQ)}  # which refuses it
     assert {codec_of(name) for name in CASES} == coding - {"identity"}
 
 
@@ -188,7 +200,7 @@ def assert_distances(name: str, x: list[int], y: list[int], wanted: list[float],
 
 
 @NAMES
-@pytest.mark.by_default("int4-late", "rotated-int4", "fp8")
+@pytest.mark.by_default("int4-late", "rotated-int4", "fp8", "nvfp4", "q4_0", "turboquant-3bit")
 def test_a_step_reads_what_the_codec_reads_back_of_the_whole_cache(name: str) -> None:
     """Prompt and suffix as if they were a prompt, to float32's last bits; then once more from the end of the prompt."""
     action = action_of(name)
@@ -197,13 +209,13 @@ def test_a_step_reads_what_the_codec_reads_back_of_the_whole_cache(name: str) ->
     assert action.generated is not None
     generator = torch.Generator().manual_seed(5)
     prompt = [
-        PromptLayer(*torch.randn(2, 2, entries, 16, generator=generator), torch.empty(0), 1.0) for entries in (45, 38)
+        PromptLayer(*torch.randn(2, 2, entries, 32, generator=generator), torch.empty(0), 1.0) for entries in (45, 38)
     ]
     held = [codec.hold(PrefixLayer(layer.key, layer.value)) for layer in prompt]
-    rule = action.generated.rule(prompt, [everything(layer) for layer in prompt], held, HORIZON)
+    rule = action.generated.rule(prompt, [everything(layer) for layer in prompt], held, (), HORIZON)
     caches = [(layer.key, layer.value) for layer in held]
-    exact = torch.randn(2, 2, 3, 2, HORIZON, 16, generator=generator)  # [layers, keys or values, streams, ...]
-    queries = torch.randn(HORIZON, 3, 2, group, 16, generator=generator)
+    exact = torch.randn(2, 2, 3, 2, HORIZON, 32, generator=generator)  # [layers, keys or values, streams, ...]
+    queries = torch.randn(HORIZON, 3, 2, group, 32, generator=generator)
     slots = torch.tensor([2, 0])
     for last in (11, HORIZON - 1):
         suffixes = [[part.clone() for part in layer] for layer in exact]
@@ -238,8 +250,9 @@ def plainly(codec: Codec, layer: PromptLayer, own: torch.Tensor, query: torch.Te
     before = PrefixLayer(*(
         torch.cat([part, more[:, : length - 1]], 1) for part, more in zip((layer.key, layer.value), own, strict=True)
     ))  # fmt: skip
-    if isinstance(codec, FP8):  # at the scales of the prompt: the prompt's largest numbers stand for what is above
-        bounds = [part.abs().amax((1, 2), keepdim=True) for part in (layer.key, layer.value)]
+    if isinstance(codec, ScaledCodec):  # at the scales of the prompt, whose largest numbers stand for what is above
+        axes = (1, 2) if codec == FP8() else (0, 1, 2)
+        bounds = [part.abs().amax(axes, keepdim=True) for part in (layer.key, layer.value)]
         before = PrefixLayer(
             *(part.clamp(-most, most) for part, most in zip((before.key, before.value), bounds, strict=True))
         )
@@ -253,10 +266,10 @@ def plainly(codec: Codec, layer: PromptLayer, own: torch.Tensor, query: torch.Te
 
 def test_large_numbers_are_cut_at_the_scale_of_the_prompt() -> None:
     """With fp8 a cache has one stored scale; the prompt's entries are read back as the codec reads them."""
-    layer = Prompt(random_model("llama"), document().tokens, 1).layers[0]
+    layer = Prompt(model(), document().tokens, 1).layers[0]
     codec, kept = CODECS["fp8"](), torch.arange(0, LENGTH, 2).expand(2, -1)
     own = PrefixLayer(layer.key[:, ::2], layer.value[:, ::2])
-    coding: Any = GeneratedEntries(codec).rule([layer], [kept], [codec.hold(own)], HORIZON).coding  # type: ignore[attr-defined]
+    coding: Any = GeneratedEntries(codec).rule([layer], [kept], [codec.hold(own)], (), HORIZON).coding  # type: ignore[attr-defined]
     key, value = coding.read_back(own.key[None, None], own.value[None, None], [0])
     assert torch.equal(key[0, 0], codec.hold(own).key)
     assert torch.equal(value[0, 0], codec.hold(own).value)
@@ -286,7 +299,7 @@ def test_both_estimators_of_one_action_share_its_cache() -> None:
     """Coupled rollouts are decoded first; branches then start from a prompt that was coded to its end."""
     action = action_of("int8")
     pending = [PendingUnit(action, 0, 2, estimator) for estimator in (PLAIN, SWRB)]
-    both = generate_units(random_model("llama"), "s", document(), pending, HORIZON, SEED)
+    both = generate_units(model(), "s", document(), pending, HORIZON, SEED)
     for unit in both:
         (alone,) = generate([action], count=2, estimator=unit.record["estimator"])
         assert alone.events.equals(unit.events)
@@ -329,7 +342,7 @@ def test_generated_is_part_of_the_identity_only_where_it_is_set() -> None:
         '{"group": 32, "residual": 128}', '{"generated": true, "group": 32, "residual": 128}'
     ]  # fmt: skip
     assert described_action(rows[1]) == "int4 (generated entries too, groups of 32, the last 128 exact)"
-    assert plain.decides_bytes(9, 9, 2) == generated.decides_bytes(9, 9, 2)
+    assert plain.decides_bytes(9, 2) == generated.decides_bytes(9, 2)
 
 
 def test_a_codec_of_ones_own_must_be_derived_from_one_that_can(tmp_path: Path) -> None:
@@ -338,8 +351,8 @@ def test_a_codec_of_ones_own_must_be_derived_from_one_that_can(tmp_path: Path) -
             "from dataclasses import dataclass\n"
             f"from kvdrift.generator.codecs.{module} import {base}\n"
             f"@dataclass(frozen=True)\nclass Mine({base}):\n    summary = 'mine'\n"
-            "    def round_trip(self, layer):\n        return layer\n"
-            "    def stored_bytes(self, layer):\n        return None\n"
+            "    def round_trip(self, numbers, part):\n        return numbers\n"
+            "    def stored_bytes(self, numbers, part):\n        return None\n"
         )
 
     def built(name: str) -> Action:

@@ -111,7 +111,7 @@ def test_bytes_are_those_of_the_librarys_tensors(name: str, dtype: str) -> None:
         cache = cache_of(codec)
         cache.update(layer.key[None], layer.value[None], 0)
         both = (cache.layers[0]._quantized_keys, cache.layers[0]._quantized_values)
-        counted = codec.stored_bytes(layer)
+        counted = codec.layer_bytes(layer)
         assert counted.payload == bytes_of(*(packed for packed, _ in both))
         assert counted.scales == sum(bytes_of(meta["scale"], meta["zero"]) for _, meta in both)
 
@@ -122,9 +122,9 @@ def test_bytes_are_those_of_the_librarys_tensors(name: str, dtype: str) -> None:
 @needs_quantizers
 def test_what_the_library_cannot_store_is_refused_in_one_line() -> None:
     codec, odd = codec_of("hqq-int4", axis_key=1), layer_of(3, heads=1)
-    assert "96" in refused(codec.check, 96)
-    codec.check(128)
-    for call in (codec.hold, codec.stored_bytes):
+    assert "96" in refused(codec.check, 96, "keys")
+    codec.check(128, "values")
+    for call in (codec.hold, codec.layer_bytes):
         assert refused(call, odd).startswith("HQQInt4: hqq cannot store 3 entries of 1 KV heads of 64 channels ")
     cache, step = cache_of(codec), layer_of(1, heads=1)
     cache.update(odd.key[None], odd.value[None], 0)
