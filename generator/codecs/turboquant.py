@@ -6,13 +6,12 @@ vLLM's variant has no second stage (QJL) and no random signs before the Hadamard
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class TurboQuant(EntryCodec):
     def _keys_back(self, numbers: Tensor) -> Tensor:
         size, norm = numbers.shape[-1], numbers.norm(dim=-1, keepdim=True)
         turned = hadamard(numbers / (norm + _TINY))
-        centroids = turned.new_tensor(lloyd_max_centroids(self.keys)) / math.sqrt(size)
+        centroids = turned.new_tensor([centroid / math.sqrt(size) for centroid in lloyd_max_centroids(self.keys)])
         read = centroids[torch.bucketize(turned, (centroids[1:] + centroids[:-1]) / 2, right=True)]
         if self.norm_correction:
             read = read / read.norm(dim=-1, keepdim=True)
@@ -85,21 +84,26 @@ class TurboQuant(EntryCodec):
 
 @functools.cache
 def lloyd_max_centroids(bits: int) -> tuple[float, ...]:
-    """Return the 2^bits centroids, ascending, with the least mean square error for numbers from N(0, 1).
+    """Return 2^bits centroids, ascending, that nearly have the least mean square error for numbers from N(0, 1).
 
-    The centroids are the means of the distribution between the middles of neighbours (Max 1960; Lloyd 1982), found by
-    iteration until they move by less than 1e-12.
+    Each is the mean of the distribution between the middles of its neighbours (Max 1960; Lloyd 1982). As in vLLM 0.32,
+    whose caches are read with them, the integrals are sums of 200 trapezoids up to 10.5, and there are at most 200
+    rounds. They are off by up to 0.0017.
     """
-    normal, count = NormalDist(), 2**bits
-    centroids = [normal.inv_cdf((place + 0.5) / count) for place in range(count)]
-    moved = math.inf
-    while moved > 1e-12:
-        bounds = [-math.inf, *((first + second) / 2 for first, second in itertools.pairwise(centroids))]
-        edges = list(zip(bounds, [*bounds[1:], math.inf], strict=True))
-        means = [(normal.pdf(low) - normal.pdf(high)) / (normal.cdf(high) - normal.cdf(low)) for low, high in edges]
-        moved = max(abs(mean - old) for mean, old in zip(means, centroids, strict=True))
-        centroids = means
-    return tuple(centroids)
+    levels = 2**bits
+    centroids = -_FIRST + 2 * _FIRST * (np.arange(levels) + 0.5) / levels
+    for _ in range(_ROUNDS):
+        edges = np.concatenate([[-3 * _FIRST], (centroids[1:] + centroids[:-1]) / 2, [3 * _FIRST]])
+        points = np.linspace(edges[:-1], edges[1:], _TRAPEZOIDS + 1)  # [points, levels]
+        density = np.exp(-(points**2) / 2)
+        means = np.trapezoid(points * density, points, axis=0) / np.trapezoid(density, points, axis=0)
+        moved, centroids = np.abs(means - centroids).max(), means
+        if moved < _STILL:
+            break
+    return tuple(centroids.tolist())
+
+
+_FIRST, _ROUNDS, _TRAPEZOIDS, _STILL = 3.5, 200, 200, 1e-9
 
 
 @dataclass(frozen=True)
