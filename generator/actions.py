@@ -18,6 +18,7 @@ from kvdrift.generator.selectors.custom.parts import PartKind
 from kvdrift.generator.selectors.layer_choice import ALL_LAYERS, LayerChoice
 from kvdrift.generator.selectors.parameters import Value, check_types
 from kvdrift.generator.selectors.policies import Policy, build_policy
+from kvdrift.generator.selectors.selector import EVEN, ScoringSelector
 from kvdrift.schema.errors import InputError, failing_as, failure_of
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
@@ -122,8 +123,10 @@ class Action:
             return _as_json(dict(self.settings)), ()
         if self.codec is None:
             return self.weights, self.holding, self.chosen
-        kept = self.layer_entries(self.retention.kept(entries), entries, layers)
-        return self.weights, self.holding, tuple(kept), self.coded
+        kept = self.retention.kept(entries)
+        chooser = Full() if kept >= entries else self.chooser
+        shared = chooser if chooser.least_of_head(kept) < kept else None  # heads may keep different numbers of entries
+        return self.weights, self.holding, (*self.layer_entries(kept, entries, layers), shared), self.coded
 
     @property
     def prefill_chunk(self) -> int | None:
@@ -269,6 +272,8 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
         stored = {} if section.codec is None else _codec_parts(section, layers, folder)
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from error.__cause__
+    if stored and isinstance(selector, ScoringSelector) and selector.budget != EVEN:
+        _check_heads_apart(section.name, selector.budget, **stored)
     if isinstance(selector, Full) and section.retention.rule is not None:
         line = f"action '{section.name}': selector '{section.selector}' keeps every entry"
         raise InputError(f'{line}; write keep = "all"')
@@ -284,6 +289,16 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     return Action(
         section.name, section.selector, selector, section.retention, weights=section.weights, chosen=chosen, **stored
     )
+
+
+def _check_heads_apart(name: str, budget: str, codec: Codec, generated: GeneratedEntries | None, **_: Any) -> None:
+    """Refuse a codec that codes the heads of a layer together, since they keep different numbers of entries."""
+    if generated is not None or any(one.heads_together for one in codec.codecs):
+        what = "generated = true" if generated is not None else "codec"
+        raise InputError(
+            f"action '{name}': {what}: codes all heads of a layer together, and budget = '{budget}' lets them keep "
+            "different numbers of entries; leave one of the two out"
+        )
 
 
 def _codec_parts(section: ActionSection, layers: LayerChoice | None, folder: Path | None) -> dict[str, Any]:

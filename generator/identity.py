@@ -160,11 +160,11 @@ def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries
 
 def selector_sha256(selector: Selector) -> str:
     """Return the SHA-256, in hexadecimal, of a selector's source and parameters."""
+    from kvdrift.generator.selectors.selector import parameters_of  # noqa: PLC0415 - it imports torch, as every part does
+
     kind = type(selector)
-    parameters = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
-    return _sha256(
-        [kind.__qualname__, source_of(kind), selector.identity(), parameters, selector.window, selector.sinks]
-    )
+    described = [selector.identity(), parameters_of(selector), selector.window, selector.sinks]
+    return _sha256([kind.__qualname__, source_of(kind), *described])
 
 
 def _sha256(content: list[Any]) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.parts import CHUNK, PartialAttention, attend_part, attend_prompt, join_parts
+from kvdrift.generator.attention.prompt_reads import PrefixLayer
 from kvdrift.generator.attention.tables import cache_table, chunks_of, tables, tile_queries
 from kvdrift.schema.errors import tried_once
 
@@ -27,7 +28,7 @@ def plain_prompt_attention(
 
     Args:
         query: Rotated queries of all slots, [rows, heads, size]; those of one KV head lie beside each other.
-        keys: For each cache the keys, [KV heads, m, size]; m may differ.
+        keys: For each cache the keys, [KV heads, m, size]; m may differ, and a KV head may have fewer entries.
         values: For each cache the values, of the same shapes.
         caches: The result of ``cache_table`` for keys and values.
         packed: The slot of each stream, grouped by cache, then zeros, int64 [rows].
@@ -37,10 +38,11 @@ def plain_prompt_attention(
 
     Returns:
         For each stream and chunk the output, in the queries' dtype, [partials, heads, size], and the logarithm of the
-        sum of exponentials, float32 [partials, heads]. Results of chunks that a cache lacks in this layer are not set.
+        sum of exponentials, float32 [partials, heads]. Results of chunks that a cache's KV head lacks in this layer
+        do not count.
     """
-    del caches  # this form reads the keys and values themselves
     (_, heads, size), kv_heads = query.shape, keys[0].shape[0]
+    held = caches[:, :, 2].tolist()
     group, queries = heads // kv_heads, tile_queries(query.dtype)
     output = query.new_zeros((partials, heads, size))
     mass = query.new_zeros((partials, heads), dtype=torch.float32)
@@ -50,13 +52,15 @@ def plain_prompt_attention(
         key, value = keys[number][:, entries], values[number][:, entries]
         if not key.shape[1]:  # only other layers of this cache have this chunk, or no cache has it
             continue
+        inside = [min(max(count - entries.start, 0), CHUNK) for count in held[number]]
+        lengths = None if min(inside) == key.shape[1] else inside
         stream, member = _elements(element, min(element + queries, streams * group), group)
         rows = query.view(-1, kv_heads, group, size)[
             packed[first_row + stream], :, member
         ]  # [elements, KV heads, size]
         tile = query.new_zeros((kv_heads, queries, size))
         tile[:, : len(rows)] = rows.transpose(0, 1)
-        part_output, sums = attend_prompt(tile, key, value, scaling)
+        part_output, sums = attend_prompt(tile, key, value, scaling, lengths=lengths)
         grouped_output[partial + stream, :, member] = part_output[:, : len(rows)].transpose(0, 1).to(query.dtype)
         grouped_mass[partial + stream, :, member] = sums[:, : len(rows)].t()
     return output, mass
@@ -111,11 +115,11 @@ def plain_suffix_attention(
     joint = attend_part(grouped, suffix_key[open_slots, :, :entries], suffix_value[open_slots, :, :entries], scaling)
     output, mass = joint[0].reshape(-1, heads, size), joint[1].reshape(-1, heads)
     cache, first, step = places[open_slots].unbind(1)
-    chunks = chunks_of(caches[:, 2])[cache]
+    chunks = chunks_of(caches[:, :, 2])[cache]  # [streams, KV heads]
     for chunk in range(int(chunks.max())):
         present = chunk < chunks
-        partial = torch.where(present, first + chunk * step, 0)
-        absent = chunk_mass[partial].masked_fill(~present[:, None], -torch.inf)
+        partial = torch.where(present.any(1), first + chunk * step, 0)
+        absent = chunk_mass[partial].masked_fill(~present.repeat_interleave(heads // kv_heads, 1), -torch.inf)
         output, mass = join_parts((output, mass), (chunk_output[partial], absent))
     result = query.new_zeros((rows, heads, size))
     result[open_slots] = output.to(query.dtype)
@@ -175,16 +179,19 @@ def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # 
 class FusedAttention:
     """Attention of open streams by the two fused operations, with tables of caches and streams.
 
-    ``layers`` has for each layer the keys and the values of all caches, [KV heads, m, size] each; ``group`` is the
-    number of query heads of a KV head.
+    ``layers`` has for each layer the prompt entries of all caches; ``group`` is the number of query heads of a KV head.
     """
 
-    def __init__(self, layers: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], group: int) -> None:
-        self._layers, self._group = layers, group
-        self._caches = [cache_table(*layer) for layer in layers]
-        lengths = torch.tensor([[key.shape[1] for key in keys] for keys, _ in layers])  # [layers, caches]
-        self._chunks = chunks_of(lengths.amax(0))
-        self._queries = tile_queries(layers[0][0][0].dtype)
+    def __init__(self, layers: Sequence[Sequence[PrefixLayer]], group: int) -> None:
+        self._group = group
+        self._layers = [([cache.key for cache in layer], [cache.value for cache in layer]) for layer in layers]
+        self._caches = [
+            cache_table(*parts, [cache.lengths for cache in layer])
+            for parts, layer in zip(self._layers, layers, strict=True)
+        ]
+        most = torch.tensor([[cache.key.shape[1] for cache in layer] for layer in layers])  # [layers, caches]
+        self._chunks = chunks_of(most.amax(0))
+        self._queries = tile_queries(layers[0][0].key.dtype)
         self.partials = 0  # partial results of the open streams
 
     def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:

@@ -175,7 +175,7 @@ PartialAttention = tuple[Tensor, Tensor]
 
 
 class Chunks(NamedTuple):
-    """For each head the chunks of its keys, [chunk, size], and of its values, [size, chunk]."""
+    """For each head the chunks of its keys, [chunk, size], and of its values, [size, chunk]; none without entries."""
 
     keys: Sequence[Sequence[Tensor]]
     values: Sequence[Sequence[Tensor]]
@@ -212,20 +212,48 @@ def attend_part(
 
 def attend_prompt(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None = None,
-    chunks: Chunks | None = None,
+    chunks: Chunks | None = None, lengths: Sequence[int] | None = None,
 ) -> PartialAttention:  # fmt: skip
     """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN if that is faster.
 
     ``softcap`` is the layer's soft cap, if it has one. ``chunks`` are the keys and values as ``packed_chunks`` returns
-    them, if they were packed.
-    Returns the output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
+    them, if they were packed. ``lengths`` has the entries of each head, if not every head has S.
+    Returns the output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T]; that is minus
+    infinity for a head without entries.
     """
+    if lengths is not None:
+        return _attend_by_head(query, key, value, scaling, softcap, chunks, lengths)
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
     if by_onednn(query, key):
         return attend_by_onednn(query * scaling, chunks or _in_chunks(key, value))
     output, mass = attend_part(query[None], key[None], value[None], scaling)
     return output[0], mass[0]
+
+
+def _attend_by_head(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, chunks: Chunks | None,
+    lengths: Sequence[int],
+) -> PartialAttention:  # fmt: skip
+    """Attend as ``attend_prompt`` does, one head after the other; nothing is computed for padding."""
+    multiplies = by_onednn(query, key)  # one way for all heads, whatever their lengths
+    parts: list[PartialAttention] = []
+    for head, entries in enumerate(lengths):
+        only = slice(head, head + 1)
+        rows, keys, values = query[only], key[only, :entries], value[only, :entries]
+        if not entries:
+            nothing = rows.new_full(rows.shape[:-1], -torch.inf, dtype=torch.float32)
+            parts.append((torch.zeros_like(rows), nothing))
+        elif softcap is None and multiplies:
+            own = _in_chunks(keys, values) if chunks is None else Chunks(chunks.keys[only], chunks.values[only])
+            parts.append(attend_by_onednn(rows * scaling, own))
+        elif softcap is None:
+            own_output, own_mass = attend_part(rows[None], keys[None], values[None], scaling)
+            parts.append((own_output[0], own_mass[0]))
+        else:
+            parts.append(attend_capped(rows, keys, values, scaling, softcap))
+    output, mass = (torch.cat(part) for part in zip(*parts, strict=True))
+    return output, mass
 
 
 def join_parts(
@@ -280,15 +308,22 @@ def by_onednn(query: Tensor, key: Tensor) -> bool:
     return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
 
 
-def _in_chunks(key: Tensor, value: Tensor) -> Chunks:
+def _in_chunks(key: Tensor, value: Tensor, lengths: Sequence[int] | None = None) -> Chunks:
     """Divide keys and values, [heads, S, size] each, into chunks of CHUNK entries."""
-    keys, values = ([torch.split(head, CHUNK) for head in part] for part in (key, value))
+    counts = [key.shape[1]] * len(key) if lengths is None else lengths
+    keys, values = (
+        [torch.split(head[:entries], CHUNK) if entries else () for head, entries in zip(part, counts, strict=True)]
+        for part in (key, value)
+    )
     return Chunks(keys, [[chunk.t() for chunk in head] for head in values])
 
 
-def packed_chunks(key: Tensor, value: Tensor) -> Chunks:
-    """Divide keys and values, [heads, S, size] each, into chunks of CHUNK entries; pack the keys for oneDNN."""
-    chunks = _in_chunks(key, value)
+def packed_chunks(key: Tensor, value: Tensor, lengths: Sequence[int] | None = None) -> Chunks:
+    """Divide keys and values, [heads, S, size] each, into chunks of CHUNK entries; pack the keys for oneDNN.
+
+    ``lengths`` has the entries of each head, if not every head has S.
+    """
+    chunks = _in_chunks(key, value, lengths)
     return Chunks([[packed(chunk) for chunk in head] for head in chunks.keys], chunks.values)
 
 

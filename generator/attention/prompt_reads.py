@@ -84,19 +84,22 @@ class PrefixLayer:
     """One layer of one cache: its prompt keys and values, [KV heads, m, size] each, and the layer's terms.
 
     If the layer's attention has a window, the entries are the prompt's last entries, in every cache of the prompt. If
-    nothing changes the entries, ``chunks`` may have them in the form that ``packed_chunks`` returns.
+    nothing changes the entries, ``chunks`` may have them in the form that ``packed_chunks`` returns. If KV heads keep
+    different numbers of entries, ``lengths`` has these numbers; m is the largest of them, and what lies behind a
+    head's entries is padding.
     """
 
     key: Tensor
     value: Tensor
     terms: LayerTerms = PLAIN
     chunks: Chunks | None = None
+    lengths: tuple[int, ...] | None = None
 
 
 def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
     """Return the layers, with packed keys in those that oneDNN multiplies and that have no window and no soft cap."""
     return tuple(
-        replace(layer, chunks=packed_chunks(layer.key, layer.value))
+        replace(layer, chunks=packed_chunks(layer.key, layer.value, layer.lengths))
         if layer.terms.window is None and layer.terms.softcap is None and by_onednn(layer.key, layer.key)
         else layer
         for layer in layers
@@ -106,7 +109,10 @@ def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
 def same_entries(first: Sequence[PrefixLayer], second: Sequence[PrefixLayer]) -> bool:
     """Return whether two caches have equal keys and values in all layers."""
     pairs = list(zip(first, second, strict=True))
-    return all(torch.equal(layer.key, its.key) and torch.equal(layer.value, its.value) for layer, its in pairs)
+    return all(
+        layer.lengths == its.lengths and torch.equal(layer.key, its.key) and torch.equal(layer.value, its.value)
+        for layer, its in pairs
+    )
 
 
 class PromptReads:
@@ -176,7 +182,7 @@ class PromptReads:
         mass = torch.empty_like(packed[..., 0], dtype=torch.float32)
         for tiles in self._tiles:
             prompts = [self._caches[tile.cache][layer] for tile in tiles]
-            chunks = [prompt.chunks for prompt in prompts if prompt.chunks is not None]
+            chunks = [prompt.chunks for prompt in prompts if prompt.chunks is not None and prompt.lengths is None]
             if len(chunks) == len(tiles) > 1 and not any(replaced(tile.cache) for tile in tiles):
                 part = slice(tiles[0].first * group, tiles[-1].last * group)
                 self._attend_together(tiles, chunks, packed[:, part], scaling, output[:, part], mass[:, part])
@@ -191,7 +197,9 @@ class PromptReads:
                 if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
                     output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
                     continue
-                part_output, sums = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, prompt.chunks)
+                part_output, sums = attend_prompt(
+                    packed[:, queries], key, value, scaling, terms.softcap, prompt.chunks, prompt.lengths
+                )
                 output[:, queries], mass[:, queries] = part_output, sums
         unpacked = indices["unpacked"]
         return (

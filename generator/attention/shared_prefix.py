@@ -192,10 +192,7 @@ class SharedPrefix:
                 raise InputError(
                     "row_tile: fused operations, which this device uses, have fixed tiles; leave row_tile out"
                 )
-            entries_of = [
-                ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
-            ]
-            self._fused = FusedAttention(entries_of, group)
+            self._fused = FusedAttention(list(zip(*caches, strict=True)), group)
         self._packing: dict[str, Tensor] = {}
         self._copied_length = 0
         self._indices: _Indices = {}

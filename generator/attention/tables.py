@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvdrift.generator.attention.parts import CHUNK
 
-CACHE_COLUMNS = 5  # addresses of keys and of values, m, and the strides of the KV heads of both, in numbers
+CACHE_COLUMNS = 3  # addresses of a KV head's keys and of its values, and how many entries it has
 TILE_COLUMNS = 6  # cache, chunk, first packed row and streams of the cache, first element, first partial result
 PLACE_COLUMNS = 3  # cache or -1, first partial result, and how far the next chunk's is
 # The fewest rows of a step. An H200 multiplies 32 rows with bfloat16 weights [4096, 14336] in 42 us, and 16 in 325 us.
@@ -27,14 +27,20 @@ def tile_queries(dtype: torch.dtype) -> int:
     return 32 if dtype == torch.float32 else 128
 
 
-def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-    """Return the table of one layer's caches, [caches, CACHE_COLUMNS], on their device.
+def cache_table(
+    keys: Sequence[Tensor], values: Sequence[Tensor], lengths: Sequence[Sequence[int] | None] = ()
+) -> Tensor:
+    """Return the table of one layer's caches, [caches, KV heads, CACHE_COLUMNS], on their device.
 
-    Keys and values are [KV heads, m, size] for each cache; a KV head's entries lie one after the other.
+    Keys and values are [KV heads, m, size] for each cache; a KV head's entries lie one after the other. ``lengths`` has
+    for each cache the entries of its KV heads; None, the default for all caches, if they are m.
     """
     rows = [
-        [_address(key), _address(value), key.shape[1], key.stride(0), value.stride(0)]
-        for key, value in zip(keys, values, strict=True)
+        [
+            [_address(head_key), _address(head_value), entries]
+            for head_key, head_value, entries in zip(key, value, counts or [key.shape[1]] * len(key), strict=True)
+        ]
+        for key, value, counts in zip(keys, values, lengths or [None] * len(keys), strict=True)
     ]
     return torch.tensor(rows).to(keys[0].device)
 

@@ -89,15 +89,15 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
     """Attend from one tile of a cache's queries, in one KV head, to one chunk of entries; weights are powers of 2."""
     kv_head = tl.program_id(1)
     tiles += tl.program_id(0) * TILE_COLUMNS
-    caches += tl.load(tiles) * CACHE_COLUMNS
+    caches += (tl.load(tiles) * (HEADS // GROUP) + kv_head) * CACHE_COLUMNS
     first = tl.load(tiles + 1) * CHUNK
     entries = tl.load(caches + 2)
-    if first >= entries:  # only other layers of this cache have this chunk, or no cache has it
+    if first >= entries:  # only other heads or layers of this cache have this chunk, or no cache has it
         return
     count = tl.minimum(entries - first, CHUNK).to(tl.int32)
     number = query.dtype.element_ty
-    key = tl.load(caches).to(tl.pointer_type(number)) + kv_head * tl.load(caches + 3) + first * SIZE
-    value = tl.load(caches + 1).to(tl.pointer_type(number)) + kv_head * tl.load(caches + 4) + first * SIZE
+    key = tl.load(caches).to(tl.pointer_type(number)) + first * SIZE
+    value = tl.load(caches + 1).to(tl.pointer_type(number)) + first * SIZE
 
     # Queries of a KV head's group lie beside each other, stream by stream.
     element = tl.load(tiles + 4).to(tl.int32) + tl.arange(0, QUERIES)
@@ -209,7 +209,7 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
             q, suffix_key, suffix_value, entry, present, place, inside, top, total, sums, scale, SIZE
         )
 
-    entries = tl.load(caches + cache * CACHE_COLUMNS + 2)
+    entries = tl.load(caches + (cache * (HEADS // GROUP) + kv_head) * CACHE_COLUMNS + 2)
     partial, next_chunk = tl.load(places + 1), tl.load(places + 2)
     for _ in range(tl.cdiv(entries, CHUNK).to(tl.int32)):
         at = partial * HEADS + head

@@ -128,13 +128,23 @@ def _kept_sets(trial: SelectorTrial) -> str:
             _check_sets(trial, model, entries, kept)
     entries, kept = trial.sizes[0]
     budgets = [*trial.part.budgets(kept, entries, _LAYERS)]
-    return f"each head keeps exactly m, in order, window and sinks among them; budgets such as {budgets}"
+    return f"{_count(trial)}, in order, window and sinks among them; budgets such as {budgets}"
 
 
 def _other_models(trial: SelectorTrial) -> str:
     for model in _OTHERS:
         _check_sets(trial, model, *trial.sizes[2])
-    return "each head keeps exactly m"
+    return _count(trial)
+
+
+def _count(trial: SelectorTrial) -> str:
+    """Say how many entries a head keeps."""
+    entries, kept = trial.sizes[0]
+    least = trial.part.least_of_head(kept)
+    if least == kept:
+        return "each head keeps exactly m"
+    lengths = [(index < entries).sum(1).tolist() for index in trial.evicted(entries, kept).indices]
+    return f"the heads of a layer keep m on average, such as {lengths} for m = {kept}, and each at least {least}"
 
 
 def _check_sets(trial: SelectorTrial, model: _Model, entries: int, kept: int) -> None:

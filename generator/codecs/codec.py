@@ -36,6 +36,11 @@ class Codec(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
 
     @property
+    def heads_together(self) -> bool:
+        """Whether what is read of a KV head depends on the entries of other heads."""
+        return False
+
+    @property
     def codecs(self) -> tuple[Codec, ...]:
         """The codecs whose source and parameters an action's identity covers."""
         return (self,)

@@ -64,6 +64,11 @@ class NVFP4(ScaledCodec):
         """Refuse heads that do not fill whole blocks."""
         check_blocks(size, self.block, "nvfp4")
 
+    @property
+    def heads_together(self) -> bool:
+        """Return true: all KV heads share a scale."""
+        return True
+
     def scale_of(self, numbers: Tensor) -> Tensor:
         """Return the layer's scale, float32 [1, 1, 1]."""
         return numbers.abs().amax().view(1, 1, 1) / (_LARGEST * torch.finfo(torch.float8_e4m3fn).max)

@@ -34,6 +34,11 @@ class FP8(ScaledCodec):
     format: str = "e4m3"
     scale: int | str = "head"
 
+    @property
+    def heads_together(self) -> bool:
+        """Whether all KV heads share a scale."""
+        return self.scale == "tensor"
+
     def scale_of(self, numbers: Tensor) -> Tensor:
         """Return the scales, float32 [KV heads or 1, 1, 1]."""
         if isinstance(self.scale, int):

@@ -58,6 +58,11 @@ class HQQ(Codec):
         return {_LIBRARY: version(_LIBRARY)} | super().parameters
 
     @property
+    def heads_together(self) -> bool:
+        """Return true: groups may extend over KV heads."""
+        return True
+
+    @property
     def _packed(self) -> int:
         """How many coded numbers are in a byte."""
         return 8 // self.bits

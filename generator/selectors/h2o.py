@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvdrift.generator.attention.parts import capped
 from kvdrift.generator.attention.recording import PromptLayer, QueryChunk, Statistic
-from kvdrift.generator.selectors.selector import Selector, check_finite
+from kvdrift.generator.selectors.selector import ScoringSelector
 
 _LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB; on a GPU it may be more
 _GPU_SHARE = 256  # on a GPU, logits held at once take at most 1/256 of its memory, or 64 MiB if that is more
@@ -55,7 +55,7 @@ def logits_at_once(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class H2O(Selector):
+class H2O(ScoringSelector):
     """Keeps the m/2 most recent positions, and of the earlier ones those with the highest accumulated attention.
 
     The paper evicts one entry at a time while decoding. After a prefill, its code keeps the m/2 most recent positions
@@ -74,12 +74,10 @@ class H2O(Selector):
         """The attention received by each position."""
         return (AccumulatedAttention(),)
 
-    def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Kept positions, int64 [KV heads, kept], ascending; of equal sums the earlier position is kept."""
-        heads, entries, _ = layer.key.shape
-        before = entries - kept // 2
-        received = layer.gathered(AccumulatedAttention())[:, :before]
-        check_finite(self, received, layer)
-        ranked = torch.argsort(received, dim=-1, descending=True, stable=True)
-        recent = torch.arange(before, entries, device=ranked.device).expand(heads, -1)
-        return torch.cat([ranked[:, : kept - kept // 2].sort(-1).values, recent], dim=-1)
+    def always_kept(self, kept: int) -> tuple[int, int]:
+        """Return 0 first positions, and the m/2 most recent ones."""
+        return 0, kept // 2
+
+    def score(self, layer: PromptLayer) -> Tensor:
+        """Accumulated attention, float64 [KV heads, n]."""
+        return layer.gathered(AccumulatedAttention())

@@ -51,7 +51,7 @@ def test_an_edit_that_breaks_it_is_found_in_the_same_process(folder: Path, capsy
         ((NAME, "--parameter", "coordinate"), "--parameter coordinate: "),
         ((NAME, "--parameter", "coordinate=one"), "coordinate = 'one': "),
         ((NAME, "--parameter", "coordinate=[1]"), "--parameter coordinate=[1]: "),
-        ((NAME, "--parameter", "zoom=1"), "'zoom'; it takes coordinate, sign"),
+        ((NAME, "--parameter", "zoom=1"), "'zoom'; it takes budget, coordinate, sign"),
     ],
 )
 def test_mistakes_are_one_line(

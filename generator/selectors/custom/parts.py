@@ -160,8 +160,8 @@ class PartKind(Generic[Part]):
 
 
 def default_parameters(kind: type[Any]) -> dict[str, Any]:
-    """Return the parameters that a study can set, with their defaults."""
-    return {one.name: one.default for one in fields(kind)}
+    """Return the parameters that a study can set, with their defaults; those of all scoring selectors come last."""
+    return {one.name: one.default for one in sorted(fields(kind), key=lambda one: one.kw_only)}
 
 
 def is_custom(part: object) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvdrift.generator.attention.holding import AsComputed, Holding, bytes_as_stored, checksum, in_words
 from kvdrift.generator.attention.recording import PromptLayer
@@ -30,7 +31,9 @@ class CompactCache:
     """The entries of a prompt that an action keeps, their positions, and their bytes."""
 
     layers: tuple[PrefixLayer, ...]  # keys and values, as attention reads them
-    indices: tuple[Tensor, ...]  # per layer the kept positions, int32 [KV heads, kept entries of the layer], ascending
+    indices: tuple[
+        Tensor, ...
+    ]  # per layer the kept positions, int32 [KV heads, most kept entries], as ``keep`` returns
     extents: Tensor  # the true prompt length n and the kept entries of each layer, int64 [layers, 2]
     kept_sha256: tuple[str, ...]  # per layer, of the indices as little-endian int32
     payload_bytes: int  # of keys and values as stored
@@ -41,8 +44,14 @@ class CompactCache:
 
     @property
     def kept_entries(self) -> int:
-        """The number m of kept entries of a KV head in a layer: the mean over layers, rounded down."""
-        return sum(index.shape[-1] for index in self.indices) // len(self.indices)
+        """The number m of kept entries of a KV head in a layer: the mean over layers and heads, rounded down."""
+        return sum(self._positions) // sum(len(index) for index in self.indices)
+
+    @property
+    def _positions(self) -> list[int]:
+        """The number of kept positions of each layer, over its KV heads."""
+        pairs = zip(self.layers, self.indices, strict=True)
+        return [index.numel() if layer.lengths is None else sum(layer.lengths) for layer, index in pairs]
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
         """Count, for each of ``entries`` positions, the (layer, KV head) pairs whose cache has the position's entry.
@@ -55,7 +64,7 @@ class CompactCache:
         for layer, index in enumerate(self.indices):
             counts = np.ones(index.shape) if left is None else left.of_layer[layer].cpu().numpy()
             counted = np.bincount(index.cpu().numpy().ravel(), counts.ravel(), minlength=entries)
-            of_layer.append(counted.astype(np.int64))
+            of_layer.append(counted[:entries].astype(np.int64))  # rows of heads that keep fewer end with ``entries``
         return kept_entries(of_layer, sum(len(index) for index in self.indices) * streams, step)
 
     @property
@@ -66,8 +75,8 @@ class CompactCache:
     @property
     def index_bytes(self) -> int:
         """Bytes of the kept indices; 0 unless the cache is indexed."""
-        indexed = (index for layer, index in enumerate(self.indices) if self.indexed and layer not in self.whole)
-        return sum(index.nbytes for index in indexed)
+        indexed = (count for layer, count in enumerate(self._positions) if self.indexed and layer not in self.whole)
+        return sum(indexed) * torch.int32.itemsize
 
     @property
     def metadata_bytes(self) -> int:
@@ -131,9 +140,10 @@ def evict(
 ) -> CompactCache:  # fmt: skip
     """Evict all entries but those that a selector chooses, and those of the layers numbered in ``whole``.
 
-    ``kept`` is the number of entries to keep for each KV head and layer; a selector with budgets keeps this number on
-    average over layers. If everything is kept, the selector is not called. ``holdings`` are the forms in which layers
-    are stored; by default, all are stored as computed.
+    ``kept`` is the number of entries to keep for each KV head and layer; a selector with budgets of layers or heads
+    keeps this number on average. If heads keep different numbers, they are stored one by one, as layers of one head. If
+    everything is kept, the selector is not called. ``holdings`` are the forms in which layers are stored; by default,
+    all are stored as computed.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
@@ -146,13 +156,13 @@ def evict(
         choosing = Full() if number in whole else chooser
         with failing_as("selector", choosing):
             index = choosing.keep(layer, budget)
-        _check(index, layer, budget, choosing, number)
-        gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
-        kept_entries = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)
-        stored.append(bytes_as_stored(kept_entries, holding))
-        layers.append(_held(kept_entries, holding))
+        lengths = _check(index, layer, budget, choosing, number)
+        parts = _gathered(layer, index, lengths)
+        stored += [bytes_as_stored(part, holding) for part in parts if part.key.shape[1]]
+        held = [_held(part, holding) if part.key.shape[1] else part for part in parts]
+        layers.append(held[0] if lengths is None else _padded(held, lengths))
         if coded:
-            sums.append(checksum(layers[-1].key, layers[-1].value))
+            sums.append(checksum(*(part.key for part in held), *(part.value for part in held)))
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
@@ -182,6 +192,29 @@ def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[i
     return budgets
 
 
+def _gathered(layer: PromptLayer, index: Tensor, lengths: Sequence[int] | None) -> list[PrefixLayer]:
+    """Gather the entries at positions ``index``; with ``lengths``, each head's as a layer of one head."""
+    gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
+    if lengths is None:
+        return [PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)]
+    heads = [(slice(head, head + 1), slice(entries)) for head, entries in enumerate(lengths)]
+    return [
+        PrefixLayer(
+            layer.key[head].gather(1, gather[head, own]), layer.value[head].gather(1, gather[head, own]), layer.terms
+        )
+        for head, own in heads
+    ]
+
+
+def _padded(heads: Sequence[PrefixLayer], lengths: tuple[int, ...]) -> PrefixLayer:
+    """Join layers of one head, which have ``lengths`` entries; shorter heads are padded to the longest."""
+    key, value = (
+        torch.cat([pad(part, (0, 0, 0, max(lengths) - part.shape[1])) for part in parts])
+        for parts in ([head.key for head in heads], [head.value for head in heads])
+    )
+    return PrefixLayer(key, value, heads[0].terms, lengths=lengths)
+
+
 def _held(layer: PrefixLayer, holding: Holding) -> PrefixLayer:
     with failing_as("codec", holding):
         held = holding.hold(layer)
@@ -190,8 +223,11 @@ def _held(layer: PrefixLayer, holding: Holding) -> PrefixLayer:
     return PrefixLayer(held.key.contiguous(), held.value.contiguous())  # kernels there take a head's entries in a row
 
 
-def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:
-    """Check a selector's kept positions, int64 [KV heads, m]: count, order, range, window and sinks."""
+def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> tuple[int, ...] | None:
+    """Check a selector's kept positions, int64 [KV heads, most]: count, order, range, window and sinks.
+
+    Returns how many positions each head keeps; None if all keep m.
+    """
     heads, entries, _ = layer.key.shape
     if not isinstance(index, Tensor) or index.dtype not in _INTEGERS or index.device != layer.key.device:
         returned = f"{index.dtype} on {index.device}" if isinstance(index, Tensor) else f"a {type(index).__name__}"
@@ -199,18 +235,24 @@ def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, num
             f"selector {type(selector).__name__}: returned {returned} in layer {number}; it must return int64 "
             f"positions on {layer.key.device}"
         )
-    window = torch.arange(entries - selector.window, entries, device=index.device)
-    sinks = torch.arange(selector.sinks, device=index.device)
+    least = selector.least_of_head(kept)
+    real = index < entries
+    lengths = tuple(real.sum(-1).tolist()) if index.dim() == 2 else ()
     sound = (
-        index.shape == (heads, kept)
-        and bool((index[:, 1:] > index[:, :-1]).all())
-        and bool((index >= 0).all() and (index < entries).all())
-        and bool((index[:, kept - selector.window :] == window).all())
-        and bool((index[:, : selector.sinks] == sinks).all())
+        len(lengths) == heads
+        and sum(lengths) == kept * heads
+        and least <= min(lengths)
+        and index.shape[1] == max(lengths)
+        and bool(((index[:, 1:] > index[:, :-1]) | ~real[:, 1:]).all())
+        and bool((index >= 0).all() and (index <= entries).all())
+        and bool((((index >= entries - selector.window) & real).sum(-1) == selector.window).all())
+        and bool(((index < selector.sinks).sum(-1) == selector.sinks).all())
     )
     if not sound:
+        count = f"exactly {kept}" if least == kept else f"{kept} on average and at least {least}"
         raise OperationError(
-            f"selector {type(selector).__name__}: wrong positions in layer {number}; it must return exactly {kept} "
+            f"selector {type(selector).__name__}: wrong positions in layer {number}; it must return {count} "
             f"ascending positions of 0..{entries - 1} per head, among them the last {selector.window} and the first "
             f"{selector.sinks} ones"
         )
+    return None if min(lengths) == kept else lengths

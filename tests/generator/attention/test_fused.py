@@ -21,19 +21,26 @@ from kvdrift.generator.transformer.prompts.eviction import evict
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize(
-    ("entries", "counts", "group", "size"),
-    [([63, 64, 65], [1, 1, 1], 1, 16), ([300, 130, 1], [5, 40, 2], 4, 16), ([200, 10], [3, 20], 7, 40)],
+    ("entries", "counts", "group", "size", "lengths"),
+    [
+        ([63, 64, 65], [1, 1, 1], 1, 16, [[63, 0], [1, 64], None]),
+        ([300, 130, 1], [5, 40, 2], 4, 16, [[129, 300], [130, 64], [0, 1]]),
+        ([200, 10], [3, 20], 7, 40, [[64, 200], [10, 3]]),
+    ],
 )
 def test_plain_forms_are_the_softmax_over_all_entries(
-    entries: list[int], counts: list[int], group: int, size: int, dtype: torch.dtype, tolerance: float,
-    monkeypatch: pytest.MonkeyPatch,
+    entries: list[int], counts: list[int], group: int, size: int, lengths: list[list[int] | None], dtype: torch.dtype,
+    tolerance: float, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Bit for bit the same whatever streams are beside one; chunks have 64 entries."""
+    """Bit for bit the same whatever streams are beside one; chunks have 64 entries.
+
+    KV heads have m entries each, and then ``lengths``: a head fills a chunk, begins one, lacks one, or has no entries.
+    """
     for module in (parts, tables, fused):
         monkeypatch.setattr(module, "CHUNK", 64)
-    case = Streams(entries, counts, group, size, dtype)
     plain = (fused.plain_prompt_attention, fused.plain_suffix_attention)
-    assert not case_faults(case, *plain, tolerance)
+    for uneven in ((), lengths):
+        assert not case_faults(Streams(entries, counts, group, size, dtype, uneven), *plain, tolerance)
 
 
 def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from torch import Tensor
 
 from kvdrift.generator.attention import prompt_reads
+from kvdrift.generator.attention.parts import PLAIN, LayerTerms
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
 from kvdrift.generator.checks.random_models import random_document, random_model
 
@@ -23,9 +26,10 @@ def layer(entries: int, seed: int) -> PrefixLayer:
     return PrefixLayer(key, value)
 
 
-def plain(cache: PrefixLayer, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of one row, [KV heads, group, size], in float64."""
+def plain(cache: PrefixLayer, query: Tensor, softcap: float | None = None) -> tuple[Tensor, Tensor]:
+    """Attention of one row, [KV heads, group, size], in float64; 0 and minus infinity without entries."""
     scores = query.double() @ cache.key.double().mT * 0.25
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
     return scores.softmax(-1) @ cache.value.double(), scores.logsumexp(-1)
 
 
@@ -51,6 +55,32 @@ def test_each_stream_attends_to_its_cache(entries: int) -> None:
     for stream, cache in enumerate(streams.tolist()):
         for one, wanted in zip(found, plain(caches[cache][0], grouped[stream]), strict=True):
             assert (one[stream] - wanted).abs().max() < 3e-6 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("lengths", [(40, 31), (17, 0), (300, 3), (260, 700)])
+def test_heads_attend_to_their_own_entries(lengths: tuple[int, int], softcap: float | None) -> None:
+    """A head attends as if it were alone, whatever padding holds, beside even caches, and for any number of rows."""
+    most = max(lengths)
+    whole, even = layer(most, 1), layer(most, 2)
+    padded = [part.clone() for part in (whole.key, whole.value)]
+    for part, head in product(padded, range(KV_HEADS)):
+        part[head, lengths[head] :] = torch.nan
+    terms = PLAIN if softcap is None else LayerTerms(softcap=softcap)
+    ragged = PrefixLayer(*padded, terms, lengths=lengths)
+    caches = [[ragged], [replace(even, terms=terms)], [replace(ragged, key=padded[0].clone())]]
+    grouped = torch.randn(24, KV_HEADS, GROUP, SIZE, generator=torch.Generator().manual_seed(0))
+    streams = torch.tensor([0, 0, 0, 1, 2, 2])
+    found = attended(caches, streams, grouped, few=1)
+    for own in (caches, [with_packed_keys(cache) for cache in caches]):
+        again = attended(own, torch.tensor([0] * 3 + [1] * 12 + [2] * 2), grouped, few=2)
+        for part, other in zip(found, again, strict=True):
+            assert torch.equal(part[:4], other[:4])
+    for stream, head in product((0, 1, 2, 4, 5), range(KV_HEADS)):
+        alone = PrefixLayer(*(part[head : head + 1, : lengths[head]] for part in padded))
+        wanted = plain(alone, grouped[stream, head : head + 1], softcap)
+        for part, exact in zip(found, wanted, strict=True):
+            assert torch.allclose(part[stream, head].double(), exact[0], atol=3e-6, rtol=3e-6)
 
 
 def test_few_streams_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:

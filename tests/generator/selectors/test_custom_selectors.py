@@ -146,7 +146,7 @@ def test_entry_points_stand_beside_the_packages_own(
     code, out, _ = call(capsys, "list", "selectors")
     rows = dict(line.split(None, 1) for line in out.splitlines() if not line.startswith("recent"))
     assert code == 0
-    assert rows["one"] == "one coordinate of the keys; coordinate = 0; sign = 1.0; of good 1.0"
+    assert rows["one"] == "one coordinate of the keys; coordinate = 0; sign = 1.0; budget = even; of good 1.0"
     assert rows["broken"].startswith("not usable: ")
     assert rows["twice"] == f"not usable: {refused(build_selector, 'twice', {})}"
     assert "MODULE:CLASS" in rows
@@ -215,7 +215,7 @@ def test_a_mistake_in_a_module_is_one_line_with_its_file(change: tuple[str, str]
     ("parameters", "says"),
     [
         ({"coordinat": 1}, "coordinat: unknown key; did you mean 'coordinate'?"),
-        ({"zoom": 1}, "selector 'my_selector:Mine' has no parameter 'zoom'; it takes coordinate, sign"),
+        ({"zoom": 1}, "selector 'my_selector:Mine' has no parameter 'zoom'; it takes budget, coordinate, sign"),
         ({"coordinate": "1"}, "coordinate = '1': should be an integer"),
         ({"sign": True}, "sign = True: should be a number"),
         ({"coordinate": -5}, "Mine(coordinate=-5): ValueError: no"),

@@ -39,7 +39,7 @@ def policy(name: str, **parameters: Any) -> dict[str, Any]:
         # Parameters that a part does not have
         ({"selector": "snapkv", "windw": 64, **HALF}, ["windw: ", "'window'?"]),
         ({"selector": "recent", "window": 8, **HALF}, ["selector 'recent'", "'window'; it takes sinks"]),
-        ({"selector": "pyramidkv", "sinks": 4, **HALF}, ["'sinks'; it takes beta, kernel, window"]),
+        ({"selector": "pyramidkv", "sinks": 4, **HALF}, ["'sinks'; it takes beta, budget, kernel, window"]),
         ({"selector": "full", "keep": "all", "sinks": 8}, ["'sinks'; it takes none"]),
         (codec("int4", grup=3), ["grup: ", "'group'?"]),
         (codec("int4", genrated=True), ["genrated: ", "'generated'?"]),
