@@ -375,12 +375,6 @@ def _cache_bytes(action: Action, footprint: Footprint, most: int, entries: int, 
     return footprint.cache_bytes(held, action.holdings(layers), indexed=set(indexed) - whole)
 
 
-def _mean_entries(action: Action, entries: int, footprint: Footprint) -> int:
-    """Return how many of ``entries`` entries a layer with full attention keeps on average, rounded up."""
-    held = action.layer_entries(action.retention.kept(entries), entries, footprint.shape.evictable_layers)
-    return -(-sum(held) // max(len(held), 1))
-
-
 def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints) -> MemoryPlan:
     """Plan memory for the longest prompt and the most replicates; if the device is not here, as if it had no limit."""
     study, longest = material.study, max(_lengths(material))
@@ -389,7 +383,7 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
     sides = [
         (
             footprint.shape,
-            [0 if action.control else _mean_entries(action, longest, footprint) for action in actions],
+            [0 if action.control else _room(action, longest, footprint) for action in actions],
             [min(least, most) if action.control else most for action in actions],
         )
         for side, footprint in footprints.items()  # the reference's is the first; a control shares its entries
@@ -409,6 +403,20 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
         others=others,
         packed=(study.model.device, study.model.dtype) == ("cpu", "float32"),
     )
+
+
+def _room(action: Action, entries: int, footprint: Footprint) -> int:
+    """Return for how many of ``entries`` entries an action's cache has room in a KV head, at most.
+
+    They are the kept ones, on average over layers; or, if heads share them, those of the longest head, to which the
+    others are padded.
+    """
+    kept, shape = action.retention.kept(entries), footprint.shape
+    held = [
+        min(entries, of_layer + (shape.kv_heads - 1) * (of_layer - action.chooser.least_of_head(of_layer)))
+        for of_layer in action.layer_entries(kept, entries, shape.evictable_layers)
+    ]
+    return -(-sum(held) // max(len(held), 1))
 
 
 def _weight_bytes(study: Study, footprints: _Footprints) -> int:

@@ -46,9 +46,10 @@ def _compressed(row: Mapping[str, Any]) -> str:
         return "the whole cache, computed in another way" if row["selector"] == NUMERICS else ""
     if codec and row["keep"] == "all":
         return codec
-    layers = json.loads(row.get("parameters") or "{}")
-    where = [_parameter(key, layers[key]).replace("exact", "whole") for key in _LAYERS if key in layers]
-    chosen = ", ".join([row["selector"], _count(row["keep"]), *where])
+    parameters = json.loads(row.get("parameters") or "{}")
+    where = [_parameter(key, parameters[key]).replace("exact", "whole") for key in _LAYERS if key in parameters]
+    shared = [f"shared by the heads of a layer ({parameters['budget']})"] if "budget" in parameters else []
+    chosen = ", ".join([row["selector"], _count(row["keep"]), *shared, *where])
     return f"{chosen}, then {codec}" if codec else chosen
 
 

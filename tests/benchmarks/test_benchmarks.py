@@ -18,6 +18,7 @@ SMALLEST = {
     "commits": ("--workers=2", "--commits=1", "--at-once"),
     "freshness": ("--seconds=3", "--no-peer"),
     "generation": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
+    "head_budgets": ("--preset=small", "--entries=256", "--replicates=2", "--horizon=4", "--repetitions=1"),
     "presses": (
         "--model=kvdrift/tiny", '--settings={{"cache": "DynamicCache"}}', "--prompt=192", "--replicates=2", "--horizon=4",
     ),

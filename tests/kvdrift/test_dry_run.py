@@ -127,6 +127,30 @@ class TestPaperStudies:
         assert "memory of generation: 15.0 GiB of weights and " in out
         assert "64 of 64 replicates at once; 80.0 GiB available on cuda" in out
 
+    def test_heads_that_share_a_budget(
+        self, elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Bytes stay the same. In memory there may be 512 + 7 (512 - 102) = 3,382 entries for each of the 8 KV heads."""
+        monkeypatch.setattr("kvdrift.dry_run.description.local_footprint", lambda *_: LLAMA)
+        text, even = (STUDIES / "paper_first.toml").read_text(), "keep = 512\n"
+        lines = []
+        for number, keep in enumerate((even, even + 'budget = "adakv"\n', "keep = 3382\n")):
+            study = elsewhere / f"study-{number}.toml"
+            study.write_text(text.replace(even, keep))
+            lines.append(
+                [
+                    line
+                    for line in dry_run(capsys, study, *SERVED).splitlines()
+                    if "action snapkv-512" in line or "memory of" in line
+                ]
+            )
+        words = (
+            "snapkv, 512 entries, shared by the heads of a layer (adakv): 512 prompt entries, 64.5 MiB of prompt cache"
+        )
+        assert words in lines[1][0]
+        assert lines[0][0] == lines[1][0].replace(", shared by the heads of a layer (adakv)", "")
+        assert lines[0][1] != lines[1][1] == lines[2][1]
+
     def test_bytes_that_no_action_can_evict(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -16,6 +16,10 @@ from kvdrift.schema.tables import ACTIONS
         ({"selector": "snapkv", "keep": "1/2"}, "snapkv, half of the entries"),
         ({"selector": "snapkv", "keep": "90%"}, "snapkv, 9/10 of the entries"),
         ({"selector": "recent", "keep": 1024}, "recent, 1,024 entries"),
+        (
+            {"selector": "snapkv", "keep": "1/2", "budget": "adakv"},
+            "snapkv, half of the entries, shared by the heads of a layer (adakv)",
+        ),
         ({"codec": "fp8"}, "fp8 (e4m3, a scale for each head)"),
         ({"codec": {"name": "fp8", "format": "e5m2", "scale": 1}}, "fp8 (e5m2, no scale)"),
         ({"codec": "turboquant-4bit"}, "turboquant-4bit (the first and last 2 layers exact, 4-bit keys, 4-bit values)"),
