@@ -18,7 +18,6 @@ from oracles.plain_generated import CodedStream
 from oracles.plain_generator import plain_streams_rollout
 
 from kvdrift.generator.actions import Action, build_action
-from kvdrift.generator.attention.cache_rules import StreamEntries
 from kvdrift.generator.attention.holding import AsComputed, StoredBytes, checksum, in_words
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model
@@ -26,7 +25,6 @@ from kvdrift.generator.codecs import CODECS
 from kvdrift.generator.codecs.codec import EntryCodec
 from kvdrift.generator.codecs.combined import KeysAndValues
 from kvdrift.generator.codecs.generated import GeneratedEntries
-from kvdrift.generator.codecs.identity import Identity
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.identity import parts_sha256
 from kvdrift.generator.selectors.layer_choice import LayerChoice
@@ -278,10 +276,7 @@ def test_the_entries_of_exact_layers_are_never_touched() -> None:
                 exact[number, part][[2, 0], :, : HORIZON - 2],
             )
             assert torch.equal(own, before) is (number in {1, 3})
-    query = torch.randn(2, 2, 2, 16, generator=generator)
-    entries = StreamEntries(1, query, *caches[1], *(part[:, :, :4] for part in exact[1]), 0.25)
     assert rule.passes(HORIZON - 1), "attention is the usual one, over entries that were coded in place"
-    assert entries.layer == 1
 
 
 # --- Layers ------------------------------------------------------------------------------------------------------------
@@ -462,4 +457,3 @@ def test_the_presets_of_turboquant_leave_two_layers_at_either_end_exact(count: i
         assert action_of(codec=codec, layers=[0]).coded.left_out(count) == set(range(1, count))
     assert LayerChoice(ends=2).left_out(3) == {0, 2}, "no more than half of the layers at each end, as in vLLM"
     assert isinstance(action_of(codec={"values": "turboquant-4bit"}).codec, KeysAndValues)
-    assert Identity().exact_ends == 0
