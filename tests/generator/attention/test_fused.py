@@ -53,7 +53,7 @@ def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> N
     key, value, query = torch.randn(3, 2, 40, 16, generator=torch.Generator().manual_seed(0))
     with TwoDevices():
         layer = PromptLayer(*(part.to(SECOND) for part in (key, value, query)), scaling=0.25)
-        held = evict([layer], Recent(), 30, _ByChannels()).layers[0]
+        held = evict([layer], Recent(), 30, [_ByChannels()]).layers[0]
         kept = evict([layer], Recent(), 30).layers[0]
         for one, other in zip((held.key, held.value), (kept.key, kept.value), strict=True):
             assert one.stride() == (30 * 16, 16, 1)

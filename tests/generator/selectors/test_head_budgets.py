@@ -209,7 +209,7 @@ def test_distributions_are_those_of_transformers_under_a_mask(family: str, entri
 # --- Codecs, identities, refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in CODECS if not name.startswith("hqq")])
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "nvfp4" and not name.startswith("hqq")])
 def test_a_codec_stores_one_head_after_the_other(name: str) -> None:
     """The numbers are those of a layer of one head, and bytes are summed over heads."""
     generator = torch.Generator().manual_seed(0)
@@ -217,7 +217,7 @@ def test_a_codec_stores_one_head_after_the_other(name: str) -> None:
     layer.key[1] *= 3
     codec: Any = build_action(ActionSection(name="a", selector="knorm", keep="1/2", codec=name)).holding
     selector = build_selector("knorm", {"budget": ADAKV})
-    cache, plain = evict([layer], selector, 150, codec), evict([layer], selector, 150)
+    cache, plain = evict([layer], selector, 150, [codec]), evict([layer], selector, 150)
     lengths = plain.layers[0].lengths
     assert lengths is not None
     assert cache.kept_sha256 == plain.kept_sha256
@@ -230,7 +230,7 @@ def test_a_codec_stores_one_head_after_the_other(name: str) -> None:
         held = codec.hold(own)
         assert torch.equal(cache.layers[0].key[head, :count], held.key[0])
         assert torch.equal(cache.layers[0].value[head, :count], held.value[0])
-        stored.append(codec.stored_bytes(own))
+        stored.append(codec.layer_bytes(own))
     assert cache.payload_bytes == sum(size.payload for size in stored)
     assert cache.scale_bytes == sum(size.scales for size in stored)
 
@@ -254,6 +254,13 @@ def test_the_identity_has_a_budget_only_if_it_is_not_even() -> None:
             (
                 "generated = true: codes all heads of a layer together, and budget = 'adakv' lets them keep different "
                 "numbers of entries; leave one of the two out"
+            ),
+        ),
+        (
+            {"selector": "snapkv", "budget": "adakv", "codec": {"keys": "nvfp4"}},
+            (
+                "codec: codes all heads of a layer together, and budget = 'adakv' lets them keep different numbers of "
+                "entries; leave one of the two out"
             ),
         ),
     ],
