@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -12,7 +12,15 @@ from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.attention.recording import PromptLayer, QueryChunk
 from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model
 from kvdrift.generator.checks.trial import Check, Trial, common_checks, require, require_no_draws, same_events
-from kvdrift.generator.selectors import SELECTOR_KIND, SELECTORS, Full, Recent, Selector, build_selector
+from kvdrift.generator.selectors import (
+    SELECTOR_KIND,
+    SELECTORS,
+    Full,
+    Recent,
+    Selector,
+    build_selector,
+    default_parameters,
+)
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.prompts.eviction import CompactCache, evict
@@ -75,7 +83,7 @@ class SelectorTrial(Trial[Selector]):
     @property
     def options(self) -> dict[str, Any]:
         """The parameters that a study can set, with their values; of a selector of kvpress, its presses' options."""
-        settings = {field.name: getattr(self.part, field.name) for field in fields(self.part)}  # type: ignore[arg-type]  # a dataclass
+        settings = {name: getattr(self.part, name) for name in default_parameters(type(self.part))}
         return dict([*settings["options"], *settings["inner_options"]]) if "options" in settings else settings
 
     @property

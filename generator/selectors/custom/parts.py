@@ -161,7 +161,7 @@ class PartKind(Generic[Part]):
 
 def default_parameters(kind: type[Any]) -> dict[str, Any]:
     """Return the parameters that a study can set, with their defaults; those of all scoring selectors come last."""
-    return {one.name: one.default for one in sorted(fields(kind), key=lambda one: one.kw_only)}
+    return {one.name: one.default for one in sorted(fields(kind), key=lambda one: one.kw_only is True)}
 
 
 def is_custom(part: object) -> bool:
