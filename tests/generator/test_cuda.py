@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.common_actions import CONTROL, HALF_SNAPKV, SHARED_SNAPKV, assert_near
 from fixtures.devices import DEVICES, Device, one_of
 from fixtures.distributions import large_distributions
 from fixtures.house import ROOT
@@ -75,9 +75,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pending(replicates: int, control: int = 2) -> list[PendingUnit]:
-    """Both estimators, and a control beside them."""
+    """Both estimators, a cache whose heads have different numbers of entries, and a control beside them."""
     coupled = [PendingUnit(HALF_SNAPKV, 0, replicates, estimator) for estimator in (PLAIN, SWRB)]
-    return [*coupled, PendingUnit(CONTROL, 0, control)]
+    return [*coupled, PendingUnit(SHARED_SNAPKV, 0, replicates), PendingUnit(CONTROL, 0, control)]
 
 
 def sizes(device: Device) -> tuple[int, int]:
@@ -114,7 +114,7 @@ def test_the_control_is_exactly_zero(device: Device, dtype: str, fused: bool, fo
 
 def test_the_control_of_logits_in_32_bits_is_exactly_zero(device: Device, folder: Path) -> None:
     model = replace(device.load(folder, "bfloat16"), logits_dtype="float32")
-    evicted, control = generate_units(model, "s", DOCUMENT, pending(5)[::2], 8, 3)
+    evicted, control = generate_units(model, "s", DOCUMENT, pending(5)[::3], 8, 3)
     assert '"logits_dtype": "float32"' in control.record["versions"]
     for name in ("delta", "f"):
         assert np.any(evicted.events[name].to_numpy())

@@ -9,27 +9,24 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from fixtures.common_actions import CONTROL, HALF_SNAPKV
+from fixtures.common_actions import CONTROL, HALF_SNAPKV, SHARED_SNAPKV
 from fixtures.families import saved_family
 from fixtures.refusals import refused
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.actions import build_action
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.checks.random_models import VOCABULARY, random_document, random_model
 from kvdrift.generator.codecs import CODECS
 from kvdrift.generator.coupling.streams import SHARE_ALL
 from kvdrift.generator.identity import selector_sha256
-from kvdrift.generator.selectors import SELECTORS, ScoringSelector, SnapKV, build_selector
+from kvdrift.generator.selectors import SELECTORS, ScoringSelector, build_selector
 from kvdrift.generator.selectors.selector import ADAKV
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.schema.errors import OperationError
-from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import ActionSection
-
-SHARED_SNAPKV = Action("shared", "snapkv", SnapKV(window=16, budget=ADAKV), Retention.parse("1/2"))
 
 
 @dataclass(frozen=True)
@@ -233,6 +230,18 @@ def test_a_codec_stores_one_head_after_the_other(name: str) -> None:
         stored.append(codec.layer_bytes(own))
     assert cache.payload_bytes == sum(size.payload for size in stored)
     assert cache.scale_bytes == sum(size.scales for size in stored)
+
+
+def test_bytes_of_codecs_are_compared_where_the_heads_keep_equal_numbers() -> None:
+    """A run compares the bytes of actions that give equal values."""
+    even, shared, coded, shared_coded = (
+        build_action(ActionSection(name=str(number), selector="snapkv", keep="1/2", **section)).decides_bytes(200, 400, 3)
+        for number, section in enumerate(
+            ({}, {"budget": ADAKV}, {"codec": "int4"}, {"codec": "int4", "budget": ADAKV})
+        )
+    )  # fmt: skip
+    assert even == shared
+    assert len({even, coded, shared_coded}) == 3
 
 
 def test_the_identity_has_a_budget_only_if_it_is_not_even() -> None:

@@ -71,6 +71,27 @@ def test_every_part_holds(kind: str, name: str, check: Check[Any]) -> None:
         assert finding.line == tried + (f"; no other value tried of {', '.join(left)}" if left else "")
 
 
+@cache
+def shared_trial(name: str) -> SelectorTrial:
+    """The selector with head budgets, one for all checks."""
+    return SelectorTrial(name, {"budget": "adakv"})
+
+
+@pytest.mark.parametrize("check", of_this_process(SelectorTrial.checks), ids=lambda check: check.name)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "snapkv",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pyramidkv", "h2o", "tova", "expected_attention")),
+    ],
+)
+def test_head_budgets_hold(name: str, check: Check[Any]) -> None:
+    finding = check(shared_trial(name))
+    assert finding.holds, finding.line
+    if check.name in {"kept sets", "other models"}:
+        assert finding.line.startswith("the heads of a layer keep m on average, such as [[")
+
+
 def own(kind: str, folder: Path, *changes: tuple[str, str], text: str = "", **parameters: Any) -> Trial[Any]:
     """A part of a module with some of its text replaced."""
     write_module(folder, *changes, name="mine", text=text or MODULES[kind])
