@@ -151,7 +151,7 @@ def _ragged(scores: Tensor, safe: Tensor, count: int, sinks: int, window: int) -
     ``scores`` [KV heads, positions] are those between ``sinks`` first and ``window`` last positions, which every head
     keeps, too. ``safe``, int64 [KV heads, some], has places among them. The result is that of ``Selector.keep``.
     """
-    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, safe, value=True)
+    chosen = scores.new_zeros(scores.shape, dtype=torch.bool).scatter_(1, safe, value=True)
     others = scores.masked_fill(chosen, -torch.inf).flatten()  # in the order of heads, then of positions
     ranked = torch.argsort(others, descending=True, stable=True)
     chosen.view(-1)[ranked[: count - safe.numel()]] = True

@@ -216,6 +216,11 @@ class PrefilledPrompt:
         layers = len(prompt.evictable)
         holdings, whole = action.holdings(layers), action.chosen.left_out(layers)
         compact = evict(prompt.evictable, self._scores.of(action.chooser), kept, holdings, whole)
+        if action.policy is not None and any(layer.lengths is not None for layer in compact.layers):
+            raise InputError(
+                f"action '{action.name}': the first_cut of policy '{action.policy_name}' lets heads keep different "
+                "numbers of entries; it must keep equally many in every head"
+            )
         budget, rule = action.budget(self._entries, self._horizon), None
         if action.generated is not None:
             exact = [number for number, holding in enumerate(holdings) if isinstance(holding, AsComputed)]

@@ -21,7 +21,8 @@ from kvdrift.generator.checks.random_models import VOCABULARY, random_document, 
 from kvdrift.generator.codecs import CODECS
 from kvdrift.generator.coupling.streams import SHARE_ALL
 from kvdrift.generator.identity import selector_sha256
-from kvdrift.generator.selectors import SELECTORS, ScoringSelector, build_selector
+from kvdrift.generator.selectors import SELECTORS, ScoringSelector, Selector, build_selector
+from kvdrift.generator.selectors.policies.sliding import Sliding
 from kvdrift.generator.selectors.selector import ADAKV
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
@@ -38,7 +39,7 @@ class FirstChannel(ScoringSelector):
     window: int = 0
 
     def score(self, layer: PromptLayer) -> Tensor:
-        return layer.key[..., 0]
+        return layer.key[..., 0].t().contiguous().t()  # in memory position by position
 
 
 def scored(scores: Tensor) -> PromptLayer:
@@ -276,6 +277,23 @@ def test_the_identity_has_a_budget_only_if_it_is_not_even() -> None:
 )  # fmt: skip
 def test_what_has_no_head_budgets_is_refused(section: dict[str, Any], says: str) -> None:
     assert refused(build_action, ActionSection(name="a", keep="1/2", **section)) == f"action 'a': {says}"
+
+
+@dataclass(frozen=True)
+class SharedCut(Sliding):
+    """A window whose prompt is cut with head budgets."""
+
+    @property
+    def first_cut(self) -> Selector:
+        return FirstChannel(budget=ADAKV)
+
+
+def test_a_policy_cannot_begin_with_heads_that_share_a_budget() -> None:
+    section = ActionSection(name="a", policy="sliding", keep=100)
+    action = replace(build_action(section), policy=SharedCut())
+    prefilled = random_model("llama").prefill(random_document("d200", 200), [action], 4)
+    says = "action 'a': the first_cut of policy 'sliding' lets heads keep different numbers of entries; it must keep"
+    assert refused(prefilled.evict).startswith(says)
 
 
 @dataclass(frozen=True)
