@@ -30,7 +30,6 @@ EOS_TOKENS = (5, 17, 40)
 def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers: int = 2, **changes: Any) -> Path:
     """Write a small model: its weights, its configuration with the values ``changes``, its generation configuration."""
     config_class, model_class = ARCHITECTURES[architecture]
-    torch.manual_seed(seed)
     # The last norm gives hidden states of mean square 1, so logits have standard deviation .25 * sqrt(64) = 2.
     values: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers,
@@ -39,7 +38,9 @@ def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers:
         "tie_word_embeddings": False,
     }  # fmt: skip
     config = config_class(**values | changes)
-    model = model_class(config)
+    with torch.random.fork_rng(devices=[]):  # checks watch torch's own state
+        torch.manual_seed(seed)
+        model = model_class(config)
     model.generation_config.eos_token_id = list(EOS_TOKENS)
     with quiet():
         model.save_pretrained(folder)

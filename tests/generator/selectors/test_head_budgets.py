@@ -236,7 +236,7 @@ def test_a_codec_stores_one_head_after_the_other(name: str) -> None:
 def test_bytes_of_codecs_are_compared_where_the_heads_keep_equal_numbers() -> None:
     """A run compares the bytes of actions that give equal values."""
     even, shared, coded, shared_coded = (
-        build_action(ActionSection(name=str(number), selector="snapkv", keep="1/2", **section)).decides_bytes(200, 400, 3)
+        build_action(ActionSection(name=str(number), selector="snapkv", keep="1/2", **section)).decides_bytes(400, 3)
         for number, section in enumerate(
             ({}, {"budget": ADAKV}, {"codec": "int4"}, {"codec": "int4", "budget": ADAKV})
         )
