@@ -91,7 +91,7 @@ def test_weights_are_here_only_as_a_whole(cache: Path, tmp_path: Path) -> None:
 def test_selectors_have_their_parameters_and_papers(capsys: pytest.CaptureFixture[str]) -> None:
     lines = {line.split()[0]: line for line in listing(capsys, "selectors").splitlines()}
     assert set(SELECTORS) < set(lines)
-    assert lines["snapkv"].endswith("; window = 64; kernel = 5; Li et al. 2024, arXiv:2404.14469")
+    assert lines["snapkv"].endswith("; window = 64; kernel = 5; budget = even; Li et al. 2024, arXiv:2404.14469")
     assert lines["recent"].endswith("; sinks = 4; Xiao et al. 2024, StreamingLLM, arXiv:2309.17453")
     assert {name for name in SELECTORS if "arXiv:" not in lines[name]} == {"full", "numerics", "random"}
     assert "decomposition" in listing(capsys, "views")
