@@ -242,7 +242,9 @@ def test_a_service_on_the_device(device: Device, folder: Path, tmp_path: Path) -
 
     threading.Thread(target=serve, daemon=True).start()
     own = ('id = "kvdrift/tiny"', f'id = "{folder}"\ndevice = "{device.name}"')
-    study = load_study(write_study(tmp_path, own, ("horizon = 12", "horizon = 16")))
+    shared = '[[actions]]\nname = "shared"\nselector = "snapkv"\nkeep = "1/2"\nbudget = "adakv"\n'
+    changes = (own, ("horizon = 12", "horizon = 16"), ("[plan]", f"{shared}\n[plan]"))
+    study = load_study(write_study(tmp_path, *changes))
     remote = RemoteGenerator(ServiceAddress(f"grpc://127.0.0.1:{service.port}"), [study], print)
     try:
         remote.check()
