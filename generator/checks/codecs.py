@@ -53,9 +53,10 @@ class CodecTrial(Trial[Codec]):
     @property
     def heads(self) -> list[tuple[int, int]]:
         """The shapes of layers to try, (number of KV heads, head size), without head sizes that the codec refuses."""
-        return [(heads, size) for heads, size in _HEADS if self._accepts(size)]
+        return [(heads, size) for heads, size in _HEADS if self.accepts(size)]
 
-    def _accepts(self, size: int) -> bool:
+    def accepts(self, size: int) -> bool:
+        """Return whether the codec takes heads of ``size`` channels."""
         try:
             self.part.check(size, "keys")
             self.part.check(size, "values")
@@ -179,7 +180,14 @@ def _generated_entries(trial: CodecTrial) -> str:
 
 
 def _embedded_model(trial: CodecTrial) -> str:
-    return same_events(trial.action(), _beside(), load_model(EMBEDDED_ID), embedded_document())
+    model = load_model(EMBEDDED_ID)
+    if trial.accepts(size := model.shape.head_size):
+        return same_events(trial.action(), _beside(), model, embedded_document())
+    _, larger = trial.heads[0]
+    line = same_events(
+        trial.action(), _beside(), random_model("llama", head_size=larger), random_document("other", 396)
+    )
+    return f"in place of its heads of {size} channels, which are refused, random ones of {larger}: {line}"
 
 
 def _beside() -> Action:
