@@ -31,6 +31,17 @@ NEVER: Final = np.int32(2**31 - 1)
 SHARE: Final = "share, 0..1"
 TV: Final = "total variation, 0..1"
 DIFFERENCE: Final = "difference, -1..1"
+TOKENS: Final = "tokens"
+NATS: Final = "nats x tokens"
+
+BINS_BELOW, BINS_ABOVE, BINS_OF_OCTAVE = 40, 10, 4  # octaves below and above 1 nat, and bins of an octave
+KL_EDGES: Final = 2.0 ** (np.arange(-BINS_BELOW * BINS_OF_OCTAVE, BINS_ABOVE * BINS_OF_OCTAVE + 1) / BINS_OF_OCTAVE)
+"""The upper edges of the bins of KL from bin 1 on, 2^-40..2^10 nats, ascending.
+
+Bin 0 has the value 0 alone, and the last bin all values above the edges: infinity, since the logarithm of a ratio of
+two float64 probabilities is at most 746. The width of a bin is 19% of its values.
+"""
+KL_BINS: Final = len(KL_EDGES) + 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +62,9 @@ class Replicates:
     delta: Reals
     f: Reals
     mismatch: Values
+    kl: Reals  # along X; NaN where it is not known, as after X's end, and for ``kl_own``
+    kl_own: Reals
+    top1: Flags  # whether the most probable tokens along X are equal; meaningful where ``kl`` is not NaN
 
     @property
     def horizon(self) -> int:
@@ -130,7 +144,8 @@ class Moment:
     Attributes:
         meaning: its formula, in the symbols of ``docs/quantities.md``.
         unit: one of ``kvdrift.schema.tables.MEASURES``.
-        of: its value in each replicate: [K] for a scalar, [K, H] or [K, T] for a profile; NaN over an empty window.
+        of: its value in each replicate: [K] for a scalar, [K, H], [K, T] or [K, KL_BINS] for a profile; NaN over an
+            empty window.
         nullable: whether it is null over an empty window.
     """
 
@@ -217,6 +232,31 @@ def _over_blocks(name: str, symbol: str, unit: str) -> dict[str, Moment]:
     }
 
 
+def _divergence(name: str, symbol: str) -> dict[str, Moment]:
+    """Return the moments of a divergence over the positions where it is known and finite: its sum, and their number."""
+
+    def total(p: Replicates) -> Reals:
+        values = getattr(p, name)
+        return _sum_where(np.isfinite(values), values)
+
+    return {
+        f"{name}_sum": Moment(f"sum of {symbol} over positions where it is finite", NATS, total),
+        f"{name}_finite": Moment(
+            f"number of positions t <= min(H, e_X) where {symbol} is finite", TOKENS,
+            lambda p: np.isfinite(getattr(p, name)).sum(axis=1),
+        ),
+    }  # fmt: skip
+
+
+def _binned(p: Replicates) -> Values:
+    """Count the positions of each replicate whose KL along X is in each bin, [K, KL_BINS]."""
+    replicate, position = np.nonzero(~np.isnan(p.kl))
+    values = p.kl[replicate, position]
+    bins = np.where(values == 0, 0, 1 + np.searchsorted(KL_EDGES, values))
+    counts = np.bincount(replicate * KL_BINS + bins, minlength=len(p.kl) * KL_BINS)
+    return counts.reshape(len(p.kl), KL_BINS)
+
+
 SCALAR_MOMENTS: Final[Mapping[str, Moment]] = {
     "mismatch": Moment("sum_t I_t / H", SHARE, lambda p: p.mismatches / p.horizon),
     "rollout_tv": Moment("sum_t delta_t / H", TV, lambda p: p.sum_delta / p.horizon),
@@ -258,6 +298,15 @@ SCALAR_MOMENTS: Final[Mapping[str, Moment]] = {
     "prefix_eos_y": Moment("1{e_Y <= W}", SHARE, lambda p: p.eos_y <= p.windows.first_block_last),
     **COMPENSATORS,
     "written": Moment("min(H, e') / H", SHARE, lambda p: p.written / p.horizon),
+    "kl_positions": Moment(
+        "number of positions t <= min(H, e_X) with a known KL", TOKENS, lambda p: (~np.isnan(p.kl)).sum(axis=1)
+    ),
+    **_divergence("kl", "KL(P_t || Q_t) along X"),
+    **_divergence("kl_own", "KL(P_t || Q_t) along own histories"),
+    "top1_agreements": Moment(
+        "number of these positions where P_t and Q_t along X have the same most probable token", TOKENS,
+        lambda p: (p.top1 & ~np.isnan(p.kl)).sum(axis=1),
+    ),
     "written_exposure": Moment(
         "(min(H, e') - tau) 1{tau <= H} / H", SHARE,
         lambda p: np.where(p.diverged, p.written - p.tau, 0) / p.horizon,
@@ -277,10 +326,16 @@ LAG_MOMENTS: Final[Mapping[str, Moment]] = {
     "cohort_pre_eos": Moment("1{tau <= T, tau + j < e}", SHARE, lambda p: p.cohort_pre_eos),
 }
 
+BIN_MOMENTS: Final[Mapping[str, Moment]] = {
+    "kl": Moment("number of positions t <= min(H, e_X) with KL along X in the bin", TOKENS, _binned),
+}
+"""Profiles over the bins of ``KL_EDGES``, [K, KL_BINS]."""
+
 UNIT_SUMS: Final[Mapping[str, Moment]] = {
     **{f"scalar_{name}": moment for name, moment in SCALAR_MOMENTS.items()},
     **{f"position_{name}": moment for name, moment in POSITION_MOMENTS.items()},
     **{f"lag_{name}": moment for name, moment in LAG_MOMENTS.items()},
+    **{f"bin_{name}": moment for name, moment in BIN_MOMENTS.items()},
 }
 """The moments by their columns in table ``unit_moments``, which has their sums over the replicates of a unit."""
 

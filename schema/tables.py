@@ -30,9 +30,9 @@ from kvdrift.schema.columns import (
     texts,
 )
 from kvdrift.schema.estimate_tables import CALIBRATION, EXACT_VALUES, LOOKS, PLANS, RESULTS
-from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import BIN_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The version of these tables. A store of another version is refused."""
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicates of a unit
@@ -40,7 +40,8 @@ GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicat
 MEASURES: Final = (
     "tokens", "bytes", "seconds", "entries", "count", "share, 0..1", "probability, 0..1", "total variation, 0..1",
     "score, 0..1", "difference, -1..1", "correlation, -1..1", "ratio", "share squared", "total variation x tokens",
-    "standard errors", "unit of the quantity", "unit in column unit", "unit of the moment, times replicates", "none"
+    "nats", "nats x tokens", "standard errors", "unit of the quantity", "unit in column unit",
+    "unit of the moment, times replicates", "none"
 )  # fmt: skip
 """The units of numbers in tables and views; ``none`` is for numbers without a unit: seeds, revisions, token ids."""
 
@@ -60,6 +61,14 @@ _IDENTITY = (
     ),
 )
 _UNIT = long("unit", "unit of the row, as in units", "none", null=True)
+_UNKNOWN = "null after X's end, in scans, where a branch starts, and from a generator that does not give it"
+_ALONG_X = (
+    distance(
+        "kl", f"KL(P_t(.|X_<t) || Q_t(.|X_<t)), infinite if only P_t can draw a token; {_UNKNOWN}", "nats", null=True
+    ),
+    distance("kl_own", "KL(P_t(.|X_<t) || Q_t(.|Y_<t)), infinite or null likewise", "nats", null=True),
+    flag("top1", "whether P_t(.|X_<t) and Q_t(.|X_<t) have the same most probable token; null likewise", null=True),
+)
 
 EVENTS = stored_table(
     "events",
@@ -75,6 +84,7 @@ EVENTS = stored_table(
     flag("y_eos", "true from Y's first EOS on"),
     text("kind", "coupled, scan (both tokens U_t, delta e_t) or branch", default=COUPLED),
     real("weight", "w_t of a scan step: its residual branch's probability", "probability, 0..1", null=True),
+    *_ALONG_X,
     REVISION,
     _UNIT,
 )
@@ -275,6 +285,9 @@ STEPS = stored_table(
     integer("eos_set", "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'", "none"),
     distance("delta", "the distance of table events", "total variation, 0..1"),
     distance("f", "the distance of table events", "total variation, 0..1"),
+    distance("kl", "the divergence of table events", "nats", null=True),
+    distance("kl_own", "the divergence of table events", "nats", null=True),
+    flag("top1", "as in table events", null=True),
     REVISION,
     _UNIT,
 )
@@ -413,6 +426,10 @@ UNIT_MOMENTS = stored_table(
         for name, moment in POSITION_MOMENTS.items()
     ),
     *(_sum(f"lag_{name}", f"{moment.meaning}, at j = 1..T", _PROFILE) for name, moment in LAG_MOMENTS.items()),
+    *(
+        _sum(f"bin_{name}", f"{moment.meaning}, for the bins of KL in order", _PROFILE)
+        for name, moment in BIN_MOMENTS.items()
+    ),
     _sum("depth_observed", "H Z_L, at L = 1..H", _PROFILE),
     _sum("depth_capacity", "H W_L, at L = 1..H", _PROFILE),
 )

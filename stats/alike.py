@@ -65,7 +65,7 @@ class _Values:
         moments = pooling.moments
         self._pooling = pooling
         self._range = quantity.range.between(moments.windows.horizon)
-        profiles = {**moments.positions, **moments.lags}
+        profiles = moments.profiles
         read = []
         for side in sides:
             actions = pooling.supports[list(side)]

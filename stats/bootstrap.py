@@ -351,7 +351,7 @@ def groups(
     for the distance t* of every draw. A profile whose draws do not fit is a group by itself.
     """
     if quantities is None:
-        known = {*moments.positions, *moments.lags}
+        known = set(moments.profiles)
         quantities = [name for name, quantity in QUANTITIES.items() if known.issuperset(quantity.profile)]
     pooling = Pooling.of(moments, pairs)
     result: list[tuple[str, ...]] = []

@@ -175,7 +175,7 @@ def _unseen(estimates: Float, levels: Float, clusters: Float, between: Between) 
 
     The n clusters may have missed a share of the documents, and these could have values at an end of the range.
     """
-    if not between.bounded:
+    if not between.finite:
         return np.full(len(levels), np.nan), np.full(len(levels), np.nan)
     share = 1 - ((1 - levels) / 2) ** (1 / np.maximum(clusters, 1))
     return estimates - share * (estimates - between.low), estimates + share * (between.high - estimates)
@@ -278,10 +278,10 @@ class Likeness:
     def ends(self, levels: Float, between: Between) -> tuple[Float, Float]:
         """Return the range that alike documents leave open, low and high, at each number's level in ``levels``.
 
-        NaN if too many clusters are unlike, or if the numbers have no bounds; the whole range ``between`` if a
+        NaN if too many clusters are unlike, or if the numbers lack a bound; the whole range ``between`` if a
         denominator may be 0.
         """
-        if not between.bounded:
+        if not between.finite:
             return np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
         low, high = _ends(self, levels, between)
         says = (self.unlike <= MOST_UNLIKE) & ~np.isnan(low)

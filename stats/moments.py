@@ -6,6 +6,7 @@ Everything is validated here, once, so that later modules only compute.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvdrift.schema.errors import InputError, nearest
-from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import ANSWER_MOMENTS, BIN_MOMENTS, KL_BINS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
 
@@ -68,8 +69,8 @@ class DocumentMoments(MeasuredDocuments):
 
     Shapes, with D documents, A actions, horizon H, cohort bound T: ``scalars`` maps every name of SCALAR_MOMENTS to
     float64 [D, A], and in moments of documents with answers every name of ANSWER_MOMENTS too; ``positions`` every name
-    of POSITION_MOMENTS to [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty. Units
-    are those of ``kvdrift.schema.moments``.
+    of POSITION_MOMENTS to [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty;
+    ``bins`` every name of BIN_MOMENTS to [D, A, KL_BINS], or is empty. Units are those of ``kvdrift.schema.moments``.
 
     NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
     null over an empty window (then it is NaN for all documents of the action).
@@ -79,6 +80,7 @@ class DocumentMoments(MeasuredDocuments):
     scalars: Mapping[str, Float]
     positions: Mapping[str, Float]
     lags: Mapping[str, Float]
+    bins: Mapping[str, Float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,12 +89,18 @@ class DocumentMoments(MeasuredDocuments):
             ("scalars", declared_scalars(self.scalars), ()),
             ("positions", POSITION_MOMENTS, (self.windows.horizon,)),
             ("lags", LAG_MOMENTS, (self.windows.cohort_bound,)),
+            ("bins", BIN_MOMENTS, (KL_BINS,)),
         ):
             arrays: Mapping[str, Any] = getattr(self, field)
             values = standardize(field, arrays, declared, (*shape, *tail), optional=bool(tail))
             object.__setattr__(self, field, values)
-        for name, value in (*self.scalars.items(), *self.positions.items(), *self.lags.items()):
+        for name, value in (*self.scalars.items(), *self.positions.items(), *self.lags.items(), *self.bins.items()):
             _check_missing(name, value, self)
+
+    @property
+    def profiles(self) -> dict[str, Float]:
+        """The moments over positions, lags and bins, by name."""
+        return {**self.positions, **self.lags, **self.bins}
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
@@ -119,7 +127,7 @@ class DocumentMoments(MeasuredDocuments):
         action_names = self.actions if actions is None else tuple(self.actions[place] for place in actions)
         moments = (
             {name: value[documents][:, chosen] for name, value in part.items()}
-            for part in (self.scalars, self.positions, self.lags)
+            for part in (self.scalars, self.positions, self.lags, self.bins)
         )
         names, strata, clusters = (part[documents] for part in (self.documents, self.strata, self.clusters))
         return DocumentMoments(names, strata, clusters, action_names, self.windows, *moments)

@@ -129,9 +129,9 @@ class Pooling:
         stacked = self.means(np.stack([self.moments.scalars[name] for name in read], axis=-1), counts)
         scalars: dict[str, Array] = {name: stacked[..., i] for i, name in enumerate(read)}
         needed = {name for quantity in quantities for name in quantity.profile}
-        source: Mapping[str, Float] = {**self.moments.positions, **self.moments.lags}
+        source: Mapping[str, Float] = self.moments.profiles
         for name in sorted(needed - source.keys()):
-            raise InputError(f"the document moments have no profile '{name}'; give it in positions or lags")
+            raise InputError(f"the document moments have no profile '{name}'; give it in positions, lags or bins")
         profiles: dict[str, Array] = {name: self.means(source[name], counts) for name in sorted(needed)}
         selected: dict[tuple[int, ...], dict[str, Array]] = {}
         sums: dict[tuple[int, ...], dict[Feature, Array]] = {}

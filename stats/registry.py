@@ -40,6 +40,7 @@ class Scale(Enum):
     SQUARED_POINTS = (10_000.0, "pp²")
     PAIRS = (1.0, "pairs")
     MILLISECONDS = (1_000.0, "ms")
+    NATS = (1.0, "nats")
 
     @property
     def factor(self) -> float:
@@ -68,6 +69,11 @@ class Between(NamedTuple):
     def bounded(self) -> bool:
         """Whether the range has any end."""
         return self != (-np.inf, np.inf)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the range has both ends."""
+        return bool(np.isfinite(self).all())
 
     @property
     def is_fraction(self) -> bool:
@@ -273,7 +279,7 @@ def difference_of(quantity: Quantity) -> Quantity:
         return quantity.function(b) - quantity.function(a)
 
     full = f"{quantity.name}{DIFFERENCE}"
-    scale = Scale.TOKENS if quantity.scale is Scale.TOKENS else Scale.POINTS
+    scale = quantity.scale if quantity.scale in {Scale.TOKENS, Scale.NATS} else Scale.POINTS
     between, meaning = quantity.range.of_difference, f"difference: {quantity.meaning}"
     return Quantity(
         full, "contrast", difference, f"Δ {quantity.label}", meaning, scale, between, None, full, quantity.axis,

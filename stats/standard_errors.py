@@ -54,7 +54,7 @@ def features_read(quantity: Quantity, moments: DocumentMoments) -> tuple[tuple[i
     A contrast has the side 0 for the baseline and 1 for the action; any other quantity has the side 0 alone.
     """
     ones = {name: np.ones(()) for name in moments.scalars}
-    profiles = {name: np.ones(value.shape[2:]) for name, value in {**moments.positions, **moments.lags}.items()}
+    profiles = {name: np.ones(value.shape[2:]) for name, value in moments.profiles.items()}
     sides = [_Recorded(ones, profiles, moments.windows) for _ in range(1 if quantity.kind == "action" else 2)]
     quantity.function(*sides)
     return tuple((number, feature) for number, side in enumerate(sides) for feature in side.seen)
@@ -68,7 +68,7 @@ def constant_gradient(
     Quantities are rational functions, so a gradient that is equal at two generic points is constant.
     """
     random = np.random.default_rng(0)
-    profiles = {**moments.positions, **moments.lags}
+    profiles = moments.profiles
     gradients = []
     for _ in range(2):
         scalars = {name: random.uniform(0.1, 0.9) * np.ones(()) for name in moments.scalars}
@@ -277,7 +277,7 @@ def _values(moments: DocumentMoments, feature: Feature) -> Float:
     """Return a feature of every document and action, [D, A, 1 or X]; a sum over x is taken within each document."""
     if feature.kind == "scalar":
         return moments.scalars[feature.name][..., None]
-    documents = Pooled({}, {**moments.positions, **moments.lags}, moments.windows)
+    documents = Pooled({}, moments.profiles, moments.windows)
     return documents.read(feature)
 
 

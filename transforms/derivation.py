@@ -17,7 +17,7 @@ import pyarrow as pa
 from kvdrift.schema.moments import NEVER
 from kvdrift.schema.rows import Flags, Ints, Reals, run_begins
 from kvdrift.schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, STEPS, TRAJECTORIES
-from kvdrift.transforms.event_columns import SortedEvents, check_columns, check_kinds, table_of, with_nulls
+from kvdrift.transforms.event_columns import SortedEvents, check_columns, check_kinds, filled, table_of, with_nulls
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
 
     Args:
         events: N rows with the columns of EVENTS, in any order; names may be plain or dictionary-encoded strings.
-            ``weight`` is ignored, and ``kind``, ``action_revision`` and ``unit`` may be absent. All rows of a
-            (study, model, doc, action, revision, replicate) must be present, since tau and H are read off them.
+            ``weight`` is ignored, and ``kind``, ``kl``, ``kl_own``, ``top1``, ``action_revision`` and ``unit`` may be
+            absent. All rows of a (study, model, doc, action, revision, replicate) must be present, since tau and H are
+            read off them.
 
     Returns:
         One trajectories row for each pair and one steps row for each event, both exactly of their Arrow schemas and
@@ -53,6 +54,8 @@ def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
 
 def _sorted_events(events: pa.Table) -> SortedEvents:
     values = {name: events.column(name).to_numpy() for name in PAIR_COLUMNS if name not in GROUP_KEY}
+    nulls = {"kl": np.nan, "kl_own": np.nan, "top1": False}
+    values |= {name: filled(events, name, null) for name, null in nulls.items()}
     replicate_and_t = (values["replicate"].astype(np.int64) << 32) + values["t"]
     return SortedEvents.of(
         events, values, replicate_and_t, ("y_eos", "x_eos", "f", "delta", "y_token", "x_token")
@@ -153,6 +156,9 @@ def _steps(pairs: _Pairs) -> pa.Table:
         "delta": pairs.events.values["delta"],
         "f": pairs.events.values["f"],
     }
+    unknown = np.isnan(pairs.events.values["kl"])
+    for name in ("kl", "kl_own", "top1"):
+        columns[name] = with_nulls(pairs.events.values[name], null=unknown)
     return table_of(columns, STEPS.schema)
 
 

@@ -86,7 +86,7 @@ class SortedEvents:
                 result depends on the order in which such rows arrive.
         """
         names = {name: _dictionary(events.column(name)) for name in GROUP_KEY}
-        ordered = dict(values) | {name: _filled(events, name, null) for name, null in _LATER.items()}
+        ordered = dict(values) | {name: filled(events, name, null) for name, null in _LATER.items()}
         coded = [(codes.indices.to_numpy(), len(codes.dictionary)) for codes in names.values()]
         coded.append((ordered["action_revision"], int(ordered["action_revision"].max(initial=0)) + 1))
         group = combined_codes(coded, events.num_rows)
@@ -129,10 +129,10 @@ def table_of(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _filled(events: pa.Table, name: str, null: int) -> npt.NDArray[Any]:
+def filled(events: pa.Table, name: str, null: float) -> npt.NDArray[Any]:
     """Return a column [N] with ``null`` in place of nulls, and in all rows if the table lacks the column."""
     if name not in events.column_names:
-        kind = pa.array([null], EVENTS.schema.field(name).type).to_numpy().dtype
+        kind = pa.array([null], EVENTS.schema.field(name).type).to_numpy(zero_copy_only=False).dtype
         return np.full(events.num_rows, null, dtype=kind)
     values: npt.NDArray[Any] = events.column(name).fill_null(null).to_numpy()
     return values

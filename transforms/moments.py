@@ -131,7 +131,7 @@ def _replicates(trajectories: pa.Table, steps: pa.Table, first_step: Wide, windo
     at = first_step + np.arange(windows.horizon)
     column = {name: trajectories[name] for name in _OF_TRAJECTORY}
     tau, eos_x, eos_y = (column[name].fill_null(NEVER).to_numpy() for name in ("tau", "eos_x", "eos_y"))
-    delta, f, mismatch = (steps[name].to_numpy()[at] for name in ("delta", "f", "mismatch"))
+    delta, f, mismatch, kl, kl_own = (steps[name].to_numpy()[at] for name in ("delta", "f", "mismatch", "kl", "kl_own"))
     sums = {name: column[name].to_numpy() for name in ("mismatches", "sum_delta", "sum_f")}
     return Replicates(
         windows,
@@ -146,6 +146,9 @@ def _replicates(trajectories: pa.Table, steps: pa.Table, first_step: Wide, windo
         delta=delta.astype(np.float64),
         f=f.astype(np.float64),
         mismatch=mismatch,
+        kl=kl.astype(np.float64),
+        kl_own=kl_own.astype(np.float64),
+        top1=steps["top1"].fill_null(fill_value=False).to_numpy()[at],
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import ANSWER_MOMENTS, BIN_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.study import CONTROL_ACTION
 from kvdrift.schema.tables import PLAIN, SWRB
 from kvdrift.schema.windows import Windows
@@ -24,6 +24,7 @@ from kvdrift.transforms.moments import replicate_moments as of_replicates
 
 _POSITION_SUMS = {f"position_{name}": name for name in POSITION_MOMENTS}  # moments by column of ``profiles``
 _LAG_SUMS = {f"lag_{name}": name for name in LAG_MOMENTS}
+_BIN_SUMS = {f"bin_{name}": name for name in BIN_MOMENTS}
 _PLACE = ["doc", "action", "replicates"]
 
 
@@ -42,7 +43,9 @@ def trajectory_moments(views: Views, windows: Windows, study: str, model: str, s
     documents = views.rows("documents", ["doc", "stratum", "cluster"], **keys, split=split)
     trajectories = measured(views.rows("trajectories", **keys, doc=documents["doc"].to_pylist()))
     filters = {name: trajectories[name].unique().to_pylist() for name in ("doc", "action")}
-    steps = views.rows("steps", ["unit", "replicate", "delta", "f", "mismatch"], **keys, **filters)
+    steps = views.rows(
+        "steps", ["unit", "replicate", "delta", "f", "mismatch", "kl", "kl_own", "top1"], **keys, **filters
+    )
     return of_replicates(trajectories, steps, windows).join(documents, "doc", join_type="inner")
 
 
@@ -143,17 +146,17 @@ def document_moments(
         )
     index = DocumentIndex(table)
     scalars = index.spread(table, SCALAR_MOMENTS)
-    positions, lags = dict[str, Float](), dict[str, Float]()
+    positions, lags, bins = dict[str, Float](), dict[str, Float](), dict[str, Float]()
     if profiles:
-        columns = ("doc", "action", "replicates", *_POSITION_SUMS, *_LAG_SUMS)
+        columns = ("doc", "action", "replicates", *_POSITION_SUMS, *_LAG_SUMS, *_BIN_SUMS)
         rows = measured(views.rows("profiles", columns, study=study, model=model, split=split))
         replicates = index.spread(rows, ["replicates"])["replicates"][:, :, None]
-        positions, lags = (
+        positions, lags, bins = (
             {name: index.spread(rows, [column])[column] / replicates for column, name in sums.items()}
-            for sums in (_POSITION_SUMS, _LAG_SUMS)
+            for sums in (_POSITION_SUMS, _LAG_SUMS, _BIN_SUMS)
         )
     return DocumentMoments(
-        index.documents, index.strata, index.clusters, index.actions, windows, scalars, positions, lags
+        index.documents, index.strata, index.clusters, index.actions, windows, scalars, positions, lags, bins
     )
 
 

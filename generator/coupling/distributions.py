@@ -11,13 +11,15 @@ without waiting for the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kvdrift.generator.coupling.relative_entropy import entropy_terms, unsupported
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.schema.errors import tried_once
 
@@ -51,6 +53,47 @@ def distance_of(apart: Tensor) -> Tensor:
     return (0.5 * _row_sums(apart)).clamp_(max=1.0)
 
 
+def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Return KL(p || q) = sum p log(p/q) in nats, float64 [...], of distributions [..., V].
+
+    It is exactly 0 for bitwise equal distributions, and infinite if p can draw a token that q cannot.
+    """
+    difference = q - p
+    terms = entropy_terms(p, q, difference, difference.abs())
+    return divergence_of(block_sums(terms.masked_fill_(unsupported(p, q), torch.inf)))
+
+
+def divergence_of(terms: Tensor) -> Tensor:
+    """Return KL, float64 [...], from the sums of ``entropy_terms`` over blocks, float64 [..., blocks]."""
+    return _row_sums(terms).clamp_(min=0.0)
+
+
+def most_probable(distributions: Tensor) -> Tensor:
+    """Return the most probable token of each distribution [..., V], int64 [...]; of equals the lowest id.
+
+    On a CPU numpy finds it, faster than torch. On other devices, where argmax need not take the first of equals, a
+    block is chosen by its largest probability, and then one of its tokens.
+    """
+    if distributions.device.type == "cpu":
+        return torch.from_numpy(distributions.numpy().argmax(-1))
+    size = distributions.shape[-1]
+    if size <= BLOCK_TOKENS:
+        return _first_largest(distributions)
+    blocks, rest = torch.split(distributions, [size // BLOCK_TOKENS * BLOCK_TOKENS, size % BLOCK_TOKENS], -1)
+    largest = blocks.reshape(*blocks.shape[:-1], -1, BLOCK_TOKENS).amax(-1)
+    largest = torch.cat([largest, rest.amax(-1, keepdim=True)], -1) if rest.shape[-1] else largest
+    block = _first_largest(largest)[..., None] * BLOCK_TOKENS
+    token = block + torch.arange(BLOCK_TOKENS, device=distributions.device)
+    inside = distributions.gather(-1, token.clamp(max=size - 1)).masked_fill_(token >= size, -1.0)
+    return block.squeeze(-1) + _first_largest(inside)
+
+
+def _first_largest(values: Tensor) -> Tensor:
+    """Return the first place of the largest of ``values`` [..., n], int64 [...]."""
+    places = torch.arange(values.shape[-1], device=values.device)
+    return torch.where(values == values.amax(-1, keepdim=True), places, values.shape[-1] - 1).amin(-1)
+
+
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Draw one token per row, int64 [B], by the inverse distribution function.
 
@@ -78,6 +121,8 @@ def draw_by_sums(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tenso
 def block_sums(weights: Tensor) -> Tensor:
     """Return the sums of weights [..., V] over blocks of tokens, float64 [..., blocks]; no row affects another."""
     whole = weights.shape[-1] // BLOCK_TOKENS * BLOCK_TOKENS
+    if not whole:
+        return _row_sums(weights)[..., None].double()
     blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK_TOKENS, BLOCK_TOKENS)
     sums = _row_sums(blocks).double()
     if whole == weights.shape[-1]:
@@ -162,7 +207,7 @@ class DistributionTable:
     def __init__(self, distributions: Tensor, absorbed_token: int) -> None:
         self._distributions, self._absorbed_token = distributions, absorbed_token
         self._at_once = pairs_at_once(distributions)
-        self._room: Tensor | None = None
+        self._room: list[Tensor] = []
 
     def draw(self, rows: Tensor, u: Tensor) -> Tensor:
         """Draw one token from each of ``rows``, int64 [B] on the CPU, by uniforms ``u`` [B]: int64 [B]."""
@@ -172,22 +217,57 @@ class DistributionTable:
         """Return TV between the distributions of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
         return torch.cat([self._distance(left[part], right[part]) for part in self._parts(len(left))])
 
-    def couple(self, left: Tensor, right: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the compressed side's tokens, int64 [B], given the reference's, x; also return TV, float64 [B].
+    def compare(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Return TV and KL(p || q) of pairs of distributions, float64 [B] each.
+
+        ``left`` are rows of distributions p, ``right`` of distributions q, int64 [B] on the CPU. Pairs of the same rows
+        are compared once.
+        """
+        rows = len(self._distributions) + 1  # -1 among them
+        pairs, pair = torch.unique((left + 1) * rows + right + 1, return_inverse=True)
+        left, right = pairs // rows - 1, pairs % rows - 1
+        parts = [self._compare(left[part], right[part]) for part in self._parts(len(pairs))]
+        distances, divergences = (torch.cat(some) for some in zip(*parts, strict=True))
+        pair = pair.to(distances.device)
+        return distances[pair], divergences[pair]
+
+    def most_probable(self) -> Tensor:
+        """Return the most probable token of each row, int64 [rows] on the CPU."""
+        return most_probable(self._distributions).cpu()
+
+    def couple(self, left: Tensor, right: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
+        """Draw the compressed side's tokens, int64 [B], given the reference's, x.
 
         ``left`` are rows of the reference's distributions, ``right`` of the compressed side's, int64 [B] on the CPU;
         uniforms of acceptance and of the residual token are [B].
         """
-        tokens, distances = [], []
+        tokens = []
         p, q = (self._probabilities(rows, x) for rows in (left, right))
         for part in self._parts(len(left)):
             excess_of = partial(self._excess, left[part], right[part])
             tokens.append(couple_by_excess(p[part], q[part], x[part], accept[part], residual[part], excess_of))
-            distances.append(self._distance(left[part], right[part]))
-        return torch.cat(tokens), torch.cat(distances)
+        return torch.cat(tokens)
 
     def _distance(self, left: Tensor, right: Tensor) -> Tensor:
         return distance_of(block_sums(self._apart(left, right).abs_()))
+
+    def _compare(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        if self._by_row(left, right):
+            apart, terms = (self._memory(number)[: len(left)] for number in (1, 2))
+            for place, difference in enumerate(self._apart(right, left)):
+                p, q = self._distributions[left[place]], self._distributions[right[place]]
+                entropy_terms(p, q, difference, torch.abs(difference, out=apart[place]), out=terms[place])
+        else:
+            p, q = self._take(left), self._take(right)
+            difference = q - p
+            apart = difference.abs()
+            terms = entropy_terms(p, q, difference, apart)
+        divergence = divergence_of(block_sums(terms))
+        truncated = ((right < 0) | self._has_zeros[right]).nonzero().squeeze(-1)
+        if len(truncated):
+            infinite = unsupported(self._take(left[truncated]), self._take(right[truncated])).any(-1)
+            divergence[truncated.to(divergence.device)[infinite]] = torch.inf
+        return distance_of(block_sums(apart)), divergence
 
     def _excess(self, left: Tensor, right: Tensor, some: Tensor) -> Tensor:
         """Return max(q - p, 0) of the pairs numbered ``some``, [pairs, V]; p and q are rows ``left`` and ``right``."""
@@ -196,15 +276,29 @@ class DistributionTable:
 
     def _apart(self, left: Tensor, right: Tensor) -> Tensor:
         """Return distributions ``left`` less distributions ``right``, [pairs, V]; valid until the next call."""
+        if not self._by_row(left, right):
+            return self._take(left).sub_(self._take(right))
+        room = self._memory(0)[: len(left)]
+        for row, p, q in zip(room, left.tolist(), right.tolist(), strict=True):
+            torch.sub(self._distributions[p], self._distributions[q], out=row)
+        return room
+
+    def _by_row(self, left: Tensor, right: Tensor) -> bool:
+        """Return whether distributions are read where they are: long distributions on a CPU, of sides that go on."""
         distributions = self._distributions
         long = distributions.device.type == "cpu" and distributions.shape[-1] * distributions.itemsize >= _LONG_BYTES
-        if not long or bool((left < 0).any() | (right < 0).any()):
-            return self._take(left).sub_(self._take(right))
-        if self._room is None:
-            self._room = distributions.new_empty((self._at_once, distributions.shape[-1]))
-        for row, p, q in zip(self._room, left.tolist(), right.tolist(), strict=False):
-            torch.sub(distributions[p], distributions[q], out=row)
-        return self._room[: len(left)]
+        return long and not bool((left < 0).any() | (right < 0).any())
+
+    def _memory(self, number: int) -> Tensor:
+        """Return one of three pieces of memory for as many distributions as are processed at once."""
+        while len(self._room) <= number:
+            self._room.append(self._distributions.new_empty((self._at_once, self._distributions.shape[-1])))
+        return self._room[number]
+
+    @cached_property
+    def _has_zeros(self) -> Tensor:
+        """Whether the distribution of each row has a token of probability 0, bool [rows] on the CPU."""
+        return (self._distributions.amin(-1) == 0).cpu()
 
     def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Return the probability of each of ``tokens`` [B] under the distribution of its row, [B]."""
@@ -251,12 +345,13 @@ def fused_draws(distributions: Tensor, rows: Tensor, u: Tensor, reference: Tenso
         absorbed_token: The token that an ended side emits.
 
     Returns:
-        float64 [R + 3P]: the references' tokens, the pairs' tokens, TV of the pairs' distributions, TV of the other two
-        distributions.
+        float64 [R + 6P]: the references' tokens; the pairs' tokens; TV of the pairs' distributions, and of the other
+        two distributions; KL of both likewise; whether the most probable tokens of the other two distributions, or of
+        the pairs' distributions if the others are ``ABSORBED``, are equal.
     """
     references, pairs = u.shape[0] - 2 * len(reference), len(reference)
     drawn = references + pairs
-    apart, excess = pair_sums(distributions, rows, absorbed_token)
+    apart, excess, terms = pair_sums(distributions, rows, absorbed_token)
     excess = excess[:drawn]
     left, right = rows[0, :drawn], rows[1, :drawn]
 
@@ -274,21 +369,28 @@ def fused_draws(distributions: Tensor, rows: Tensor, u: Tensor, reference: Tenso
     # As ``couple``: where rounding leaves no excess mass, the distributions differ in the last bit only.
     keep = (u[drawn:] * p < q) | (excess[references:].sum(-1) <= 0.0)
     y = torch.where(keep, x_of_pair, residual)
-    return torch.cat([x, y, distance_of(apart[references:])])
+    top = most_probable(distributions)
+    other = rows[1, drawn:]
+    along = torch.where(other == ABSORBED, right[references:], other)
+    agree = top[left[references:].clamp(min=0)] == top[along.clamp(min=0)]
+    return torch.cat([x, y, distance_of(apart[references:]), divergence_of(terms[references:]), agree.double()])
 
 
 @torch.library.custom_op("kvdrift::pair_sums", mutates_args=())
 def pair_sums(distributions: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
-    """Return the sums of |p - q| and of max(q - p, 0) over blocks of tokens; one launch on CUDA.
+    """Return sums over blocks of tokens: of |p - q|, of max(q - p, 0), and of the terms of KL; one launch on CUDA.
 
     Distributions are [streams, V]; rows of p and of q are int64 [2, B], ``ABSORBED`` or ``NOTHING`` for a distribution
-    that is no stream's. The result is float64 [2, B, blocks], first the sums of |p - q|. Sums are exactly 0 for bitwise
-    equal distributions.
+    that is no stream's. The result is float64 [3, B, blocks]. Sums are exactly 0 for bitwise equal distributions; a
+    token that p can draw and q cannot makes its block's sum of terms infinite.
     """
     parts = []
     for left, right in torch.split(rows, max(_FUSED_BYTES // distributions[:1].nbytes, 1), 1):
-        difference = _taken(distributions, right, absorbed_token) - _taken(distributions, left, absorbed_token)
-        parts.append(torch.stack([block_sums(difference.abs()), block_sums(difference.clamp(min=0.0))]))
+        p, q = (_taken(distributions, some, absorbed_token) for some in (left, right))
+        difference = q - p
+        apart = difference.abs()
+        terms = entropy_terms(p, q, difference, apart).masked_fill_(unsupported(p, q), torch.inf)
+        parts.append(torch.stack([block_sums(some) for some in (apart, difference.clamp(min=0.0), terms)]))
     return torch.cat(parts, 1)
 
 
@@ -306,9 +408,12 @@ def fused_fault(device: torch.device) -> str | None:
     Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
     distributions = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
-    apart, excess = _on_cuda(distributions, torch.tensor([[0, -1, -2], [1, 1, 1]], device=device), 2)
+    apart, excess, terms = _on_cuda(distributions, torch.tensor([[0, -1, -2], [1, 1, 1]], device=device), 2)
     exact = apart.flatten().tolist() == [0.5, 1.5, 1.0] and excess.flatten().tolist() == [0.25, 0.75, 1.0]
-    return None if exact else "a trial of the Triton kernel gave wrong sums"
+    near = torch.allclose(
+        terms.flatten().cpu(), torch.tensor([0.25 * math.log(2), math.log(4), 1.0]).double(), atol=1e-6
+    )
+    return None if exact and near else "a trial of the Triton kernel gave wrong sums"
 
 
 def _taken(distributions: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:

@@ -97,7 +97,7 @@ class CoupledPairs:
     Pairs begin at ``open`` (all pairs, at the prompt) or at ``join`` (some pairs, at a branch).
     Everything but distributions and uniforms is on the CPU; uniforms go to the distributions' device once. ``steps``
     has the columns of ``events``, [pairs, H] each. At first they hold the values of pairs whose sides have both ended:
-    EOS on both, delta = f = 0.
+    EOS on both, delta = f = 0, and NaN for both KL divergences, which are known at positions up to X's end alone.
 
     Args:
         pair_reference: The reference of each pair, int64 [pairs].
@@ -136,6 +136,8 @@ class CoupledPairs:
             **{name: np.full(shape, absent, dtype=np.int32) for name in ("x_token", "y_token")},
             **{name: np.zeros(shape, dtype=np.float32) for name in ("delta", "f")},
             **{name: np.ones(shape, dtype=np.bool_) for name in ("x_eos", "y_eos")},
+            **{name: np.full(shape, np.nan, dtype=np.float32) for name in ("kl", "kl_own")},
+            "top1": np.ones(shape, dtype=np.bool_),
         }
         # Distributions computed for each owner; one for several streams counts in equal parts.
         self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)
@@ -238,16 +240,23 @@ class CoupledPairs:
         return _DistributionRows(reference, reference[self._pair_reference], on_x, on_y)
 
     def _record(
-        self, column: int, rows: _DistributionRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor
-    ) -> None:
+        self, column: int, rows: _DistributionRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor,
+        kl_own: Tensor, forced_kl: Tensor, top1: Tensor,
+    ) -> None:  # fmt: skip
         """Record what was drawn at ``column``; arguments from ``x`` on are what ``_plain_draws`` returns."""
         self.evaluations += self._active()
         self._x, self._y = x, y
-        f = torch.where(rows.diverged, forced_f, delta.masked_fill(rows.on_x < 0, 0.0))  # delta while the pair agrees
+        ended = rows.on_x < 0
+        f = torch.where(rows.diverged, forced_f, delta.masked_fill(ended, 0.0))  # delta while the pair agrees
+        kl_own = kl_own.masked_fill(ended, torch.nan)
+        kl = torch.where(rows.diverged, forced_kl, kl_own)
         self._x_done |= torch.isin(x, self._eos_tokens)
         self._y_done |= torch.isin(y, self._eos_tokens)
         x_token, x_done = x[self._pair_reference], self._x_done[self._pair_reference]
-        self._write(column, slice(None), x_token=x_token, y_token=y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done)
+        self._write(
+            column, slice(None), x_token=x_token, y_token=y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done, kl=kl,
+            kl_own=kl_own, top1=top1,
+        )  # fmt: skip
 
     def _active(self) -> Tensor:
         """Return which pairs have a side that has not ended, bool [pairs]."""
@@ -255,13 +264,15 @@ class CoupledPairs:
 
     def _split(self, draws: Tensor) -> tuple[Tensor, ...]:
         """Split the result of ``fused_draws`` into the tensors that ``_plain_draws`` returns."""
-        x, y, delta, forced_f = torch.split(draws, [len(self._x)] + 3 * [len(self._y)])
-        return x.long(), y.long(), delta, forced_f
+        x, y, *distances, top1 = torch.split(draws, [len(self._x)] + 6 * [len(self._y)])
+        return x.long(), y.long(), *distances, top1.bool()
 
     def _plain_draws(self, distributions: Tensor, rows: _DistributionRows, column: int) -> tuple[Tensor, ...]:
-        """Draw the tokens of ``column`` from the open streams' distributions, [streams, V], and compute distances.
+        """Draw the tokens of ``column`` from the open streams' distributions, [streams, V], and compare distributions.
 
-        Returns, on the CPU, x [references], and y, delta and f, [pairs] each; f is computed for diverged pairs only.
+        Returns, on the CPU, x [references]; y, delta and f, [pairs] each; KL along own histories and along X, [pairs]
+        each; and whether the most probable tokens along X are equal, [pairs]. f and KL along X are computed for
+        diverged pairs only, and KL and the most probable tokens mean nothing after X's end.
         """
         u_x, u_residual, u_accept = torch.split(self._uniforms[column], [len(self._x), len(self._y), len(self._y)])
         drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), self._active().nonzero().squeeze(-1)
@@ -271,15 +282,17 @@ class CoupledPairs:
         x[drawn.to(device)] = table.draw(rows.reference[drawn], u_x[drawn.to(device)])
         there = coupled.to(device)
         pair_x = x[self._pair_reference[coupled].to(device)]
-        drawn_y, distance = table.couple(
-            rows.p[coupled], rows.on_y[coupled], pair_x, u_accept[there], u_residual[there]
-        )
         y = torch.full_like(self._y, self._absent)
-        y[coupled] = drawn_y.cpu()
-        delta, forced_f = (torch.zeros(len(self._y), dtype=torch.float64) for _ in range(2))
-        delta[coupled] = distance.cpu()
-        forced_f[diverged] = table.distance(rows.p[diverged], rows.on_x[diverged]).cpu()
-        return x.cpu(), y, delta, forced_f
+        y[coupled] = table.couple(rows.p[coupled], rows.on_y[coupled], pair_x, u_accept[there], u_residual[there]).cpu()
+
+        delta, forced_f, kl_own, forced_kl = torch.zeros((4, len(self._y)), dtype=torch.float64)
+        only_y, both = coupled[rows.p[coupled] < 0], coupled[rows.p[coupled] >= 0]  # X has ended, or has not
+        delta[only_y] = table.distance(rows.p[only_y], rows.on_y[only_y]).cpu()
+        p, q = torch.cat([rows.p[both], rows.p[diverged]]), torch.cat([rows.on_y[both], rows.on_x[diverged]])
+        for own, forced, found in zip((delta, kl_own), (forced_f, forced_kl), table.compare(p, q), strict=True):
+            own[both], forced[diverged] = torch.split(found.cpu(), [len(both), len(diverged)])
+        top = table.most_probable()
+        return x.cpu(), y, delta, forced_f, kl_own, forced_kl, top[rows.p.clamp(min=0)] == top[rows.on_x.clamp(min=0)]
 
 
 @dataclass(frozen=True)
@@ -322,6 +335,9 @@ class CoupledSteps:
     f: NDArray[np.float32]  # total variation between the reference and the compressed model, both on X
     x_eos: NDArray[np.bool_]  # true from the first EOS of X on
     y_eos: NDArray[np.bool_]  # true from the first EOS of Y on
+    kl: NDArray[np.float32]  # KL divergence of the compressed model from the reference, both on X; NaN after X's end
+    kl_own: NDArray[np.float32]  # the same of the compressed model on Y
+    top1: NDArray[np.bool_]  # whether the most probable tokens of both on X are equal; meaningful if ``kl`` is not NaN
     kernel_evaluations: float  # distributions computed for the action's own cache, plus its share of the reference's
     pair_evaluations: int  # the number of positions before both sides of a pair had ended
 

@@ -31,6 +31,9 @@ class PairPaths:
     y: NDArray[np.int64]  # the action's tokens, int64 [paths, H]
     delta: FloatArray  # the distances delta_t, float64 [paths, H]
     f: FloatArray  # the distances f_t, float64 [paths, H]
+    kl: FloatArray  # KL divergences along X, float64 [paths, H]; NaN after X's end, as ``kl_own``
+    kl_own: FloatArray  # KL divergences along own histories, float64 [paths, H]
+    top1: NDArray[np.bool_]  # whether the most probable tokens along X are equal, bool [paths, H]
     x_ended: NDArray[np.bool_]  # whether the reference has emitted EOS at or before t, bool [paths, H]
     y_ended: NDArray[np.bool_]  # whether the action has emitted EOS at or before t, bool [paths, H]
 
@@ -67,7 +70,7 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
     size = system.alphabet
     x = y = np.zeros(1, dtype=np.int64)  # codes of the histories
     probability = np.ones(1)
-    delta, f = np.empty((1, 0)), np.empty((1, 0))
+    delta, f, kl, kl_own, top1 = np.empty((5, 1, 0))
     for p_distributions, q_distributions in zip(reference, compressed, strict=True):
         if len(x) * size**2 > LARGEST_ENUMERATION:
             raise InputError(
@@ -75,7 +78,9 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
                 "too many to enumerate; use a smaller alphabet or a shorter horizon"
             )
         p, q = p_distributions[x], q_distributions[y]
-        forced = distribution_distance(p, q_distributions[x])
+        along_x = q_distributions[x]
+        forced, agree = distribution_distance(p, along_x), p.argmax(axis=1) == along_x.argmax(axis=1)
+        divergence, divergence_own = kl_divergence(p, along_x), kl_divergence(p, q)
         distance, step = coupling_kernel(p, q)
         step *= probability[:, None, None]
         row, u, v = step.nonzero()
@@ -83,9 +88,13 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
         x, y = x[row] * size + u, y[row] * size + v
         delta = np.column_stack([delta[row], distance[row]])
         f = np.column_stack([f[row], forced[row]])
+        kl, kl_own = np.column_stack([kl[row], divergence[row]]), np.column_stack([kl_own[row], divergence_own[row]])
+        top1 = np.column_stack([top1[row], agree[row]])
+    x_ended = _ended(x, system)
+    kl[:, 1:][x_ended[:, :-1]] = kl_own[:, 1:][x_ended[:, :-1]] = np.nan
     return PairPaths(
-        probability=probability, x=_tokens(x, system), y=_tokens(y, system), delta=delta, f=f,
-        x_ended=_ended(x, system), y_ended=_ended(y, system),
+        probability=probability, x=_tokens(x, system), y=_tokens(y, system), delta=delta, f=f, kl=kl, kl_own=kl_own,
+        top1=top1.astype(np.bool_), x_ended=x_ended, y_ended=_ended(y, system),
     )  # fmt: skip
 
 
@@ -97,6 +106,13 @@ def distribution_distance(p: FloatArray, q: FloatArray) -> FloatArray:
     """
     differ = np.logical_and((p > q).any(axis=-1), (q > p).any(axis=-1))
     return np.where(differ, 0.5 * np.abs(p - q).sum(axis=-1), 0.0)
+
+
+def kl_divergence(p: FloatArray, q: FloatArray) -> FloatArray:
+    """Compute KL(p || q) of distributions [..., V] in nats, as [...]; infinite if q lacks a token of p."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(p > 0.0, p * np.log(p / q), 0.0)
+    return np.asarray(terms.sum(axis=-1))
 
 
 def coupling_kernel(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -376,6 +376,7 @@ def _in_threads(
 Decoded = TypeVar("Decoded", CoupledSteps, ResidualBranches)
 
 _STEP_COLUMNS = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
+_ALONG_X = ("kl", "kl_own", "top1")  # known at positions up to X's end, where ``kl`` is not NaN
 
 
 @cache
@@ -414,7 +415,7 @@ def event_rows(record: Mapping[str, Any], decoded: CoupledSteps | ResidualBranch
     those of kind "branch".
     """
     if isinstance(decoded, CoupledSteps):
-        steps = {name: getattr(decoded, name) for name in _STEP_COLUMNS}  # [replicates, H] each
+        steps = {name: getattr(decoded, name) for name in (*_STEP_COLUMNS, *_ALONG_X)}  # [replicates, H] each
         return _rows(record, COUPLED, np.ones(decoded.x_token.shape, dtype=np.bool_), steps, None)
     position = np.arange(1, decoded.token.shape[1] + 1)  # [H]
     branch = decoded.branch[:, None]  # [replicates, 1]
@@ -437,7 +438,10 @@ def _rows(
     steps: Mapping[str, NDArray[Any]],
     weight: NDArray[np.float64] | None,
 ) -> pa.Table:
-    """Return rows of ``events``, all of one ``kind``, for the positions at which ``chosen`` [replicates, H] is True."""
+    """Return rows of ``events``, all of one ``kind``, for the positions at which ``chosen`` [replicates, H] is True.
+
+    The columns of ``_ALONG_X`` are null if ``steps`` lacks them.
+    """
     replicate, column = chosen.nonzero()
     for name in ("delta", "f"):
         lost = ~np.isfinite(steps[name][chosen])
@@ -454,6 +458,10 @@ def _rows(
     columns["kind"] = pa.repeat(kind, rows)
     for name in _STEP_COLUMNS:
         columns[name] = pa.array(steps[name][chosen]).cast(EVENTS.schema.field(name).type)
+    unknown = np.isnan(steps["kl"][chosen]) if "kl" in steps else np.ones(rows, dtype=np.bool_)
+    for name in _ALONG_X:
+        values = steps[name][chosen] if name in steps else np.zeros(rows, dtype=np.bool_)
+        columns[name] = pa.array(values, mask=unknown).cast(EVENTS.schema.field(name).type)
     columns["action_revision"] = pa.repeat(pa.scalar(record["action_revision"], pa.int32()), rows)
     columns["unit"] = pa.nulls(rows, pa.int64())  # which the store fills in
     columns["weight"] = pa.nulls(rows, pa.float64()) if weight is None else weight[chosen]

@@ -108,6 +108,9 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
     return record | counted, events.set_column(at, EVENTS.schema.field("unit"), numbers)
 
 
+_NULL_FLAG: Final = 2  # stands for null in the digest of a column of flags
+
+
 def events_sha256(events: pa.Table) -> str:
     """Return the SHA-256 of a unit's events in the order of ``in_order``, whichever files hold them."""
     digest = hashlib.sha256()
@@ -117,8 +120,8 @@ def events_sha256(events: pa.Table) -> str:
         column = events.column(field.name)
         if pa.types.is_string(field.type):
             values = pc.index_in(column.cast(pa.string()), pa.array(KINDS)).to_numpy().astype("<i4")
-        elif pa.types.is_boolean(field.type):
-            values = column.to_numpy().astype(np.uint8)
+        elif pa.types.is_boolean(field.type):  # null is 2
+            values = column.cast(pa.uint8()).fill_null(_NULL_FLAG).to_numpy()
         else:  # null is NaN
             values = column.to_numpy()
             values = values.astype(values.dtype.newbyteorder("<"))
@@ -313,6 +316,9 @@ def pairs_sha256(values: Columns) -> str:
     count = len(values["t"])
     digest.update(bytes(4 * count))  # kinds, of which the first is that of coupled pairs
     digest.update(np.full(count, np.nan).tobytes())  # weights
+    for _ in ("kl", "kl_own"):
+        digest.update(np.full(count, np.nan, dtype=np.float32).tobytes())
+    digest.update(np.full(count, _NULL_FLAG, dtype=np.uint8).tobytes())  # top1
     return digest.hexdigest()
 
 

@@ -87,4 +87,6 @@ def test_operations_of_layers(capability: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 def test_sums_of_pairs(capability: int, dtype: str) -> None:
     types = {"distributions": f"*{dtype}", "rows": "*i64", "sums": "*fp64"}
-    assert compiled(fused_sums._sum_pairs, types, {"BLOCK": BLOCK_TOKENS}, capability, UNFUSED).asm["cubin"]
+    tiny = torch.finfo({"fp32": torch.float32, "fp64": torch.float64}[dtype]).tiny
+    constants = {"BLOCK": BLOCK_TOKENS, "TINY": tiny}
+    assert compiled(fused_sums._sum_pairs, types, constants, capability, UNFUSED).asm["cubin"]

@@ -107,9 +107,9 @@ def test_the_control_is_exactly_zero(device: Device, dtype: str, fused: bool, fo
     many, long = sizes(device)
     asked = [PendingUnit(HALF_SNAPKV, 0, many), PendingUnit(CONTROL, 0, many)]
     units = generate_units(device.load(folder, dtype), "s", DOCUMENT, asked, long, 3, SharingOptions(fused=fused))
-    for name in ("delta", "f"):
-        assert np.any(units[0].events[name].to_numpy())
-        assert not np.any(units[1].events[name].to_numpy())
+    for name in ("delta", "f", "kl", "kl_own"):
+        assert np.any(units[0].events[name].fill_null(0).to_numpy())
+        assert not np.any(units[1].events[name].fill_null(0).to_numpy())
 
 
 def test_the_control_of_logits_in_32_bits_is_exactly_zero(device: Device, folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_events_do_not_depend_on_what_is_generated_beside_them(
     for replicates in (5, sizes(device)[0]):
         for sharing in (SharingOptions(fused=fused), SharingOptions(*[False] * 5, fused=fused)):
             beside = unit_of(replicates, sharing)
-            for name in ("x_token", "y_token", "delta", "f"):
+            for name in ("x_token", "y_token", "delta", "f", "kl", "kl_own"):
                 one, other = (unit.events[name].to_numpy()[:8] for unit in (alone, beside))
                 np.testing.assert_array_equal(one, other)
 
@@ -205,15 +205,22 @@ def test_couplings_in_one_pass(device: Device) -> None:
     u = torch.from_numpy(random.random(120))
     rows = torch.stack([torch.cat([torch.full_like(left, NOTHING), left, left]), torch.cat([left, right, right])])
     there = [device.holding(tensor) for tensor in (distributions, rows, u, torch.arange(40))]
-    found = fused_draws(*there, 17).cpu().view(4, 40)
+    found = fused_draws(*there, 17).cpu().view(7, 40)
     plain = DistributionTable(distributions, 17)
     x = plain.draw(left, u[:40])
-    y, distance = plain.couple(left, right, x, u[80:], u[40:80])
+    y = plain.couple(left, right, x, u[80:], u[40:80])
+    distance, divergence = plain.compare(left, right)
     assert torch.equal(found[:2].long(), torch.stack([x, y]))
     # Both add a block's 512 differences in nine rounds, each with an error of 2^-24 of the sum, which is 1 at most.
     assert (found[2] - distance).abs().max() < 2 * 9 * 2**-24
     assert torch.equal(found[2], found[3])
-    assert float(found[2, 0]) == 0.0
+    assert float(found[2, 0]) == float(found[4, 0]) == 0.0
+    # Terms are off by some 2^-22 of |p - q| or of themselves, and their sums like those of differences.
+    assert torch.allclose(found[4], divergence, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[4], found[5])
+    going = (left >= 0) & (right >= 0)
+    tops = distributions.argmax(-1)
+    assert torch.equal(found[6].bool()[going], (tops[left] == tops[right])[going])
 
 
 def test_without_triton(device: Device, folder: Path, tmp_path: Path, on_the_cpu: list[Unit]) -> None:

@@ -154,6 +154,8 @@ def test_the_control_is_exactly_zero(kind: str, length: int, dtype: str) -> None
         steps = events(kind, length, dtype)["full", replicate]
         assert not steps["delta"].any()
         assert not steps["f"].any()
+        assert not np.nan_to_num(steps["kl"]).any()
+        assert not np.nan_to_num(steps["kl_own"]).any()
         assert np.array_equal(steps["x_token"], steps["y_token"])
 
 
@@ -180,6 +182,17 @@ def test_trajectories_obey_the_definitions(kind: str, length: int, dtype: str) -
                 "an absorbed side goes on with the first EOS token"
             )
         assert not f[ends["x"] + 1 :].any(), "f = 0 after X has ended"
+        kl, kl_own = steps["kl"], steps["kl_own"]
+        assert np.array_equal(np.isnan(kl), np.arange(HORIZON) > ends["x"]), "both are points after X has ended"
+        assert np.array_equal(np.isnan(kl_own), np.isnan(kl))
+        assert np.array_equal(kl[: tau + 1], kl_own[: tau + 1], equal_nan=True)
+        going = ~np.isnan(kl)
+        # Pinsker's inequality; distances and divergences are rounded to float32
+        assert (f[going] <= np.sqrt(kl[going] / 2) * (1 + 1e-6) + 1e-7).all()
+        assert (delta[going] <= np.sqrt(kl_own[going] / 2) * (1 + 1e-6) + 1e-7).all()
+        assert np.isfinite(kl[going]).all(), "full distributions lack no token"
+        after_y = going & (np.arange(HORIZON) > ends["y"])
+        assert np.isinf(kl_own[after_y]).all(), "an ended side draws one token alone"
         assert not delta[max(ends.values()) + 1 :].any(), "delta = 0 once both have ended"
         assert not mismatch[max(ends.values()) + 1 :].any()
         if action != "full" and not mismatch.any() and min(ends.values()) > 2:

@@ -56,7 +56,7 @@ def test_a_unit_comes_back_in_its_order(store: Store) -> None:
     shuffled = [rows[at] for at in np.random.default_rng(3).permutation(len(rows))]
     assert store.append_units([swrb_unit(shuffled)]) == 1
     names = [name for name in EVENTS.columns if name != "unit"]
-    assert store.read("events", columns=names).to_pylist() == [{name: row[name] for name in names} for row in rows]
+    assert store.read("events", columns=names).to_pylist() == [{name: row.get(name) for name in names} for row in rows]
     (found,) = store.units("b").to_pylist()
     assert (found["estimator"], found["first_replicate"], found["replicates"]) == ("swrb", 5, 3)
     assert store.append_units([swrb_unit(rows)]) == 0

@@ -72,6 +72,18 @@ class Path:
         """TV of the two laws on the reference's history."""
         return float(self.at[t]["f"])
 
+    def known(self) -> list[int]:
+        """The positions whose KL is known: t <= min(H, e_X), unless the log does not have it."""
+        return [t for t in sorted(self.at) if self.at[t].get("kl") is not None]
+
+    def kl(self, t: int) -> float:
+        """KL of the two laws on the reference's history."""
+        return float(self.at[t]["kl"])
+
+    def kl_own(self, t: int) -> float:
+        """KL of the two laws, each on its own history."""
+        return float(self.at[t]["kl_own"])
+
     @functools.cached_property
     def tau(self) -> int | None:
         """The first t with I_t = 1."""

@@ -21,7 +21,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-VIEWS_FAMILY, SWRB_FAMILY = 12_500, 8_000  # random comparisons of test_exact_truth and test_exact_swrb, at most
+VIEWS_FAMILY, SWRB_FAMILY = 14_000, 8_000  # random comparisons of test_exact_truth and test_exact_swrb, at most
 FAMILY = VIEWS_FAMILY + SWRB_FAMILY
 LEVEL = 2 * NormalDist().cdf(-4.0)
 ROUNDING = 1e-7  # distances are stored in float32, off by up to 6e-8

@@ -35,7 +35,7 @@ def _declared(paths: PairPaths, windows: Windows, own: Functionals) -> Functiona
     replicates = Replicates(
         windows, paths.mismatch.sum(axis=1), delta.sum(axis=1), f.sum(axis=1), np.maximum(h - tau, 0),
         np.maximum(paths.mismatch.sum(axis=1) - 1, 0), np.where(tau > h, NEVER, tau), *ends, longest, recurs, delta, f,
-        paths.mismatch,
+        paths.mismatch, stored(paths.kl), stored(paths.kl_own), paths.top1,
     )  # fmt: skip
     return {name: SCALAR_MOMENTS[name].of(replicates).astype(np.float64) for name in names}
 

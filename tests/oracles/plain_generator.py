@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from oracles.plain_distributions import plain_distribution
+from scipy.special import rel_entr
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvdrift.generator.coupling.rollout import uniform_table
@@ -40,6 +41,9 @@ class PlainSteps:
     f: NDArray[np.float64]
     x_eos: NDArray[np.bool_]
     y_eos: NDArray[np.bool_]
+    kl: NDArray[np.float64]  # NaN after X's end, as kl_own
+    kl_own: NDArray[np.float64]
+    top1: NDArray[np.bool_]
     kept: list[NDArray[np.int64]]
 
 
@@ -157,8 +161,12 @@ def coupled_steps(
     count, horizon, _ = u_x.shape
     x, y = np.zeros((2, count, horizon), dtype=np.int32)
     delta, f = np.zeros((2, count, horizon))
-    x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
+    x_eos, y_eos, top1 = np.zeros((3, count, horizon), dtype=bool)
+    kl, kl_own = np.full((2, count, horizon), np.nan)
     for k in range(count):
+        along_x = first_distribution if first_distribution_y is None else first_distribution_y
+        kl[k, 0] = kl_own[k, 0] = rel_entr(first_distribution, along_x).sum()
+        top1[k, 0] = first_distribution.argmax() == along_x.argmax()
         if first_distribution_y is None:
             x[k, 0] = y[k, 0] = inverse_cdf(first_distribution, u_x[k, 0, 0])
         else:
@@ -178,10 +186,13 @@ def coupled_steps(
             forced = end if x_over else forced_distributions[k]
             delta[k, column] = 1.0 - np.minimum(p, q).sum()
             f[k, column] = 1.0 - np.minimum(p, forced).sum()
+            if not x_over:
+                kl[k, column], kl_own[k, column] = rel_entr(p, forced).sum(), rel_entr(p, q).sum()
+                top1[k, column] = p.argmax() == forced.argmax()
             x[k, column], y[k, column] = coupled_pair(p, q, u_x[k, column, 0], *u_y[k, column])
             x_eos[k, column] = x_over or x[k, column] in eos_tokens
             y_eos[k, column] = y_over or y[k, column] in eos_tokens
-    return PlainSteps(x, y, delta, f, x_eos, y_eos, list(kept))
+    return PlainSteps(x, y, delta, f, x_eos, y_eos, kl, kl_own, top1, list(kept))
 
 
 class Stream(Protocol):

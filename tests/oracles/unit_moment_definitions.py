@@ -23,7 +23,7 @@ def profiles(analysis: Analysis) -> Iterator[Row]:
     """One row for each document and action, over all its units."""
     for paths in analysis.by_document(analysis.paths).values():
         row = summed(analysis, paths, 0)
-        sums = {name: value for name, value in row.items() if name.startswith(("position_", "lag_", "depth_"))}
+        sums = {name: value for name, value in row.items() if name.startswith(("position_", "lag_", "bin_", "depth_"))}
         members = {"cohort_paths": int(row["scalar_cohort"])}
         windows_of = {name: row[name] for name in ("horizon", "cohort_bound", "replicates")}
         yield document_keys(paths[0]) | windows_of | members | sums
@@ -53,9 +53,20 @@ def summed(analysis: Analysis, paths: list[Path], unit: int) -> Row:
         "lag_cohort_delta": of_lags(members, found, Path.delta),
         "lag_cohort_mismatch": of_lags(members, found, Path.mismatch),
         "lag_cohort_pre_eos": of_lags(members, found, lambda path, t: t < path.first_eos),
+        "bin_kl": binned(paths),
         "depth_observed": [found.horizon * value for value in profile(paths, positions, observed)],
         "depth_capacity": [found.horizon * value for value in profile(paths, positions, capacity)],
     }
+
+
+def binned(paths: list[Path]) -> list[float]:
+    """How many positions have KL along X in each bin: 0; up to 2^-40; 200 quarters of octaves up to 2^10; above."""
+    edges = [0.0, *(2.0 ** (quarter / 4) for quarter in range(-160, 41)), math.inf]
+    counts = [0.0] * len(edges)
+    for path in paths:
+        for t in path.known():
+            counts[next(place for place, edge in enumerate(edges) if path.kl(t) <= edge)] += 1
+    return counts
 
 
 def profile(paths: list[Path], places: range, value: Callable[[Path, int], float]) -> list[float]:

@@ -34,6 +34,8 @@ from oracles.coupled_paths import (
     share,
 )
 
+Functional2 = Callable[[Path, int], float]  # of a path and a position
+
 
 def trajectories(analysis: Analysis) -> Iterator[Row]:
     for path in analysis.paths_of_all:
@@ -69,6 +71,7 @@ def steps(analysis: Analysis) -> list[Row]:
             "eos_set": path.eos_set(t),
             "delta": path.delta(t),
             "f": path.f(t),
+            **{name: path.at[t].get(name) for name in ("kl", "kl_own", "top1")},
         }
         for path in analysis.paths_of_all
         for t in path.at
@@ -192,6 +195,12 @@ def scalar_moments(path: Path, windows: WindowRanges) -> dict[str, float | None]
     moments["exposure_compensator"] = math.fsum((h - t) * path.delta(t) for t in range(1, entered + 1)) / h
     ended = min(path.last_eos, h)
     moments["written"] = ended / h
+    along_x, own = ([value(t) for t in path.known()] for value in (path.kl, path.kl_own))
+    moments["kl_positions"] = float(len(along_x))
+    for name, values in (("kl", along_x), ("kl_own", own)):
+        finite = [value for value in values if value < math.inf]
+        moments[f"{name}_sum"], moments[f"{name}_finite"] = math.fsum(finite), float(len(finite))
+    moments["top1_agreements"] = float(sum(path.at[t]["top1"] for t in path.known()))
     moments["written_exposure"] = 0.0 if path.tau is None else (ended - path.tau) / h
     return moments
 
@@ -330,6 +339,72 @@ def decomposition(analysis: Analysis) -> list[Row]:
         }
         for keys, pool, _ in analysis.pools()
     ]
+
+
+def teacher_forced(analysis: Analysis) -> Iterator[Row]:
+    for keys, pool, found in analysis.pools():
+
+        def known(path: Path) -> float:
+            return len(path.known())
+
+        def finite(value: Functional2) -> Functional:
+            return lambda path: sum(value(path, t) < math.inf for t in path.known())
+
+        def total(value: Functional2) -> Functional:
+            return lambda path: math.fsum(value(path, t) for t in path.known() if value(path, t) < math.inf)
+
+        def infinite(value: Functional2) -> Functional:
+            return lambda path: sum(value(path, t) == math.inf for t in path.known())
+
+        yield {
+            **keys,
+            "documents": len(pool.docs),
+            "trajectories": len(pool.paths),
+            "fixed_history_tv": pool.mean(lambda path: path.sum(path.f) / path.horizon),
+            "kl": pool.ratio(total(Path.kl_own), finite(Path.kl_own)),
+            "kl_fixed_history": pool.ratio(total(Path.kl), finite(Path.kl)),
+            "kl_fixed_history_p99": tail(pool),
+            "top1_agreement": pool.ratio(lambda path: sum(path.at[t]["top1"] for t in path.known()), known),
+            "kl_infinite": pool.ratio(infinite(Path.kl), known),
+            "kl_own_infinite": pool.ratio(infinite(Path.kl_own), known),
+            "kl_positions": pool.mean(known) / found.horizon,
+        }
+
+
+def tail(pool: Pool) -> float | None:
+    """The least KL along X that 99% of the known positions do not exceed, found by bisection.
+
+    A quarter of an octave, as 2^(i/4)..2^((i+1)/4), has its positions spread evenly over the logarithm, and what is not
+    above 2^-40 is spread evenly over 0..2^-40; 0 itself stays.
+    """
+
+    def come(x: float) -> float:
+        """The share of positions up to x."""
+
+        def part(value: float) -> float:
+            if value in {0.0, math.inf}:
+                return float(value <= x)
+            if value <= 2**-40:
+                return min(x * 2**40, 1.0)
+            if x <= 0:
+                return 0.0
+            quarter = math.ceil(4 * math.log2(value)) - 1
+            return min(max(4 * math.log2(x) - quarter, 0.0), 1.0)
+
+        return (
+            pool.ratio(lambda path: math.fsum(part(path.kl(t)) for t in path.known()), lambda path: len(path.known()))
+            or 0.0
+        )
+
+    if come(2.0**10) < 0.99 - 1e-12:
+        return None
+    if come(0.0) >= 0.99 - 1e-12:
+        return 0.0
+    low, high = -80.0, 10.0  # of log2 x
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if come(2.0**middle) >= 0.99 - 1e-12 else (middle, high)
+    return 2.0**high
 
 
 def entry_median(analysis: Analysis) -> list[Row]:
@@ -782,7 +857,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], Iterable[Row]]] = {
         for function in (
             published, superseded, superseded_plans, superseded_documents, superseded_analyses, revisions, results, trajectories, steps, windows, controls, analyzed_trajectories, moments,
             stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
-            entry, entry_median, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
+            entry, entry_median, teacher_forced, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
             branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,
             identified_interval, action_ordering, looks, sequence, estimates, calibration, plan,
         )

@@ -117,7 +117,7 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
-        return abs(left - right) <= TOLERANCE * max(1.0, abs(right)) and not math.isnan(left)
+        return left == right or (abs(left - right) <= TOLERANCE * max(1.0, abs(right)) and not math.isnan(left))
     return bool(left == right)
 
 

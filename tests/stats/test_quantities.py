@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from fixtures.awkward_logs import Row, awkward_log
 from oracles.coupled_paths import Analysis
+from oracles.unit_moment_definitions import profiles
 from oracles.view_definitions import EVALUATIONS
 
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import BIN_MOMENTS, KL_BINS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.contracts import contract
 from kvdrift.stats.bootstrap import estimate, observed
@@ -45,7 +46,7 @@ def measured(name: str) -> Iterator[Measured]:
     """Yield every split of every study of a log."""
     analysis = Analysis(awkward_log(name))
     windows = {(row["study"], row["model"]): Windows.from_row(row) for row in EVALUATIONS["windows"](analysis)}
-    evaluated = functools.cache(lambda view: [*EVALUATIONS[view](analysis)])
+    evaluated = functools.cache(lambda view: [*(EVALUATIONS | {"profiles": profiles})[view](analysis)])
     for key in sorted({(row["study"], row["model"], row["split"]) for row in evaluated("moments")}):
 
         def rows(view: str, key: tuple[str, ...] = key) -> list[Row]:
@@ -65,11 +66,15 @@ def document_moments(rows: Callable[[str], list[Row]], windows: Windows) -> Docu
             values[docs.index(row["doc"]), actions.index(row["action"]), place] = row[name]
         return values if axis else values[:, :, 0]
 
+    binned = np.full((len(docs), len(actions), KL_BINS), np.nan)
+    for row in rows("profiles"):
+        binned[docs.index(row["doc"]), actions.index(row["action"])] = np.array(row["bin_kl"]) / row["replicates"]
     return DocumentMoments(
         docs, [known[doc]["stratum"] for doc in docs], [known[doc]["cluster"] for doc in docs], actions, windows,
         {name: spread("moments", name, None, 1) for name in SCALAR_MOMENTS},
         {name: spread("position_moments", name, "t", windows.horizon) for name in POSITION_MOMENTS},
         {name: spread("lag_moments", name, "lag", windows.cohort_bound) for name in LAG_MOMENTS},
+        {"kl": binned},
     )  # fmt: skip
 
 
@@ -227,7 +232,7 @@ def test_registry_is_named_like_the_views() -> None:
         assert quantity.name == name
         assert quantity.label
         assert quantity.meaning
-        assert set(quantity.profile) <= POSITION_MOMENTS.keys() | LAG_MOMENTS.keys()
+        assert set(quantity.profile) <= POSITION_MOMENTS.keys() | LAG_MOMENTS.keys() | BIN_MOMENTS.keys()
         assert (quantity.view is None) == (name.endswith("_difference") or name in without_a_view)
     sources = [(q.view, q.column) for q in QUANTITIES.values() if q.view]
     assert len(set(sources)) == len(sources)
@@ -247,7 +252,7 @@ def test_every_view_column_of_a_quantity_is_in_its_contract() -> None:
 
 
 def rebuilt(moments: DocumentMoments, **changes: Any) -> DocumentMoments:
-    fields = ("documents", "strata", "clusters", "actions", "windows", "scalars", "positions", "lags")
+    fields = ("documents", "strata", "clusters", "actions", "windows", "scalars", "positions", "lags", "bins")
     return DocumentMoments(**({name: getattr(moments, name) for name in fields} | changes))
 
 

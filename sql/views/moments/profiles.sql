@@ -1,4 +1,4 @@
--- The moments at each position, lag and depth, summed over the replicates of all units: one row per document and
+-- The moments at each position, lag, bin of KL and depth, summed over the replicates of all units: one row per document and
 -- action, with lists. Units are added in their order, so that sums have the same bits in every run.
 with
 
@@ -10,7 +10,7 @@ sums as (
         cast(sum(replicates) as bigint) as replicates,
         cast(sum(scalar_cohort) as bigint) as cohort_paths,
         list_reduce(
-            list(columns('(position|lag|depth)_.*') order by unit),
+            list(columns('(position|lag|bin|depth)_.*') order by unit),
             lambda one, other: list_transform(list_zip(one, other), lambda pair: pair[1] + pair[2])
         )
     from internal.unit_moments

@@ -17,6 +17,7 @@ from kvdrift.generator.coupling.distributions import (
     block_sums,
     couple,
     draw,
+    kl_divergence,
     softmax,
     total_variation,
 )
@@ -252,12 +253,15 @@ def test_a_table_of_distributions(at_once: int, long: int, monkeypatch: pytest.M
     x = draw(p, u[:, 0])
     assert torch.equal(table.draw(left, u[:, 0]), x)
     assert torch.equal(table.distance(left, right), total_variation(p, q))
-    y, distance = table.couple(left, right, x, u[:, 1], u[:, 2])
-    assert torch.equal(y, couple(p, q, x, u[:, 1], u[:, 2]))
+    distance, divergence = table.compare(left, right)
     assert torch.equal(distance, total_variation(p, q))
+    assert torch.equal(divergence, kl_divergence(p, q))
+    assert torch.equal(table.most_probable(), distributions.argmax(-1))
+    y = table.couple(left, right, x, u[:, 1], u[:, 2])
+    assert torch.equal(y, couple(p, q, x, u[:, 1], u[:, 2]))
     none = u[:0, 0]
-    nothing = (table.draw(left[:0], none), *table.couple(left[:0], right[:0], x[:0], none, none))
-    assert [len(part) for part in nothing] == [0] * 3
+    nothing = (table.draw(left[:0], none), table.couple(left[:0], right[:0], x[:0], none, none))
+    assert [len(part) for part in (*nothing, *table.compare(left[:0], right[:0]))] == [0] * 4
     assert bool((x[left < 0] == absorbed).all())
     assert bool((y[right < 0] == absorbed).all())
 

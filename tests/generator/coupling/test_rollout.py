@@ -11,6 +11,7 @@ import pytest
 from fixtures.table_kernels import ACTIONS, CASES, Case, History, TableKernels, actions_for, rollout
 from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair
+from scipy.special import rel_entr
 
 from kvdrift.generator.coupling.rollout import CoupledSteps, uniform_table
 from kvdrift.generator.coupling.streams import SharingOptions
@@ -47,6 +48,8 @@ def test_actions_share_the_reference_and_nothing_else(case: Case) -> None:
     assert np.array_equal(same.x_token, same.y_token)
     assert not same.delta.any()
     assert not same.f.any()
+    assert not np.nan_to_num(same.kl).any()
+    assert not np.nan_to_num(same.kl_own).any()
 
 
 @EVERY
@@ -59,15 +62,21 @@ def test_steps_are_those_of_a_plain_loop(case: Case, action: int) -> None:
     for k in range(count):
         x, y = (), ()
         delta, f = np.empty(case.horizon), np.empty(case.horizon)
+        kl, kl_own = np.full((2, case.horizon), np.nan)
         for t in range(case.horizon):
             p, q, forced = (side_distribution(kernels, *side) for side in ((0, x), (action, y), (action, x)))
             delta[t], f[t] = (np.maximum(p - other, 0).sum() for other in (q, forced))
+            if not set(x) & set(case.eos):
+                kl_own[t], kl[t] = (rel_entr(p, other).sum() for other in (q, forced))
+                assert steps.top1[k, t] == (p.argmax() == forced.argmax())
             u, v = coupled_pair(p, q, u_x[k, t, 0], *u_y[k, t])
             x, y = (*x, u), (*y, v)
         assert x == tuple(steps.x_token[k])
         assert y == tuple(steps.y_token[k])
         assert np.abs(steps.delta[k] - delta).max() < 1e-7
         assert np.abs(steps.f[k] - f).max() < 1e-7
+        np.testing.assert_allclose(steps.kl[k], kl, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(steps.kl_own[k], kl_own, rtol=1e-6, atol=1e-12)
     for tokens, ended in ((steps.x_token, steps.x_eos), (steps.y_token, steps.y_eos)):
         assert np.array_equal(ended, np.isin(tokens, case.eos).cumsum(1) > 0)
 
@@ -128,8 +137,8 @@ def test_a_part_of_a_rollout_is_that_part(which: Sequence[int], replicates: Sequ
     reference = uniform_table(5, "doc", None, replicates, case.horizon, 1)
     parts = rollout(kernels, actions_for(replicates, case.horizon, which), replicates, reference, case.horizon)
     for action, part in zip(which, parts, strict=True):
-        for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos"):
-            assert np.array_equal(getattr(part, name), getattr(whole[action - 1], name)[list(replicates)]), name
+        for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos", "kl", "kl_own", "top1"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(whole[action - 1], name)[list(replicates)])
 
 
 def test_actions_may_have_different_replicates() -> None:

@@ -88,6 +88,28 @@ def test_sides_may_differ_at_the_first_position(tmp_path: Path) -> None:
     np.testing.assert_array_equal(events(unit)["delta"][first], events(unit)["f"][first])
 
 
+def test_divergences_along_x_are_those_of_raw_logits(tmp_path: Path) -> None:
+    """KL and the most probable tokens as llama.cpp's perplexity tool takes them: from both sides' logits on one text."""
+    document, units = make_document("needle", 384, 0, 3), units_of(tmp_path, ONE_BY_ONE)
+    side = FakeEngine().side(str(tmp_path / "weights.fake"), {"bits": 12, "rows": 1}, "here")
+    for action, bits in (("bits-4", 4), ("bits-1", 1)):
+        smaller = replace(side, requested=side.requested | {"bits": bits})
+        events, disagree = units[action].events.to_pylist(), 0
+        for replicate in range(6):
+            history = list(document.tokens)
+            for event in (row for row in events if row["replicate"] == replicate and row["kl"] is not None):
+                p, q = (
+                    (logits := FakeSession(one, 4096)._logits(tuple(history), 1).astype(np.float64))
+                    - np.log(np.exp(logits).sum())
+                    for one in (side, smaller)
+                )
+                assert event["kl"] == pytest.approx((np.exp(p) * (p - q)).sum(), rel=1e-5, abs=1e-9)
+                assert event["top1"] == (p.argmax() == q.argmax())
+                disagree += not event["top1"]
+                history.append(event["x_token"])
+        assert disagree or action == "bits-4"
+
+
 def test_replicates_in_rounds_are_those_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = units_of(tmp_path, ONE_BY_ONE)
     monkeypatch.setattr("kvdrift.generator.engines.model._LEAST_ENTRIES", 60)  # room for 5 streams: two replicates
