@@ -292,7 +292,8 @@ def definitions(content: PageContent) -> Section:
     """Make the section of the page's symbols."""
     lags = not content.facts.finite or content.windows.early_last >= 1
     branched = bool(content.residual_risks)
-    values = {"lags": lags, "branched": branched, "few_clusters": FEW_CLUSTERS}
+    divergences = content.estimates.known("top1_agreement")
+    values = {"lags": lags, "branched": branched, "divergences": divergences, "few_clusters": FEW_CLUSTERS}
     return Section("definitions", "Definitions", values=values)
 
 

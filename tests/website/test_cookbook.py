@@ -44,12 +44,12 @@ def ask(views: Views, number: int) -> list[dict[str, Any]]:
     return views.table(QUERIES[number]).to_pylist()
 
 
-def test_there_are_twenty_one_questions() -> None:
-    assert list(QUERIES) == list(range(1, 22))
+def test_there_are_twenty_three_questions() -> None:
+    assert list(QUERIES) == list(range(1, 24))
     assert all(meaning.strip() for _, _, _, meaning in QUESTION.findall(PAGE))
 
 
-@pytest.mark.parametrize("number", range(1, 22))
+@pytest.mark.parametrize("number", range(1, 24))
 def test_every_query_has_rows(views: Views, number: int) -> None:
     rows = ask(views, number)
     assert rows
@@ -82,6 +82,24 @@ def test_distances_are_those_of_the_events(views: Views, pairs: Pair) -> None:
     for number, column in ((7, "missed"), (11, "history_gap")):
         for row in ask(views, number):
             assert row[column] == pytest.approx(statistics.fmean(sums[row["action"]]), abs=1e-6)
+
+
+def test_divergences_are_those_of_the_events(views: Views, pairs: Pair) -> None:
+    """Where no pair ends early all positions weigh the same; else ratios of means over pairs and strata do."""
+    events = [row for rows in pairs.values() for row in rows]
+    assert all(row["f"] <= (row["kl"] / 2) ** 0.5 * (1 + 1e-6) + 1e-7 for row in events if row["kl"] is not None)
+    known = defaultdict[str, list[dict[str, Any]]](list)
+    for row in events:
+        assert (row["kl"] is None) == (row["kl_own"] is None) == (row["top1"] is None)
+        if row["kl"] is not None:
+            known[row["action"]].append(row)
+    for row in ask(views, 22):
+        of_action = known[row["action"]]
+        assert row["kl_fixed_history"] == pytest.approx(statistics.fmean(one["kl"] for one in of_action), rel=1e-6)
+        assert row["top1_agreement"] == pytest.approx(statistics.fmean(one["top1"] for one in of_action))
+        assert row["kl_infinite"] == 0
+    largest = sorted((row["kl"] for row in events if row["kl"] is not None), reverse=True)
+    assert [row["kl"] for row in ask(views, 23)] == largest[:10]
 
 
 def test_half_have_parted_by_then(views: Views, pairs: Pair) -> None:
