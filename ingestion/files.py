@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from kvdrift.ingestion import formats
 from kvdrift.ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows, converted, plain
-from kvdrift.ingestion.formats import LATER, open_log
+from kvdrift.ingestion.formats import IGNORED, LATER, open_log
 from kvdrift.ingestion.inputs import EventSource, SourceFile, one_source
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.rows import Ints, Wide, combined_codes, run_begins
@@ -109,9 +109,9 @@ class EventFile:
 
     @property
     def unknown_columns(self) -> list[str]:
-        """Return the names of columns that events do not have."""
+        """Return the names of columns that are not read: those that events do not have, and ``IGNORED``."""
         names = dict.fromkeys(name for log in self._logs for name in log.schema.names)
-        return [name for name in names if name not in EVENTS.columns]
+        return [name for name in names if name not in EVENTS.columns or name in IGNORED]
 
     def groups(self) -> FileGroups:
         """Read only the names of groups, and return the runs of rows with equal names.

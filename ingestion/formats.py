@@ -41,9 +41,13 @@ _BINARY_NAMES: Final = (".parquet", ".arrow", ".arrows", ".ipc", ".feather")
 _TEXT_NAMES: Final = (".csv", ".jsonl", ".ndjson", ".json")
 _MEASURED: Final = ("x_token", "y_token", "delta", "f")  # a file with none of these columns is no event log
 
-LATER: Final = {name: value for name, value in EVENTS.defaults.items() if name != "unit"}  # columns that a log may lack
+IGNORED: Final = ("kl", "kl_own", "top1")  # columns of events that are not taken from other generators
+_OWN: Final = ("unit", *IGNORED)
+LATER: Final = {
+    name: value for name, value in EVENTS.defaults.items() if name not in _OWN
+}  # columns that a log may lack
 
-_FIELDS: Final = [field for field in EVENTS.schema if field.name != "unit"]
+_FIELDS: Final = [field for field in EVENTS.schema if field.name not in _OWN]
 _WHOLE: Final = {field.name for field in _FIELDS if pa.types.is_integer(field.type)}
 _NUMBERS: Final = _WHOLE | {field.name for field in _FIELDS if pa.types.is_floating(field.type)}
 _PARSED: Final = {field.name: pa.float64() if field.name in _NUMBERS else field.type for field in _FIELDS}
