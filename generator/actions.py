@@ -15,7 +15,7 @@ from kvdrift.generator.codecs.combined import KeysAndValues
 from kvdrift.generator.codecs.generated import GeneratedEntries
 from kvdrift.generator.selectors import Full, Numerics, Selector, build_selector
 from kvdrift.generator.selectors.custom.parts import PartKind
-from kvdrift.generator.selectors.layer_choice import ALL_LAYERS, LayerChoice
+from kvdrift.generator.selectors.layer_choice import ALL_LAYERS, ChosenLayers, LayerChoice
 from kvdrift.generator.selectors.parameters import Value, check_types
 from kvdrift.generator.selectors.policies import Policy, build_policy
 from kvdrift.generator.selectors.selector import EVEN, ScoringSelector
@@ -238,20 +238,6 @@ class Action:
             "weights": self.weights,
             **identity,
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ChosenLayers:
-    """The part of an action by which selector and codec apply to some layers."""
-
-    chosen: LayerChoice
-    coded: LayerChoice
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The layers of selector and codec; empty if both apply to all."""
-        both = {"selector": self.chosen.parameters, "codec": self.coded.parameters}
-        return {part: parameters for part, parameters in both.items() if parameters}
 
 
 def _as_json(parameters: dict[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ from kvdrift.schema.study import ModelSection
 if TYPE_CHECKING:
     from kvdrift.generator.codecs.codec import Codec  # which imports torch
     from kvdrift.generator.codecs.generated import GeneratedEntries
+    from kvdrift.generator.selectors.layer_choice import ChosenLayers
     from kvdrift.generator.selectors.policies.policy import Policy
     from kvdrift.generator.selectors.selector import Selector
 
@@ -95,7 +96,9 @@ class ModelIdentity:
     tokenizer_sha256: str | None
     eos_tokens: tuple[int, ...] | None = None
 
-    def of(self, parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> ActionIdentity:
+    def of(
+        self, parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries | ChosenLayers, ...]]
+    ) -> ActionIdentity:
         """Return the identity of the units that the model makes with the parts of an action, its selector first."""
         ends = None if self.eos_tokens is None else written_tokens(self.eos_tokens)
         return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, parts_sha256(parts), eos_tokens=ends)
@@ -142,7 +145,7 @@ class GpuKinds:
             raise InputError(f"{line}: use one GPU model, or write mixed_gpus = true under [model] of the study file")
 
 
-def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
+def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries | ChosenLayers, ...]]) -> str:
     """Return the SHA-256, in hexadecimal, of the source and parameters of an action's parts.
 
     If the selector is the only part, the result is that of ``selector_sha256``.

@@ -148,3 +148,8 @@ def check_blocks(size: int, block: int, codec: str) -> None:
     """Refuse heads whose channels do not fill whole blocks."""
     if size % block:
         raise InputError(f"heads of {size} channels do not fill blocks of {block}, in which {codec} stores them")
+
+
+def in_blocks(numbers: Tensor, block: int) -> Tensor:
+    """Return numbers [..., size] as [..., size / block, block]."""
+    return numbers.reshape(*numbers.shape[:-1], -1, block)

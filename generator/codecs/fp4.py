@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.holding import StoredBytes
-from kvdrift.generator.codecs.codec import EntryCodec, Part, ScaledCodec, check_blocks
+from kvdrift.generator.codecs.codec import EntryCodec, Part, ScaledCodec, check_blocks, in_blocks
 from kvdrift.generator.codecs.fp8 import rounded_to
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of e2m1
@@ -37,7 +37,7 @@ class MXFP4(EntryCodec):
     def round_trip(self, numbers: Tensor, part: Part) -> Tensor:
         """Return the numbers as read from their blocks."""
         self.check(numbers.shape[-1], part)
-        blocks = numbers.unflatten(-1, (-1, self.block))
+        blocks = in_blocks(numbers, self.block)
         _, exponent = torch.frexp(blocks.abs().amax(-1, keepdim=True))  # of a magnitude in [0.5, 1)
         power = (exponent - 1 - _LARGEST_EXPONENT).clamp(_LEAST_SCALE, _LARGEST_SCALE)
         scale = torch.ldexp(torch.ones_like(blocks[..., :1]), power)
@@ -76,7 +76,7 @@ class NVFP4(ScaledCodec):
     def at_scale(self, numbers: Tensor, scale: Tensor) -> Tensor:
         """Return the numbers as read from their blocks."""
         check_blocks(numbers.shape[-1], self.block, "nvfp4")
-        blocks, of_layer = numbers.unflatten(-1, (-1, self.block)), scale.where(scale > 0, 1)[..., None]
+        blocks, of_layer = in_blocks(numbers, self.block), scale.where(scale > 0, 1)[..., None]
         largest = blocks.abs().amax(-1, keepdim=True)
         own = rounded_to(largest / _LARGEST / of_layer, torch.float8_e4m3fn) * of_layer
         return (_rounded(blocks / own.where(own > 0, 1)) * own).flatten(-2)

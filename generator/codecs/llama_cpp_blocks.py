@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.holding import StoredBytes
-from kvdrift.generator.codecs.codec import EntryCodec, Part, check_blocks
+from kvdrift.generator.codecs.codec import EntryCodec, Part, check_blocks, in_blocks
 from kvdrift.generator.codecs.rotated import hadamard
 from kvdrift.schema.errors import InputError
 
@@ -47,10 +47,10 @@ class LlamaCppBlocks(EntryCodec):
         size = numbers.shape[-1]
         self.check(size, part)
         if not self.rotated:
-            return self.blocks_back(numbers.unflatten(-1, (-1, _BLOCK))).flatten(-2)
+            return self.blocks_back(in_blocks(numbers, _BLOCK)).flatten(-2)
         together = size & -size if part == "keys" else _ROTATED  # the largest power of two that divides the size
-        turned = hadamard(numbers.unflatten(-1, (-1, together)))
-        back = self.blocks_back(turned.unflatten(-1, (-1, _BLOCK))).flatten(-2)
+        turned = hadamard(in_blocks(numbers, together))
+        back = self.blocks_back(in_blocks(turned, _BLOCK)).flatten(-2)
         return hadamard(back).flatten(-2)
 
     @abstractmethod

@@ -72,14 +72,16 @@ class TurboQuant(EntryCodec):
         read = centroids[torch.bucketize(turned, (centroids[1:] + centroids[:-1]) / 2, right=True)]
         if self.norm_correction:
             read = read / read.norm(dim=-1, keepdim=True)
-        return hadamard(read) * norm.half().float()
+        back: Tensor = hadamard(read) * norm.half().float()
+        return back
 
     def _values_back(self, numbers: Tensor) -> Tensor:
         least, most = numbers.aminmax(dim=-1, keepdim=True)
         largest = 2**self.values - 1
         step = ((most - least) / largest).clamp(min=_TINY)
         steps = ((numbers - least) / step + 0.5).trunc().clamp(0, largest)
-        return steps * step.half().float() + least.half().float()
+        back: Tensor = steps * step.half().float() + least.half().float()
+        return back
 
 
 @functools.cache

@@ -81,3 +81,17 @@ class LayerChoice:
 
 
 ALL_LAYERS = LayerChoice()
+
+
+@dataclass(frozen=True)
+class ChosenLayers:
+    """The part of an action by which selector and codec apply to some layers."""
+
+    chosen: LayerChoice
+    coded: LayerChoice
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The layers of selector and codec; empty if both apply to all."""
+        both = {"selector": self.chosen.parameters, "codec": self.coded.parameters}
+        return {part: parameters for part, parameters in both.items() if parameters}

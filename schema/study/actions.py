@@ -47,10 +47,10 @@ def name_of_codec(written: Named) -> str | None:
     if "name" in written:
         return written["name"] if isinstance(written["name"], str) else None
     halves = [written.get(part, "exact") for part in HALVES]
-    names = [half.get("name") if isinstance(half, dict) else half for half in halves]
-    if not any(part in written for part in HALVES) or not all(isinstance(name, str) and name for name in names):
-        return None
-    return "+".join(names)
+    found = [half.get("name") if isinstance(half, dict) else half for half in halves]
+    names = [name for name in found if isinstance(name, str) and name]
+    complete = len(names) == len(HALVES) and any(part in written for part in HALVES)
+    return "+".join(names) if complete else None
 
 
 class ActionSection(Section):
