@@ -53,5 +53,5 @@ def float16_above(numbers: Tensor) -> Tensor:
 def float16_below(numbers: Tensor) -> Tensor:
     """The largest float16 that is not above each number, as float32."""
     near = numbers.half()
-    below = torch.nextafter(near, near.new_tensor(-torch.inf))
+    below = torch.nextafter(near, torch.full_like(near, -torch.inf))
     return near.where(near.float() <= numbers, below).float()

@@ -88,8 +88,9 @@ class NVFP4(ScaledCodec):
 
 def _rounded(numbers: Tensor) -> Tensor:
     """Return float32 numbers rounded to e2m1, ties to even; magnitudes above 6 become 6."""
-    magnitudes = numbers.new_tensor(_MAGNITUDES)
+    magnitudes = torch.tensor(_MAGNITUDES)
     middle = (magnitudes[1:] + magnitudes[:-1]) / 2
     # A number in the middle goes to the even code: up, past a bound just below the middle, from codes 1, 3 and 5.
-    middle[1::2] = torch.nextafter(middle[1::2], middle.new_tensor(0.0))
-    return magnitudes[torch.bucketize(numbers.abs(), middle)].copysign(numbers)
+    middle[1::2] = torch.nextafter(middle[1::2], torch.tensor(0.0))
+    codes = torch.bucketize(numbers.abs(), middle.to(numbers.device))
+    return magnitudes.to(numbers.device)[codes].copysign(numbers)

@@ -68,7 +68,8 @@ class TurboQuant(EntryCodec):
     def _keys_back(self, numbers: Tensor) -> Tensor:
         size, norm = numbers.shape[-1], numbers.norm(dim=-1, keepdim=True)
         turned = hadamard(numbers / (norm + _TINY))
-        centroids = turned.new_tensor([centroid / math.sqrt(size) for centroid in lloyd_max_centroids(self.keys)])
+        unit = torch.tensor([centroid / math.sqrt(size) for centroid in lloyd_max_centroids(self.keys)])
+        centroids = unit.to(turned.device)
         read = centroids[torch.bucketize(turned, (centroids[1:] + centroids[:-1]) / 2, right=True)]
         if self.norm_correction:
             read = read / read.norm(dim=-1, keepdim=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixtures.devices import SECOND, TwoDevices
 from fixtures.own_codecs import MODULE as OWN
 from fixtures.refusals import refused
 from oracles import plain_codecs
@@ -368,3 +369,15 @@ def test_delta_falls_with_bits_and_the_control_of_codecs_is_exactly_zero(dtype: 
         stored = sum(unit.record[f"{part}_bytes"] for part in ("payload", "scale", "index", "metadata"))
         suffix = model.shape.entry_bytes * 16 * 6
         assert unit.record["resident_bytes"] == stored + suffix
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if not name.startswith("hqq")])
+def test_a_layer_of_another_device_comes_back_on_it(name: str) -> None:
+    """All numbers of a codec lie on the layer's device, where nothing of the CPU can be read."""
+    layer, codec = layer_of(160, size=64), CODECS[name]()
+    expected = codec.hold(layer)
+    with TwoDevices():
+        held = codec.hold(PrefixLayer(layer.key.to(SECOND), layer.value.to(SECOND)))
+        for read, wanted in ((held.key, expected.key), (held.value, expected.value)):
+            assert read.device == SECOND
+            assert torch.equal(read.cpu(), wanted)
