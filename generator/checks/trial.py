@@ -27,7 +27,6 @@ from kvdrift.generator.identity import parts_sha256
 from kvdrift.generator.selectors import Full
 from kvdrift.generator.selectors.custom.parts import PartKind
 from kvdrift.generator.selectors.parameters import Value
-from kvdrift.generator.selectors.selector import BUDGETS
 from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
@@ -243,8 +242,6 @@ def _changed(trial: Trial[Any], name: str, value: Any) -> Action | None:
 def _other_values(value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
         yield not value
-    elif value in BUDGETS:
-        yield from (other for other in BUDGETS if other != value)
     elif value is None:
         yield 2
     elif isinstance(value, int | float):

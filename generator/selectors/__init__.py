@@ -17,10 +17,10 @@ from kvdrift.generator.selectors.parameters import Value
 from kvdrift.generator.selectors.pyramidkv import PyramidKV
 from kvdrift.generator.selectors.random_entries import RandomEntries
 from kvdrift.generator.selectors.recent import Recent
-from kvdrift.generator.selectors.selector import ADAKV, BUDGETS, EVEN, ScoringSelector, Selector
+from kvdrift.generator.selectors.selector import EVEN, ScoringSelector, Selector
 from kvdrift.generator.selectors.snapkv import SnapKV
 from kvdrift.generator.selectors.tova import TOVA
-from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError
 
 SELECTORS: dict[str, type[Selector]] = {
     "full": Full,
@@ -65,8 +65,9 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)
     selector = SELECTOR_KIND.build(name, parameters, folder)
-    if isinstance(selector, ScoringSelector) and selector.budget != EVEN:
-        _check_budget(selector, name)
+    shared = isinstance(selector, ScoringSelector) and selector.budget != EVEN
+    if shared and type(selector).keep is not ScoringSelector.keep:  # which may choose by more than its scores
+        raise InputError(f"budget: selector '{name}' has a keep of its own, which shares no budget; leave budget out")
     if name in SELECTORS:
         for key in _POSITIONS:
             if int(parameters.get(key, 0)) > _MOST_POSITIONS:
@@ -74,11 +75,3 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     else:
         check_statistics(selector)
     return selector
-
-
-def _check_budget(selector: ScoringSelector, name: str) -> None:
-    """Refuse an unknown budget of heads, and AdaKV for a class whose ``keep`` may choose by more than its scores."""
-    if selector.budget not in BUDGETS:
-        raise InputError(f"budget = {selector.budget!r}: {nearest(str(selector.budget), BUDGETS)}")
-    if type(selector).keep is not ScoringSelector.keep:
-        raise InputError(f"budget = '{ADAKV}': selector '{name}' has a keep of its own; leave budget or keep out")

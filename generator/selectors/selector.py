@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -102,7 +102,8 @@ class ScoringSelector(Selector):
     entries go to the highest scores over all heads, of equal scores to the lower head, then to the earlier position.
     """
 
-    budget: str = field(default=EVEN, kw_only=True)  # one of BUDGETS
+    choices: ClassVar[Mapping[str, tuple[int | str, ...]]] = {"budget": BUDGETS}
+    budget: str = field(default=EVEN, kw_only=True)
 
     @abstractmethod
     def score(self, layer: PromptLayer) -> Tensor:

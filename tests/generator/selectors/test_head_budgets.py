@@ -256,8 +256,8 @@ def test_the_identity_has_a_budget_only_if_it_is_not_even() -> None:
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"selector": "snapkv", "budget": "adakw"}, "budget = 'adakw': did you mean 'adakv'?"),
-        ({"selector": "snapkv", "budget": 2}, "budget = 2: should be text"),
+        ({"selector": "snapkv", "budget": "adakw"}, 'budget = \'adakw\': should be "even" or "adakv"'),
+        ({"selector": "snapkv", "budget": 2}, 'budget = 2: should be "even" or "adakv"'),
         ({"selector": "recent", "budget": "adakv"}, "selector 'recent' has no parameter 'budget'; it takes sinks"),
         (
             {"selector": "snapkv", "budget": "adakv", "codec": {"name": "int4", "generated": True}},
