@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,16 @@ import pytest
 import torch
 from fixtures.command import call, mistake
 from fixtures.gguf_models import write_random_llama
+from numpy.typing import NDArray
+from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM
 
+from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.llama_cpp import Context, ContextSettings, LlamaCpp
+from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck
+from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.llama_cpp import library as libraries
 from kvdrift.generator.llama_cpp.gguf import Weights, gguf_facts, load_gguf_tokenizer
 from kvdrift.generator.llama_cpp.library import (
@@ -30,6 +36,7 @@ from kvdrift.generator.llama_cpp.library import (
 )
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
 from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.study import load_studies
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -215,3 +222,59 @@ def test_the_command_checks_the_adapter(capsys: pytest.CaptureFixture[str]) -> N
     code, out, err = call(capsys, "check", "llama.cpp", "--weights", TINY)
     assert (code, err) == (0, "")
     assert out.endswith(f"llama.cpp: all {len(ADAPTER_CHECKS)} checks hold\n")
+
+
+STUDY = """
+[study]
+name = "divergences"
+horizon = 24
+[model]
+engine = "llama.cpp"
+id = "kvdrift/tiny-F32.gguf"
+settings = { type_k = "f16", type_v = "f16", flash_attention = true, threads = 1 }
+[[documents]]
+source = "embedded"
+tasks = ["needle"]
+length = 384
+development = 2
+evaluation = 2
+[[actions]]
+name = "cache-q4_0"
+settings = { type_k = "q4_0", type_v = "q4_0" }
+[plan]
+primary = ["mismatch"]
+"""
+
+
+def test_divergences_along_x_are_those_of_both_sides_logits(tmp_path: Path) -> None:
+    """KL and agreement of the most probable token, computed from llama_get_logits by numpy as llama.cpp's tool does.
+
+    Rows of a batch move a logit by some 1e-5, hence the tolerance.
+    """
+    (tmp_path / "study.toml").write_text(STUDY)
+    (study,) = load_studies(tmp_path / "study.toml")
+    document, actions = make_document("needle", 384, 0, 7), build_actions(study)
+    pending = [PendingUnit(action, 0, 2) for action in actions if action.name == "cache-q4_0"]
+    (unit,) = generate_units(engine_model(study), "s", document, pending, 24, 7)
+    known = 0
+    for replicate in range(2):
+        rows = [row for row in unit.events.to_pylist() if row["replicate"] == replicate]
+        x = [row["x_token"] for row in rows]
+        p, q = (
+            log_probabilities(context(type_k=kind, type_v=kind, flash_attention=True), document.tokens, x)
+            for kind in ("f16", "q4_0")
+        )
+        for row, one, other in zip(rows, p, q, strict=True):
+            if row["kl"] is not None:
+                known += 1
+                assert row["kl"] == pytest.approx((np.exp(one) * (one - other)).sum(), rel=1e-3, abs=1e-7)
+                largest = sorted(np.exp(one))[-2:]
+                assert row["top1"] == (one.argmax() == other.argmax()) or largest[1] - largest[0] < 1e-4
+    assert known > 24
+
+
+def log_probabilities(side: Context, prompt: Sequence[int], x: Sequence[int]) -> NDArray[np.float64]:
+    """Return the logarithms of a side's distributions along a text, [positions, V]."""
+    found, stream = [side.prefill(list(prompt))], side.fork()
+    found += [side.step([stream], [token])[0] for token in x[:-1]]
+    return np.asarray(log_softmax(np.stack(found).astype(np.float64), axis=1))
