@@ -271,7 +271,8 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
         raise InputError(
             f"action '{section.name}': has layers, but no selector and no codec for them; leave layers out"
         )
-    chosen = ALL_LAYERS if layers is None or isinstance(selector, Full) else layers
+    everywhere = layers is None or layers.skip_layers == () or isinstance(selector, Full)
+    chosen = ALL_LAYERS if layers is None or everywhere else layers
     return Action(
         section.name, section.selector, selector, section.retention, weights=section.weights, chosen=chosen, **stored
     )
@@ -301,7 +302,10 @@ def _codec_parts(section: ActionSection, layers: LayerChoice | None, folder: Pat
         check_types(written, CODEC_KIND.common)
         codec = KeysAndValues(**{part: _half(half, part, folder) for part, half in section.codec_halves.items()})
     generated = GeneratedEntries(codec) if written.get(GENERATED) else None
-    coded = own or layers or LayerChoice(ends=max(one.exact_ends for one in codec.codecs))
+    ends = max(one.exact_ends for one in codec.codecs)
+    coded = own or layers or LayerChoice(ends=ends)
+    if not ends and coded.skip_layers == ():
+        coded = ALL_LAYERS
     return {"codec_name": section.codec_name, "codec": codec, "generated": generated, "coded": coded}
 
 

@@ -15,12 +15,12 @@ class LayerChoice:
 
     Attributes:
         layers: The chosen layers; None for all.
-        skip_layers: Layers that are not chosen.
+        skip_layers: Layers that are not chosen; None if a study file does not name them.
         ends: How many layers at either end are not chosen, but at most half of all layers at each end.
     """
 
     layers: tuple[int, ...] | None = None
-    skip_layers: tuple[int, ...] = ()
+    skip_layers: tuple[int, ...] | None = None
     ends: int = 0
 
     @classmethod
@@ -40,7 +40,7 @@ class LayerChoice:
                 raise InputError(f"{name} = {numbers}: names a layer twice")
         if layers is not None and not layers:
             raise InputError("layers = []: names no layer; leave layers out, or name some")
-        return cls(None if layers is None else tuple(layers), tuple(skip_layers or ()))
+        return cls(*(None if numbers is None else tuple(numbers) for numbers in (layers, skip_layers)))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class LayerChoice:
             return {"exact_ends": self.ends}
         if self.layers is not None:
             return {"layers": list(self.layers)}
-        return {"skip_layers": list(self.skip_layers)} if self.skip_layers else {}
+        return {} if self.skip_layers is None else {"skip_layers": list(self.skip_layers)}
 
     def left_out(self, count: int) -> frozenset[int]:
         """Return the layers, of ``count``, that are not chosen, numbered from 0.
@@ -63,7 +63,7 @@ class LayerChoice:
         elif self.layers is not None:
             left_out = frozenset(range(count)) - self._numbers("layers", self.layers, count)
         else:
-            left_out = self._numbers("skip_layers", self.skip_layers, count)
+            left_out = self._numbers("skip_layers", self.skip_layers or (), count)
         if left_out and len(left_out) == count:
             why = f"the first {self.ends} and the last {self.ends} layers" if self.ends else "all layers that there are"
             raise InputError(f"{why} of {count} stay exact, which leaves none; write skip_layers = []")

@@ -16,7 +16,6 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     str: ((str,), "text"),
     type(None): ((int, float), "a number"),
-    tuple: ((list,), "a list"),
 }
 """By the type of a parameter's default: the types that it takes, and their name."""
 
@@ -34,6 +33,8 @@ def check_types(
             if not any(type(value) is type(choice) and value == choice for choice in choices[name]):
                 *others, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices[name])
                 raise InputError(f"{name} = {value!r}: should be {', '.join(others)} or {last}")
+            continue
+        if isinstance(defaults[name], tuple):  # lists of layers, which their owner checks
             continue
         kinds, wanted = KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):

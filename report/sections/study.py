@@ -18,6 +18,7 @@ from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts
 from kvdrift.report.sections.section import Section
 from kvdrift.schema.location import folder_name
 from kvdrift.schema.study import FLOOR_ACTION, HTTP
+from kvdrift.schema.study.actions import HALVES
 from kvdrift.schema.study.described import described_action
 from kvdrift.schema.study.design import stratum_of
 from kvdrift.schema.study.reading import toml_table
@@ -271,8 +272,18 @@ def _action(row: ViewRow) -> dict[str, Any]:
         return action | {"policy": _named(row["policy"], row["policy_parameters"])}
     columns = [name for name in _OWN_COLUMNS if row[name] and name not in _NO_PARAMETERS.get(row["selector"], ())]
     parameters: dict[str, Any] = {name: row[name] for name in columns} | json.loads(row["parameters"] or "{}")
-    codec = {"codec": _named(row["codec"], row["codec_parameters"])} if row["codec"] else {}
+    codec = {"codec": _codec(row["codec"], row["codec_parameters"])} if row["codec"] else {}
     return action | {"selector": row["selector"]} | parameters | codec
+
+
+def _codec(name: str, parameters: str | None) -> str | dict[str, Any]:
+    """Return a codec as a study file names it; layers that are exact by default are not written."""
+    written = json.loads(parameters or "{}")
+    written.pop("exact_ends", None)
+    if not any(isinstance(written.get(part), dict) for part in HALVES):
+        return {"name": name, **written} if written else name
+    halves = {part: {"name": half, **written.pop(part)} for part, half in zip(HALVES, name.split("+"), strict=True)}
+    return {part: half for part, half in halves.items() if half["name"] != "exact"} | written
 
 
 def _named(name: str, parameters: str | None) -> str | dict[str, Any]:

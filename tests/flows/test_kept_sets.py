@@ -44,7 +44,7 @@ class Mine(ScoringSelector):
 READS = ("import torch\n", "import os\n\nimport torch\n")
 CODEC = changed(
     own_codecs.MODULE, READS,
-    ("(part / self.step).round() * self.step", 'part * float(os.environ.get("COORDINATE", "1")) / 8'),
+    ("(numbers / self.step).round() * self.step", 'numbers * float(os.environ.get("COORDINATE", "1")) / 8'),
 )  # fmt: skip
 POLICY = changed(
     own_policies.MODULE, READS,

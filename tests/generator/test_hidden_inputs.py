@@ -37,7 +37,7 @@ SELECTORS_HERE = {
     "hash": f"{SCORE} + {SALTED} * layer.key[..., 1].float()",
     "global": f"return _KNOWN.setdefault((layer.number, layer.key.shape), {SCORE.removeprefix('return ')})",
 }  # fmt: skip
-CODEC_STEP = "self.step).round() * self.step for part"
+CODEC_STEP = "self.step).round() * self.step"
 SUBJECTS = [*SELECTORS_HERE, "codec", "policy"]
 BESIDE = ("file beside", "helper")  # lie beside the class in any interpreter, as the source says
 OF_LIBRARIES = [name for name, one in CODECS.items() if issubclass(one, HQQ)]
@@ -67,9 +67,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tri
             made[name] = trial_of("my_selector:Mine", {}, folder, "selector")
         assert CODEC_STEP in CODEC
         kept = "_KNOWN = {}\n\n\n@dataclass"
-        step = (
-            f"(step := _KNOWN.setdefault(layer.key.shape, layer.key.abs().max() / 8))).round() * step {CODEC_STEP[-8:]}"
-        )
+        step = "(step := _KNOWN.setdefault(layer.key.shape, layer.key.abs().max() / 8))).round() * step"
         text = CODEC.replace("@dataclass", kept, 1).replace(CODEC_STEP, step)
         (home / "codec" / "my_codec.py").write_text(text)
         made["codec"] = trial_of("my_codec:Mine", {}, home / "codec", "codec")

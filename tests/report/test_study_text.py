@@ -70,6 +70,10 @@ def test_documents_of_a_section_without_a_stratum_are_counted(tmp_path: Path) ->
         *({"codec": name} for name in CODECS),
         *({"policy": {"name": name}, "keep": 100} for name in POLICIES),
         {"selector": "snapkv", "keep": "1/3", "window": 32, "codec": {"name": "int4", "residual": 32}},
+        {"selector": "snapkv", "keep": "1/3", "budget": "adakv", "layers": [0, -1], "codec": "int8"},
+        {"codec": {"name": "turboquant-3bit", "skip_layers": [], "generated": True}},
+        {"codec": {"keys": {"name": "int4", "group": 8}, "values": "turboquant-4bit", "skip_layers": [0]}},
+        {"codec": {"values": "q4_0"}},
     ],
     ids=str,
 )

@@ -35,6 +35,7 @@ def random_events(doc: str, seed: int) -> pa.Table:
         "x_eos": np.zeros(count, dtype=np.bool_),
         "y_eos": np.zeros(count, dtype=np.bool_),
         "weight": pa.nulls(count, pa.float64()),
+        **{name: pa.nulls(count, EVENTS.schema.field(name).type) for name in ("kl", "kl_own", "top1")},
         "action_revision": np.zeros(count, dtype=np.int32),
     }
     columns["unit"] = pa.nulls(count, pa.int64())  # the store fills it in

@@ -17,7 +17,7 @@ import scipy.stats
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.estimate_tables import RESULTS
-from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import BIN_MOMENTS, KL_BINS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.bootstrap import BLOCK, COLUMNS, Request, estimate, groups, observed, planned_status, resample
 from kvdrift.stats.clusters import ClusterDraws
@@ -75,6 +75,7 @@ def make(
         scalars,
         profile(POSITION_MOMENTS, windows.horizon),
         profile(LAG_MOMENTS, windows.cohort_bound),
+        profile(BIN_MOMENTS, KL_BINS),
     )
 
 
@@ -133,6 +134,7 @@ def test_document_order_does_not_matter(study: DocumentMoments) -> None:
         {n: v[order] for n, v in study.scalars.items()},
         {n: v[order] for n, v in study.positions.items()},
         {n: v[order] for n, v in study.lags.items()},
+        {n: v[order] for n, v in study.bins.items()},
     )
     assert estimate(shuffled, draws=100, seed=1).columns == estimate(study, draws=100, seed=1).columns
 

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 from oracles.plain_intervals import Document, effective_clusters, interval
 
-from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.moments import ANSWER_MOMENTS, BIN_MOMENTS, KL_BINS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.bootstrap import Request, estimate, observed, observed_errors, resample
 from kvdrift.stats.clusters import ClusterBlocks, ClusterDraws
@@ -40,9 +40,10 @@ def study(strata: list[str], clusters: list[str] | None = None, seed: int = 1) -
     scalars["occupation"] *= scalars["exposure"]  # a ratio of moments is a fraction
     lags = {name: random.random((count, 2, WINDOWS.cohort_bound)) for name in LAG_MOMENTS}
     lags = {name: value * scalars["cohort"][..., None] for name, value in lags.items()}
+    bins = {name: random.random((count, 2, KL_BINS)) for name in BIN_MOMENTS}
     names = np.array([f"doc {number:02}" for number in range(count)])
     groups = names if clusters is None else np.array(clusters)
-    return DocumentMoments(names, np.array(strata), groups, PAIR, WINDOWS, scalars, positions, lags)
+    return DocumentMoments(names, np.array(strata), groups, PAIR, WINDOWS, scalars, positions, lags, bins)
 
 
 STUDIES = {
@@ -312,7 +313,7 @@ def test_ends_stay_in_the_range() -> None:
 
 def test_a_stratum_without_an_action_counts_no_cluster() -> None:
     moments = study(["a"] * 6 + ["b"] * 6)
-    for values in (moments.scalars, moments.positions, moments.lags):
+    for values in (moments.scalars, moments.positions, moments.lags, moments.bins):
         for value in values.values():
             value[6:, 1] = np.nan
             value[0, 0] = np.nan
