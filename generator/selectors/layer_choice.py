@@ -40,7 +40,8 @@ class LayerChoice:
                 raise InputError(f"{name} = {numbers}: names a layer twice")
         if layers is not None and not layers:
             raise InputError("layers = []: names no layer; leave layers out, or name some")
-        return cls(*(None if numbers is None else tuple(numbers) for numbers in (layers, skip_layers)))
+        chosen, skipped = (None if numbers is None else tuple(numbers) for numbers in (layers, skip_layers))
+        return cls(chosen, skipped)
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -278,7 +278,7 @@ def _action(row: ViewRow) -> dict[str, Any]:
 
 def _codec(name: str, parameters: str | None) -> str | dict[str, Any]:
     """Return a codec as a study file names it; layers that are exact by default are not written."""
-    written = json.loads(parameters or "{}")
+    written: dict[str, Any] = json.loads(parameters or "{}")
     written.pop("exact_ends", None)
     if not any(isinstance(written.get(part), dict) for part in HALVES):
         return {"name": name, **written} if written else name

@@ -67,7 +67,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tri
             made[name] = trial_of("my_selector:Mine", {}, folder, "selector")
         assert CODEC_STEP in CODEC
         kept = "_KNOWN = {}\n\n\n@dataclass"
-        step = "(step := _KNOWN.setdefault(layer.key.shape, layer.key.abs().max() / 8))).round() * step"
+        step = "(step := _KNOWN.setdefault(numbers.shape, numbers.abs().max() / 8))).round() * step"
         text = CODEC.replace("@dataclass", kept, 1).replace(CODEC_STEP, step)
         (home / "codec" / "my_codec.py").write_text(text)
         made["codec"] = trial_of("my_codec:Mine", {}, home / "codec", "codec")
