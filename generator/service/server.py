@@ -403,10 +403,13 @@ def load_modules(names: Iterable[str]) -> frozenset[str]:
 def check_modules(pending: Collection[PendingMessage], allowed: Collection[str]) -> None:
     """Refuse a request that names a module which is not allowed."""
     for number, item in enumerate(pending):
-        parts = {
-            "selector": item.action.selector, "codec": item.action.codec_name, "policy": item.action.policy_name,
-        }  # fmt: skip
-        for key, name in parts.items():
+        halves = item.action.codec_halves or {}
+        codecs = [half["name"] for half in halves.values()] if halves else [item.action.codec_name]
+        parts = [
+            ("selector", item.action.selector), *(("codec", name) for name in codecs),
+            ("policy", item.action.policy_name),
+        ]  # fmt: skip
+        for key, name in parts:
             module, colon, _ = (name or "").partition(":")
             if colon and module + colon != PREFIX and module not in allowed:
                 raise InputError(

@@ -346,6 +346,8 @@ class TestRefusals:
             ("pending", {"action": ACTION | {"codec": {"bits": 4}}}, "pending.0.action.codec: has no name"),
             ("pending", {"action": ACTION | {"selector": "this:X"}}, "pending.0.action.selector: "),
             ("pending", {"action": ACTION | {"codec": {"name": "this:X"}}}, "--allow-module this"),
+            ("pending", {"action": ACTION | {"codec": {"keys": f"{ALLOWED}:X", "values": "this:X"}}}, "--allow-module this"),
+            ("pending", {"action": ACTION | {"codec": {"keys": "int8", "values": {"name": "this:X"}}}}, "--allow-module this"),
             ("pending", {"action": {"name": "a", "keep": 9, "policy": "this:X"}}, "pending.0.action.policy: "),
         ],
     )  # fmt: skip
