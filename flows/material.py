@@ -13,6 +13,7 @@ from kvdrift.generator.documents.registry import SOURCES, choose_candidates, str
 from kvdrift.generator.documents.source import NOTHING_HELD, Candidate, HeldDocuments, document_of
 from kvdrift.generator.engines.registry import engine_model, load_prompt_tokenizer
 from kvdrift.generator.finite.study_systems import study_systems, system_document
+from kvdrift.generator.selectors.layer_choice import ALL_LAYERS
 from kvdrift.generator.transformer.decoder import check_prompt
 from kvdrift.generator.transformer.files.configuration import (
     head_size,
@@ -157,9 +158,11 @@ def _check_layers(action: Action, location: str, revision: str | None) -> None:
     """Refuse an action whose codec cannot code the heads of a model, or whose layers the model lacks."""
     if action.codec is not None:
         action.check_heads(head_size(location, revision=revision))
+    if (action.chosen, action.coded) == (ALL_LAYERS, ALL_LAYERS):
+        return
     footprint = local_footprint(location, "float32", revision)
     if footprint is not None:
-        action.check_layers(footprint.shape.evictable_layers)
+        action.check_layer_numbers(footprint.shape.evictable_layers)
 
 
 def _nominal_documents(

@@ -22,6 +22,7 @@ from kvdrift.generator.selectors.selector import EVEN, ScoringSelector
 from kvdrift.schema.errors import InputError, failing_as, failure_of
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
+from kvdrift.schema.study.actions import HALVES
 
 GENERATED = "generated"  # the parameter of every codec by which it codes generated entries, too
 _LAYERS: Mapping[str, Any] = MappingProxyType({"layers": (), "skip_layers": ()})
@@ -174,7 +175,7 @@ class Action:
         scores = self.policy is not None and self.policy.keeps_scores and self.budget(entries, horizon) is not None
         return self.retention.kept(entries) if scores else 0
 
-    def check_layers(self, layers: int) -> None:
+    def check_layer_numbers(self, layers: int) -> None:
         """Check that the selector and the codec apply to layers of a model with ``layers`` layers with full attention.
 
         Raises:
@@ -259,7 +260,7 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from error.__cause__
     if stored and isinstance(selector, ScoringSelector) and selector.budget != EVEN:
-        _check_heads_apart(section.name, selector.budget, **stored)
+        _check_heads_apart(section.name, selector.budget, stored["codec"], stored["generated"])
     if isinstance(selector, Full) and section.retention.rule is not None:
         line = f"action '{section.name}': selector '{section.selector}' keeps every entry"
         raise InputError(f'{line}; write keep = "all"')
@@ -278,7 +279,7 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     )
 
 
-def _check_heads_apart(name: str, budget: str, codec: Codec, generated: GeneratedEntries | None, **_: Any) -> None:
+def _check_heads_apart(name: str, budget: str, codec: Codec, generated: GeneratedEntries | None) -> None:
     """Refuse a codec that codes the heads of a layer together, since they keep different numbers of entries."""
     if generated is not None or any(one.heads_together for one in codec.codecs):
         what = "generated = true" if generated is not None else "codec"
@@ -309,7 +310,7 @@ def _codec_parts(section: ActionSection, layers: LayerChoice | None, folder: Pat
     return {"codec_name": section.codec_name, "codec": codec, "generated": generated, "coded": coded}
 
 
-_OF_BOTH = ("keys", "values", *CODEC_KIND.common)
+_OF_BOTH = (*HALVES, *CODEC_KIND.common)
 
 
 def _half(written: Mapping[str, Any], part: str, folder: Path | None) -> Codec:

@@ -159,7 +159,7 @@ class PrefilledPrompt:
         self._model, self._horizon, self._entries, self._tokens = model, horizon, entries, document.tokens
         self._actions = list(zip(actions, kept, strict=True))
         for action in actions:
-            action.check_layers(model.shape.evictable_layers)
+            action.check_layer_numbers(model.shape.evictable_layers)
         ranking = {action.name: action.chooser for action, m in self._actions if m < entries}
         self._scores = SharedScores(ranking.values())
         choosing = [  # the others keep everything

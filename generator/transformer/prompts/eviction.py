@@ -31,9 +31,7 @@ class CompactCache:
     """The entries of a prompt that an action keeps, their positions, and their bytes."""
 
     layers: tuple[PrefixLayer, ...]  # keys and values, as attention reads them
-    indices: tuple[
-        Tensor, ...
-    ]  # per layer the kept positions, int32 [KV heads, most kept entries], as ``keep`` returns
+    indices: tuple[Tensor, ...]  # per layer the kept positions, int32, as ``Selector.keep`` returns them
     extents: Tensor  # the true prompt length n and the kept entries of each layer, int64 [layers, 2]
     kept_sha256: tuple[str, ...]  # per layer, of the indices as little-endian int32
     payload_bytes: int  # of keys and values as stored

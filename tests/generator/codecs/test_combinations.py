@@ -425,7 +425,7 @@ def test_a_codecs_list_of_layers_has_whole_numbers(value: Any) -> None:
 )
 def test_layers_that_the_model_lacks_are_refused(codec: Any, layers: dict[str, Any], line: str) -> None:
     action = action_of(codec=codec, **layers)
-    assert refused(action.check_layers, LAYERS) == f"action 'mine': {line}"
+    assert refused(action.check_layer_numbers, LAYERS) == f"action 'mine': {line}"
     assert refused(generate, [action]) == f"action 'mine': {line}"
 
 
@@ -437,7 +437,7 @@ def test_a_layer_named_from_both_ends_counts_once() -> None:
 
 def test_a_selectors_layers_are_checked_too() -> None:
     action = action_of(selector="recent", keep=12, layers=[7])
-    assert refused(action.check_layers, LAYERS).startswith(
+    assert refused(action.check_layer_numbers, LAYERS).startswith(
         "action 'mine': recent: layers = [7]: the model has 4 layers "
     )
     line = refused(action_of, skip_layers=[0], selector="full", keep="all")
