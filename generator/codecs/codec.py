@@ -35,6 +35,10 @@ class Codec(ABC):
         """The parameters by name, defaults included."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
 
+    def of(self, part: Part) -> Codec:  # noqa: ARG002 - one codec stores both, by default
+        """Return the codec that stores keys or values, as ``part`` says."""
+        return self
+
     @property
     def heads_together(self) -> bool:
         """Whether what is read of a KV head depends on the entries of other heads."""

@@ -39,16 +39,22 @@ class CodedLayer:
     coded_keys: int  # how many keys are coded before the first token is fed
     coded_values: int  # how many values are coded before the first token is fed
     exact: PrefixLayer  # copies of the other keys and values, [KV heads, entries, size] each
-    coded: bool = True  # whether the coding ever changes an entry
+    coded: bool = True  # whether the layer is ever coded; else all of its entries stay as they are
 
     @classmethod
-    def of(cls, held: PrefixLayer, window: int, together: int, *, coded: bool = True) -> CodedLayer:
+    def of(cls, held: PrefixLayer, window: int, together: int) -> CodedLayer:
         """Describe a layer that a codec holds, with an exact ``window`` and groups of ``together`` keys."""
         entries = held.key.shape[1]
         values = max(entries - window, 0)
         keys = values - values % together
         exact = PrefixLayer(held.key[:, keys:].clone(), held.value[:, values:].clone())
-        return cls(entries, entries % together, keys, values, exact, coded)
+        return cls(entries, entries % together, keys, values, exact)
+
+    @classmethod
+    def never_coded(cls, held: PrefixLayer) -> CodedLayer:
+        """Describe a layer whose entries stay as they are."""
+        entries = held.key.shape[1]
+        return cls(entries, 0, entries, entries, PrefixLayer(held.key[:, :0], held.value[:, :0]), coded=False)
 
 
 class CodedStreams(CacheRule):
@@ -67,16 +73,18 @@ class CodedStreams(CacheRule):
         self.cuts_back = horizon - 2 <= window
         self._length = 0  # the length L of the suffixes for which the prompt's entries are coded
         self._coded = {number: (one.coded_keys, one.coded_values) for number, one in enumerate(layers)}
-        kinds = [(one.exact.key.device, one.exact.key.shape, one.entries, one.coded) for one in layers]
-        self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
+        kinds = {
+            n: (one.exact.key.device, one.exact.key.shape, one.entries) for n, one in enumerate(layers) if one.coded
+        }
+        self._alike = [[n for n, own in kinds.items() if own == kind] for kind in dict.fromkeys(kinds.values())]
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
         """Return a rule without an exact window over other entries; the first fed token completes a group of keys."""
         begun = min(self._together - 1, entries)
         layers = [
             replace(
-                one, entries=entries, begun=begun, coded_keys=entries - begun, coded_values=entries,
-                exact=PrefixLayer(one.exact.key[:, :0], one.exact.value[:, :0]),
+                one, entries=entries, begun=begun * one.coded, coded_keys=entries - begun * one.coded,
+                coded_values=entries, exact=PrefixLayer(one.exact.key[:, :0], one.exact.value[:, :0]),
             )
             for one in self._layers
         ]  # fmt: skip

@@ -20,7 +20,6 @@ from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.codecs.codec import Codec, EntryCodec, GroupedCodec, Part, ScaledCodec
 from kvdrift.generator.codecs.coded_streams import CodedLayer, CodedStreams, EntryCoding
-from kvdrift.generator.codecs.combined import KeysAndValues
 from kvdrift.schema.errors import InputError
 
 
@@ -32,13 +31,13 @@ class GeneratedEntries:
 
     def __post_init__(self) -> None:
         for part in _PARTS:
-            codec = codec_of(self.codec, part)
+            codec = self.codec.of(part)
             if not isinstance(codec, GroupedCodec | EntryCodec | ScaledCodec):
                 raise InputError(
                     f"generated = true: codec {type(codec).__name__} codes prompt entries alone; leave generated out, "
                     "or use a codec derived from KIVI, RotatedInt4, FP8, Identity or another codec of kvdrift but HQQ"
                 )
-        windows = [_window(codec_of(self.codec, part)) for part in _PARTS]
+        windows = [_window(self.codec.of(part)) for part in _PARTS]
         if len(set(windows)) > 1:
             raise InputError(
                 f"generated = true: the last {windows[0]} keys and the last {windows[1]} values are exact; give both "
@@ -60,23 +59,21 @@ class GeneratedEntries:
         [KV heads, m]; and ``held`` has the entries that attention reads; the rule later codes, in place,
         those that are still exact. The layers numbered in ``exact`` are never coded.
         """
-        keys, values = (codec_of(self.codec, part) for part in _PARTS)
+        keys, values = (self.codec.of(part) for part in _PARTS)
         window, together = _window(keys), keys.keys_together if isinstance(keys, GroupedCodec) else 1
         scales: dict[Part, list[Tensor]] = {
             "keys": _scales(keys, [layer.key for layer in prompt], kept),
             "values": _scales(values, [layer.value for layer in prompt], kept),
         }
-        coding = _Coding(_without_window(keys), _without_window(values), scales, frozenset(exact))
-        layers = [CodedLayer.of(layer, window, together, coded=n not in exact) for n, layer in enumerate(held)]
+        coding = _Coding(_without_window(keys), _without_window(values), scales)
+        layers = [
+            CodedLayer.never_coded(layer) if number in exact else CodedLayer.of(layer, window, together)
+            for number, layer in enumerate(held)
+        ]
         return CodedStreams(coding, window, together, layers, horizon)
 
 
 _PARTS: tuple[Part, Part] = ("keys", "values")
-
-
-def codec_of(codec: Codec, part: Part) -> Codec:
-    """Return the codec that stores keys or values, as ``part`` says."""
-    return codec.of(part) if isinstance(codec, KeysAndValues) else codec
 
 
 def _window(codec: Codec) -> int:
@@ -95,11 +92,10 @@ def _scales(codec: Codec, numbers: Sequence[Tensor], kept: Sequence[Tensor]) -> 
     """
     if not isinstance(codec, ScaledCodec):
         return []
-    rows = [
-        positions.long()[..., None].expand(-1, -1, part.shape[-1])
+    return [
+        codec.scale_of(part.gather(1, positions.long()[..., None].expand(-1, -1, part.shape[-1])).float())
         for part, positions in zip(numbers, kept, strict=True)
     ]
-    return [codec.scale_of(part.gather(1, row).float()) for part, row in zip(numbers, rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,9 @@ class _Coding(EntryCoding):
     keys: Codec
     values: Codec
     scales: Mapping[Part, Sequence[Tensor]]  # of each layer, float32 [KV heads or 1, 1, 1]
-    exact: frozenset[int]  # layers that are never coded
 
     def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the entries as the codecs hold them."""
-        if layers[0] in self.exact:
-            return keys, values
         return self._held(self.keys, keys, "keys", layers), self._held(self.values, values, "values", layers)
 
     def _held(self, codec: Codec, numbers: Tensor, part: Part, layers: Sequence[int]) -> Tensor:

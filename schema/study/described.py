@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +12,6 @@ from kvdrift.schema.retention import Retention
 from kvdrift.schema.study.actions import FLOOR_ACTION, HALVES, NUMERICS
 from kvdrift.schema.study.model import FINITE_STATE
 
-_LAYERS = ("layers", "skip_layers")
 _SHARES = {
     Fraction(1, 2): "half", Fraction(1, 3): "a third", Fraction(2, 3): "two thirds", Fraction(1, 4): "a quarter",
     Fraction(3, 4): "three quarters", Fraction(1, 8): "an eighth",
@@ -47,7 +46,7 @@ def _compressed(row: Mapping[str, Any]) -> str:
     if codec and row["keep"] == "all":
         return codec
     parameters = json.loads(row.get("parameters") or "{}")
-    where = [_parameter(key, parameters[key]).replace("exact", "whole") for key in _LAYERS if key in parameters]
+    where = [_CHOSEN[key](parameters[key]) for key in _CHOSEN if key in parameters]
     shared = [f"shared by the heads of a layer ({parameters['budget']})"] if "budget" in parameters else []
     chosen = ", ".join([row["selector"], _count(row["keep"]), *shared, *where])
     return f"{chosen}, then {codec}" if codec else chosen
@@ -138,6 +137,14 @@ _PHRASES: Mapping[str, Callable[[Any], str]] = {
     "format": str,
     "rotated": lambda value: "heads rotated" if value else "",
     "exact_ends": lambda value: f"the first and last {value} layers exact",
-    "layers": lambda value: f"only in layers {', '.join(map(str, value))}",
-    "skip_layers": lambda value: f"layers {', '.join(map(str, value))} exact" if value else "",
+    "layers": lambda value: f"only in layers {_numbers(value)}",
+    "skip_layers": lambda value: f"layers {_numbers(value)} exact" if value else "",
 }
+_CHOSEN: Mapping[str, Callable[[Any], str]] = {  # layers of a selector
+    "layers": _PHRASES["layers"],
+    "skip_layers": lambda value: f"layers {_numbers(value)} whole",
+}
+
+
+def _numbers(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))

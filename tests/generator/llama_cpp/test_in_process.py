@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fixtures.command import call, mistake
+from fixtures.engine_study import study_text
 from fixtures.gguf_models import write_random_llama
+from fixtures.study_files import load_study
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM
@@ -36,7 +38,6 @@ from kvdrift.generator.llama_cpp.library import (
 )
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
 from kvdrift.schema.errors import InputError, OperationError
-from kvdrift.schema.study import load_studies
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -224,35 +225,17 @@ def test_the_command_checks_the_adapter(capsys: pytest.CaptureFixture[str]) -> N
     assert out.endswith(f"llama.cpp: all {len(ADAPTER_CHECKS)} checks hold\n")
 
 
-STUDY = """
-[study]
-name = "divergences"
-horizon = 24
-[model]
-engine = "llama.cpp"
-id = "kvdrift/tiny-F32.gguf"
-settings = { type_k = "f16", type_v = "f16", flash_attention = true, threads = 1 }
-[[documents]]
-source = "embedded"
-tasks = ["needle"]
-length = 384
-development = 2
-evaluation = 2
-[[actions]]
-name = "cache-q4_0"
-settings = { type_k = "q4_0", type_v = "q4_0" }
-[plan]
-primary = ["mismatch"]
-"""
-
-
 def test_divergences_along_x_are_those_of_both_sides_logits(tmp_path: Path) -> None:
     """KL and agreement of the most probable token, computed from llama_get_logits by numpy as llama.cpp's tool does.
 
     Rows of a batch move a logit by some 1e-5, hence the tolerance.
     """
-    (tmp_path / "study.toml").write_text(STUDY)
-    (study,) = load_studies(tmp_path / "study.toml")
+    model = (
+        'engine = "llama.cpp"\nid = "kvdrift/tiny-F32.gguf"\nsettings = { type_k = "f16", type_v = "f16", threads = 1 }'
+    )
+    coded = 'settings = { type_k = "q4_0", type_v = "q4_0" }'
+    (tmp_path / "study.toml").write_text(study_text("divergences", model, coded, of="cache-q4_0"))
+    study = load_study(tmp_path / "study.toml")
     document, actions = make_document("needle", 384, 0, 7), build_actions(study)
     pending = [PendingUnit(action, 0, 2) for action in actions if action.name == "cache-q4_0"]
     (unit,) = generate_units(engine_model(study), "s", document, pending, 24, 7)
