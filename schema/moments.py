@@ -329,7 +329,7 @@ LAG_MOMENTS: Final[Mapping[str, Moment]] = {
 BIN_MOMENTS: Final[Mapping[str, Moment]] = {
     "kl": Moment("number of positions t <= min(H, e_X) with KL along X in the bin", TOKENS, _binned),
 }
-"""Profiles over the bins of ``KL_EDGES``, [K, KL_BINS]."""
+"""Moments with a number for each bin of ``KL_EDGES``: [K, KL_BINS] for K replicates."""
 
 UNIT_SUMS: Final[Mapping[str, Moment]] = {
     **{f"scalar_{name}": moment for name, moment in SCALAR_MOMENTS.items()},

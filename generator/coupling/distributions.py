@@ -53,16 +53,6 @@ def distance_of(apart: Tensor) -> Tensor:
     return (0.5 * _row_sums(apart)).clamp_(max=1.0)
 
 
-def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Return KL(p || q) = sum p log(p/q) in nats, float64 [...], of distributions [..., V].
-
-    It is exactly 0 for bitwise equal distributions, and infinite if p can draw a token that q cannot.
-    """
-    difference = q - p
-    terms = entropy_terms(p, q, difference, difference.abs())
-    return divergence_of(block_sums(terms.masked_fill_(unsupported(p, q), torch.inf)))
-
-
 def divergence_of(terms: Tensor) -> Tensor:
     """Return KL, float64 [...], from the sums of ``entropy_terms`` over blocks, float64 [..., blocks]."""
     return _row_sums(terms).clamp_(min=0.0)

@@ -75,7 +75,7 @@ class H2O(ScoringSelector):
         return (AccumulatedAttention(),)
 
     def always_kept(self, kept: int) -> tuple[int, int]:
-        """Return 0 first positions, and the m/2 most recent ones."""
+        """Return that no first position, and the last m/2 positions, are kept whatever their scores are."""
         return 0, kept // 2
 
     def score(self, layer: PromptLayer) -> Tensor:

@@ -45,7 +45,7 @@ class LayerChoice:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The choice as a study file writes it, or ``exact_ends``; empty for all layers."""
+        """The keys by which a study file names the layers, or ``exact_ends``; empty if all layers are chosen."""
         if self.ends:
             return {"exact_ends": self.ends}
         if self.layers is not None:

@@ -297,7 +297,7 @@ EVERYTHING = kept_hash(torch.arange(LENGTH).expand(2, -1))
 def test_skipped_layers_are_exact_and_count_as_such(
     layers: dict[str, Any], exact: tuple[int, ...], *, generated: bool
 ) -> None:
-    """What is read of exact layers has the checksum of the prompt's own entries; bytes are the sum over layers."""
+    """The entries of an exact layer have the checksum of the prompt's own entries. Bytes are summed over layers."""
     codec = {"keys": "fp8", "values": "turboquant-4bit", "skip_layers": [], "generated": generated}
     some, everywhere, own = (
         action_of("some", codec={key: codec[key] for key in ("keys", "values", "generated")}, **layers),

@@ -14,7 +14,8 @@ from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.schema.study import load_studies
 
-BITS = {  # of a number in a coded layer with heads of 32 channels, without scales of whole layers
+# Bits of a number in a coded layer whose heads have 32 channels. A scale of a whole layer is not counted.
+BITS = {
     "fp8": 8, "fp8-e5m2": 8, "fp8-scaled": 8, "nvfp4": 4.5, "q8_0": 8.5, "q8_0-q4_0": 6.5, "q5_1": 6, "q4_0": 4.5,
     "turboquant-k8v4": (8 + 5) / 2, "turboquant-4bit": (4.5 + 5) / 2, "turboquant-k3v4": (3.5 + 5) / 2,
     "turboquant-3bit": (3.5 + 4) / 2, "noise-floor": 32, "full": 32,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fixtures.distributions import large_distributions
+from fixtures.distributions import kl_divergence, large_distributions
 from fixtures.pretend_device import SECOND, TwoDevices
 from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair
@@ -17,7 +17,6 @@ from kvdrift.generator.coupling.distributions import (
     block_sums,
     couple,
     draw,
-    kl_divergence,
     softmax,
     total_variation,
 )

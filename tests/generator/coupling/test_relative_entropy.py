@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from fixtures.distributions import large_distributions
+from fixtures.distributions import kl_divergence, large_distributions
 from fixtures.pretend_device import SECOND, TwoDevices
 from scipy.special import rel_entr
 
-from kvdrift.generator.coupling.distributions import BLOCK_TOKENS, kl_divergence, most_probable, total_variation
+from kvdrift.generator.coupling.distributions import BLOCK_TOKENS, most_probable, total_variation
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.schema.sampling import Sampling
 
@@ -69,7 +69,7 @@ def test_small_divergences_are_not_lost_in_rounding(size: int, exponent: int) ->
 
 
 def test_truncated_distributions_are_infinitely_far_from_tokens_that_they_lack() -> None:
-    """At temperature 0 it is 0 or infinite, as the two tokens are equal or not."""
+    """At temperature 0 KL is 0 where both tokens are equal, and infinite where they differ."""
     p, q = 2 * torch.randn((2, 200, 60), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     for sampling in (Sampling(temperature=0.0), Sampling(top_k=5), Sampling(top_p=0.6)):
         one, other = torch.empty_like(p), torch.empty_like(q)
