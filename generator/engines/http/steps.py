@@ -69,6 +69,7 @@ class StepServer:
         self._live: dict[_Stream, int] = {}  # streams that the server decodes, with their places in the group
         self._queue: dict[_Stream, _Wanted] = {}
         self._sent: dict[_Stream, _Wanted] = {}
+        self._lost = set[_Stream]()  # streams of the last start whose requests the server ended without a distribution
         self._settle, self._starts = _SETTLE, 0
         self.facts: ProcessorFacts
         peers.append(self)
@@ -151,25 +152,39 @@ class StepServer:
         if not self._live:
             gate, self.facts = processor.gate(self.stop)
             holding = gate, {0: None}
-        wanted = {stream: one for stream, one in self._sent.items() if one.row is None}
+        wanted = self._wanted
         share, block = max(1, self.facts.budget // len(wanted)), self.facts.block
         requests = []
         for one in wanted.values():
             cached = (len(one.history) - 1) // block * block if block else 0
             requests.append(one.request(self.stop, cached + share))
         prompts, known = [prompt for prompt, _ in requests], [tokens for _, tokens in requests]
-        self._live, self._streams = {}, list(wanted)
+        self._live, self._lost, self._streams = {}, set(), list(wanted)
         self._group = processor.request(prompts, known, self.stop)
         time.sleep(self._settle)
         processor.answer(*holding)
 
+    @property
+    def _wanted(self) -> dict[_Stream, _Wanted]:
+        """What was sent and has no distribution yet."""
+        return {stream: one for stream, one in self._sent.items() if one.row is None}
+
     def _receive(self) -> None:
-        """Take the next message of the present group."""
+        """Take the next message of the present group; start the lost streams again once no other stream is awaited."""
         if self._processor is None:
             raise LostServerError
         message, content = self._processor.receive(self._group)
-        if message.get("lost"):
-            raise LostServerError
+        if lost := message.get("lost"):
+            streams = [self._streams[number] for number in lost]
+            self._lost.update(streams)
+            self._forget(streams)
+        else:
+            self._take(message, content)
+        if (wanted := self._wanted) and wanted.keys() <= self._lost:
+            self._patiently(self._start)
+
+    def _take(self, message: Mapping[str, Any], content: bytes) -> None:
+        """Take the distributions of a message."""
         self._starts = 0
         rows = np.frombuffer(content, dtype=np.float32).reshape(len(message["streams"]), -1)
         streams = [self._streams[number] for number in message["streams"]]
@@ -179,10 +194,14 @@ class StepServer:
         if message["live"]:
             self._live.update(zip(streams, message["streams"], strict=True))
             return
-        for stream in streams:
-            self._live.pop(stream, None)
+        self._forget(streams)
         if any(one.token is not None for one in self._sent.values()):
             self._settle = min(2 * self._settle, _LONGEST_SETTLE)
+
+    def _forget(self, streams: Sequence[_Stream]) -> None:
+        """Note that the server decodes some streams no more."""
+        for stream in streams:
+            self._live.pop(stream, None)
 
     def _lose(self) -> None:
         if self._processor is not None:

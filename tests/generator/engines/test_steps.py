@@ -25,9 +25,11 @@ from kvdrift.generator.engines.http.engine import Servers, ServerSide
 from kvdrift.schema.errors import InputError
 
 PROMPT = [10 + number % 200 for number in range(70)]
-# The batch as vLLM changes it: no change, prompts in parts, no prefix cache, entries that are discarded.
+# The batch as vLLM changes it: no change, prompts in parts, no prefix cache, entries that are discarded, sometimes or
+# in each step.
 LOOPS: dict[str, dict[str, Any]] = {
     "plain": {}, "parts": {"budget": 24}, "cut prompts": {"budget": 40, "block": 64}, "discarded": {"discards": 7},
+    "always discarded": {"discards": 1},
 }  # fmt: skip
 
 
