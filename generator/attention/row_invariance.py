@@ -54,7 +54,15 @@ class TriedSteps:
     alone: bool = False  # whether only one thread may compute, since more threads gave other distributions
     say: Callable[[str], None] = SILENT.say  # receives a line about a difference, before anything is decoded
     _tried: list[tuple[int, ...]] = field(default_factory=list)
+    _said: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def say_once(self, line: str) -> None:
+        """Pass a line on, unless the line was passed on before."""
+        with self._lock:
+            if line not in self._said:
+                self._said.add(line)
+                self.say(line)
 
     def cover(self, sizes: Sequence[int], find_deviation: Callable[[], float]) -> None:
         """Try steps of ``sizes`` (entries, horizon, streams, kinds of rules), unless steps as large were tried.

@@ -155,7 +155,7 @@ class SharedPrefix:
         parked: The most streams that can be parked.
         horizon: The most tokens of a stream.
         row_multiple: A tile's streams, and by default a step's rows, are padded to multiples of this number.
-        group: The number of query heads of a KV head.
+        heads: The number of query heads of a layer.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``SharingOptions.fused``.
         tiles: For each cache the most streams that read its prompt entries at once; 0, the default, for what
@@ -168,7 +168,7 @@ class SharedPrefix:
 
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
-        group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
+        heads: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
         rules: Sequence[CacheRule | None] = (), prompt_read_rows: int = 0, layer_rows: int = 0,
     ) -> None:  # fmt: skip
         self._caches, self._row_multiple, self._layers = caches, row_multiple, layer_rows or row_multiple
@@ -187,12 +187,12 @@ class SharedPrefix:
             terms = [caches[0][number].terms for number in self._whole]
             self._ruled = RuledStreams(rules, parts, streams + parked, horizon, terms)
         self._fused: FusedAttention | None = None
-        if are_fused(self.devices, fused) and all(layer.terms.plain for layer in caches[0]):
+        if are_fused(self.devices, fused):
             if any(tiles):
                 raise InputError(
                     "row_tile: fused operations, which this device uses, have fixed tiles; leave row_tile out"
                 )
-            self._fused = FusedAttention(list(zip(*caches, strict=True)), group)
+            self._fused = FusedAttention(list(zip(*caches, strict=True)), heads)
         self._packing: dict[str, Tensor] = {}
         self._copied_length = 0
         self._indices: _Indices = {}
@@ -268,9 +268,23 @@ class SharedPrefix:
 
     def indices(self) -> dict[str, Tensor]:
         """Return the vectors that ``take`` needs on every device for this step, int64 on the CPU, by name."""
-        source, target, self._copied_length = self._slots.copies()
         length = torch.tensor([self._slots.length + 1])  # with the token about to be fed
-        return {"length": length, **self._packing, "source": source, "target": target}
+        return {"length": length, **self._packing, **self.copies()}
+
+    def copies(self) -> dict[str, Tensor]:
+        """Return the slots from which ("source") and to which ("target") streams move, int64 on the CPU, for ``move``.
+
+        The copies then count as made.
+        """
+        source, target, self._copied_length = self._slots.copies()
+        return {"source": source, "target": target}
+
+    def move(self, indices: _Indices) -> None:
+        """Copy suffixes to other slots; the argument is what ``copies`` returned, on every device of ``devices``."""
+        for buffer in self._buffers:
+            moved = indices[buffer.device]
+            if len(moved["source"]):
+                copy_suffixes(buffer[:, :, :, : self._copied_length], moved["source"], moved["target"])
 
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
@@ -279,10 +293,7 @@ class SharedPrefix:
         step.
         """
         self._indices = indices
-        for buffer in self._buffers:
-            moved = indices[buffer.device]
-            if len(moved["source"]):
-                copy_suffixes(buffer[:, :, :, : self._copied_length], moved["source"], moved["target"])
+        self.move(indices)
         self._slots.length += 1
         if self._ruled is not None:
             for scores in self._ruled.buffers.values():

@@ -84,42 +84,76 @@ class StreamStates(LayerStates):
 
     ``starts`` has for each cache the states, of one row, with which its streams begin. At most ``streams`` streams are
     open and at most ``parked`` are parked at once. A step has at most ``rows`` rows; a row without a stream has states,
-    too.
+    too. If steps can be ``taken_back``, the states before the last step are kept beside those after it.
     """
 
-    def __init__(self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int) -> None:
+    def __init__(
+        self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int, *, taken_back: bool = False
+    ) -> None:
         super().__init__()
         self._starts, self._streams, self._spare = starts, streams, rows - streams
-        self._buffers = {
-            place: state.new_zeros((rows + parked, *state.shape[1:])) for place, state in starts[0].by_place.items()
-        }
+        self._versions = [
+            {place: state.new_zeros((rows + parked, *state.shape[1:])) for place, state in starts[0].by_place.items()}
+            for _ in range(2 if taken_back else 1)
+        ]
+        self.latest = 0  # the version with the states after the last step
+        self._rows, self._ahead = 0, False
 
     @property
     def devices(self) -> set[torch.device]:
         """The devices of the states."""
-        return {buffer.device for buffer in self._buffers.values()}
+        return {buffer.device for buffer in self._versions[0].values()}
 
     def open(self, caches: Sequence[int]) -> None:
         """Give stream i, in slot i, the first states of cache ``caches[i]``; caches ascend."""
-        first = 0
+        self._ahead, first = False, 0
         for cache, streams in itertools.groupby(caches):
             last = first + len(list(streams))
-            for place, buffer in self._buffers.items():
+            for place, buffer in self._versions[self.latest].items():
                 buffer[first:last] = self._starts[cache].by_place[place]
             first = last
 
     def take(self, indices: Mapping[torch.device, Mapping[str, Tensor]], rows: int) -> None:
-        """Copy the states that move to other slots, and arrange the states of a step's rows.
+        """Copy the states that move to other slots, before a step of ``rows`` rows; ``indices`` is as for ``move``."""
+        self._ahead = False
+        self.move(indices)
+        self._rows = rows
+        self._flip()
+
+    def move(self, indices: Mapping[torch.device, Mapping[str, Tensor]]) -> None:
+        """Copy states to other slots; a step that was begun with ``repeat`` does not count.
 
         ``indices`` has for every device the slots from which ("source") and to which ("target") streams move, int64
-        [copies] each.
+        [copies] each. Parked streams have the same states in every version.
         """
-        for place, buffer in self._buffers.items():
+        for place, buffer in self._versions[self.latest - self._ahead].items():
             moved = indices[buffer.device]
             if len(moved["source"]):
                 source, target = (self._beyond_rows(moved[name]) for name in ("source", "target"))
-                buffer.index_copy_(0, target, buffer[source])
-            self.by_place[place] = buffer[:rows]
+                states = buffer[source]
+                for version in self._versions:
+                    version[place].index_copy_(0, target, states)
+
+    def repeat(self) -> None:
+        """Begin one more step of as many rows, which can be taken back."""
+        self._ahead = True
+        self._flip()
+
+    def take_back(self) -> None:
+        """Return to the states before the last ``repeat``."""
+        self._ahead = False
+        self._flip()
+
+    def _flip(self) -> None:
+        self.latest = (self.latest + 1) % len(self._versions)
+
+    def arrange(self) -> None:
+        """Hand the step's states to the layers, which change them in place."""
+        after = self._versions[self.latest]
+        for place, before in self._versions[self.latest - 1].items():
+            self.by_place[place] = after[place][: self._rows]
+            if before is not after[place]:
+                self.by_place[place].copy_(before[: self._rows])
 
     def _beyond_rows(self, slots: Tensor) -> Tensor:
         """Return each slot's row in the buffers, where rows without a stream lie between open and parked streams."""

@@ -19,12 +19,15 @@ PLACE_COLUMNS = 3  # cache or -1, first partial result, and how far the next chu
 # The fewest rows of a step. An H200 multiplies 32 rows with bfloat16 weights [4096, 14336] in 42 us, and 16 in 325 us.
 FEWEST_ROWS = 32
 _STEPS = 8  # numbers of rows between a power of two and the next
+_WIDE = 256  # the largest heads of which 128 queries fit the registers
 _BUCKET = 8  # numbers of tiles and of partial results are multiples of this
 
 
-def tile_queries(dtype: torch.dtype) -> int:
-    """Return the number of queries of a tile, which depends only on the dtype, not on the number of streams."""
-    return 32 if dtype == torch.float32 else 128
+def tile_queries(dtype: torch.dtype, size: int) -> int:
+    """Return the number of queries of a tile for heads of a size; it does not depend on the number of streams."""
+    if dtype == torch.float32:
+        return 32
+    return 128 if size <= _WIDE else 64
 
 
 def cache_table(

@@ -18,20 +18,41 @@ from kvdrift.generator.attention.tables import CACHE_COLUMNS, PLACE_COLUMNS, TIL
 
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
+def capped(scores, cap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Apply a layer's soft cap to scores; ``score_terms`` describes the numbers."""
+    if CAPPED:
+        scores = cap - 2.0 * cap / (1.0 + tl.exp2(scores))
+    return scores
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def attend_entries(  # type: ignore[no-untyped-def]
-    query, key, value, entry, present, place, inside, top, total, sums, scale, SIZE: tl.constexpr
+    query,
+    key,
+    value,
+    entry,
+    present,
+    place,
+    inside,
+    top,
+    total,
+    sums,
+    scale,
+    cap,
+    SIZE: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     """Attend to more entries, and return ``top``, ``total`` and ``sums`` with these entries added.
 
     ``top`` is the largest score so far. An entry's weight is 2 to the power of its score less ``top``; ``total`` is the
     sum of weights, ``sums`` the sum of weighted values. Entries that are not ``present``, and places of a head vector
-    that are not ``inside``, do not count.
+    that are not ``inside``, do not count. At least one entry is present, unless ``top`` is finite.
     """
     where = entry[:, None] * SIZE + place[None, :]
     read = present[:, None] & inside[None, :]
     # Heads and entries begin at multiples of 16 bytes, which Triton cannot see.
     k = tl.load(tl.multiple_of(key + where, [1, 16]), mask=read, other=0.0)
-    scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+    scores = capped(tl.dot(query, tl.trans(k), input_precision="ieee") * scale, cap, CAPPED)
     scores = tl.where(present[None, :], scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
@@ -45,26 +66,42 @@ _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 OPTIONS = {"enable_fp_fusion": True}  # of the compiler
 
 
+def score_terms(scaling: float, softcap: float | None) -> tuple[float, float]:
+    """Return the factor of products of queries and keys, and the cap, with which kernels compute scores.
+
+    Scores are in units of log 2, since weights are powers of 2. A soft cap c makes a product s into c tanh(s / c); that
+    is c - 2 c / (1 + exp(2 s / c)). The factor is then that of the exponent, and the cap is c in units of log 2.
+    """
+    if softcap is None:
+        return scaling * _LOG2_E, 0.0
+    return 2.0 * scaling / softcap * _LOG2_E, softcap * _LOG2_E
+
+
 def prompt_shape(dtype: torch.dtype, size: int) -> dict[str, int]:
     """Return the sizes with which ``_attend_chunk`` is launched, for any number of streams, keyed by argument name."""
     width = max(triton.next_power_of_2(size), 16)
     if dtype == torch.float32:  # products without tensor cores, from registers
-        return {"QUERIES": tile_queries(dtype), "KEYS": 32, "WIDTH": width, "num_warps": 8, "num_stages": 2}
-    keys = 64 if width <= 128 else 32
-    return {"QUERIES": tile_queries(dtype), "KEYS": keys, "WIDTH": width, "num_warps": 8, "num_stages": 3}
+        keys, stages = 32 if width <= 256 else 16, 2
+    else:
+        keys, stages = (64, 3) if width <= 128 else (32, 3) if width <= 256 else (32, 2)
+    return {
+        "QUERIES": tile_queries(dtype, size), "KEYS": keys, "WIDTH": width, "num_warps": 8, "num_stages": stages,
+    }  # fmt: skip
 
 
-def prompt_constants(heads: int, kv_heads: int, size: int) -> dict[str, int | float]:
-    """Return the constants for which ``_attend_chunk`` is compiled."""
+def prompt_constants(
+    heads: int, kv_heads: int, size: int, window: int | None = None, softcap: float | None = None
+) -> dict[str, int | float]:
+    """Return the constants for which ``_attend_chunk`` is compiled; ``WINDOW`` is 0 without a window."""
     return {
         "GROUP": heads // kv_heads, "HEADS": heads, "SIZE": size, "CHUNK": CHUNK, "CACHE_COLUMNS": CACHE_COLUMNS,
-        "TILE_COLUMNS": TILE_COLUMNS, "LN_2": _LN_2,
+        "TILE_COLUMNS": TILE_COLUMNS, "LN_2": _LN_2, "WINDOW": window or 0, "CAPPED": softcap is not None,
     }  # fmt: skip
 
 
 def launch_prompt_attention(
     query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], caches: Tensor, packed: Tensor, tiles: Tensor,
-    partials: int, scaling: float,
+    partials: int, scaling: float, length: Tensor, window: int | None = None, softcap: float | None = None,
 ) -> PartialAttention:  # fmt: skip
     """Launch the kernel; arguments and results are those of ``prompt_attention``."""
     del values  # the table has their addresses and those of the keys
@@ -73,8 +110,9 @@ def launch_prompt_attention(
     mass = torch.empty((partials, heads), dtype=torch.float32, device=query.device)
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current device
         _attend_chunk[len(tiles), kv_heads](
-            query, caches, packed, tiles, output, mass, query.stride(0), query.stride(1), scaling * _LOG2_E,
-            **prompt_constants(heads, kv_heads, size), **prompt_shape(query.dtype, size), **OPTIONS,
+            query, caches, packed, tiles, length, output, mass, query.stride(0), query.stride(1),
+            *score_terms(scaling, softcap), **prompt_constants(heads, kv_heads, size, window, softcap),
+            **prompt_shape(query.dtype, size), **OPTIONS,
         )  # fmt: skip
     return output, mass
 
@@ -82,9 +120,10 @@ def launch_prompt_attention(
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_chunk(  # type: ignore[no-untyped-def]
-    query, caches, packed, tiles, output, mass, query_row, query_head, scale, GROUP: tl.constexpr,
+    query, caches, packed, tiles, length, output, mass, query_row, query_head, scale, cap, GROUP: tl.constexpr,
     HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, CACHE_COLUMNS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr, LN_2: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr, LN_2: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Attend from one tile of a cache's queries, in one KV head, to one chunk of entries; weights are powers of 2."""
     kv_head = tl.program_id(1)
@@ -112,15 +151,28 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
         other=0.0,
     )
 
+    partial = (tl.load(tiles + 5) + stream) * HEADS + head
+    seen = 0  # the first entry of the chunk that a query sees
+    if WINDOW:
+        seen = tl.maximum(entries + tl.load(length) - WINDOW - first, 0).to(tl.int32)
+        if seen >= count:  # the window has moved past the chunk
+            tl.store(
+                output + partial[:, None] * SIZE + place[None, :],
+                tl.zeros([QUERIES, WIDTH], number),
+                mask=real[:, None] & inside[None, :],
+            )
+            tl.store(mass + partial, tl.full([QUERIES], float("-inf"), tl.float32), mask=real)
+            return
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sums = tl.zeros([QUERIES, WIDTH], tl.float32)
-    for start in range(0, count, KEYS):
+    for start in range(seen // KEYS * KEYS, count, KEYS):
         entry = start + tl.arange(0, KEYS)
-        present = entry < count
-        top, total, sums = attend_entries(q, key, value, entry, present, place, inside, top, total, sums, scale, SIZE)
+        present = (entry >= seen) & (entry < count)
+        top, total, sums = attend_entries(
+            q, key, value, entry, present, place, inside, top, total, sums, scale, cap, SIZE, CAPPED
+        )
 
-    partial = (tl.load(tiles + 5) + stream) * HEADS + head
     tl.store(
         output + partial[:, None] * SIZE + place[None, :],
         (sums / total[:, None]).to(number),
@@ -132,7 +184,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
 def suffix_shape(dtype: torch.dtype, group: int, size: int) -> dict[str, int]:
     """Return the sizes with which ``_attend_suffix`` is launched, for any number of streams, keyed by argument name."""
     width = max(triton.next_power_of_2(size), 16)
-    keys = 32 if dtype == torch.float32 or width > 128 else 64
+    keys = 64 if dtype != torch.float32 and width <= 128 else 32 if width <= 256 else 16
     queries = max(triton.next_power_of_2(group), 16)
     return {
         "QUERIES": queries,
@@ -143,17 +195,27 @@ def suffix_shape(dtype: torch.dtype, group: int, size: int) -> dict[str, int]:
     }
 
 
-def suffix_constants(heads: int, kv_heads: int, size: int) -> dict[str, int | float]:
-    """Return the constants for which ``_attend_suffix`` is compiled."""
+def suffix_constants(
+    heads: int,
+    kv_heads: int,
+    size: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    sinks: bool = False,
+) -> dict[str, int | float]:
+    """Return the constants for which ``_attend_suffix`` is compiled; ``WINDOW`` is 0 without a window."""
     return {
         "GROUP": heads // kv_heads, "HEADS": heads, "SIZE": size, "CHUNK": CHUNK, "CACHE_COLUMNS": CACHE_COLUMNS,
-        "PLACE_COLUMNS": PLACE_COLUMNS, "LOG2_E": _LOG2_E,
+        "PLACE_COLUMNS": PLACE_COLUMNS, "LOG2_E": _LOG2_E, "WINDOW": window or 0, "CAPPED": softcap is not None,
+        "SINKS": sinks,
     }  # fmt: skip
 
 
 def launch_suffix_attention(
     query: Tensor, key: Tensor, value: Tensor, suffix_key: Tensor, suffix_value: Tensor, length: Tensor,
     chunk_output: Tensor, chunk_mass: Tensor, places: Tensor, caches: Tensor, scaling: float,
+    window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launch the kernel; arguments and result are those of ``suffix_attention``."""
     rows, heads, size = query.shape
@@ -161,9 +223,12 @@ def launch_suffix_attention(
     result = torch.empty((rows, heads, size), dtype=query.dtype, device=query.device)
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current device
         _attend_suffix[rows, kv_heads](
-            query, key, value, suffix_key, suffix_value, length, chunk_output, chunk_mass, places, caches, result,
-            *(stride for part in (query, key, value, suffix_key) for stride in part.stride()[:2]), scaling * _LOG2_E,
-            **suffix_constants(heads, kv_heads, size), **suffix_shape(query.dtype, heads // kv_heads, size), **OPTIONS,
+            query, key, value, suffix_key, suffix_value, length, chunk_output, chunk_mass, places, caches,
+            chunk_mass if sinks is None else sinks, result,
+            *(stride for part in (query, key, value, suffix_key) for stride in part.stride()[:2]),
+            *score_terms(scaling, softcap),
+            **suffix_constants(heads, kv_heads, size, window, softcap, sinks=sinks is not None),
+            **suffix_shape(query.dtype, heads // kv_heads, size), **OPTIONS,
         )  # fmt: skip
     return result
 
@@ -171,11 +236,11 @@ def launch_suffix_attention(
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_suffix(  # type: ignore[no-untyped-def]
-    query, key, value, suffix_key, suffix_value, length, chunk_output, chunk_mass, places, caches, result,
-    query_row, query_head, key_row, key_head, value_row, value_head, suffix_row, suffix_head, scale,
+    query, key, value, suffix_key, suffix_value, length, chunk_output, chunk_mass, places, caches, sinks, result,
+    query_row, query_head, key_row, key_head, value_row, value_head, suffix_row, suffix_head, scale, cap,
     GROUP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, CACHE_COLUMNS: tl.constexpr,
-    PLACE_COLUMNS: tl.constexpr, LOG2_E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    PLACE_COLUMNS: tl.constexpr, LOG2_E: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Attend in one slot and KV head to the suffix, and join the result with the chunks'; weights are powers of 2."""
     slot, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -199,14 +264,15 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
     tl.store(suffix_value + before * SIZE + place, new_value, mask=inside)
 
     q = tl.load(query + slot * query_row + head[:, None] * query_head + place[None, :], mask=some, other=0.0)
-    top = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
+    top = capped(tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale, cap, CAPPED)
     total = tl.full([QUERIES], 1.0, tl.float32)
     sums = tl.zeros([QUERIES, WIDTH], tl.float32) + new_value.to(tl.float32)[None, :]
-    for start in range(0, before, KEYS):
+    seen = tl.maximum(before + 1 - WINDOW, 0) if WINDOW else 0
+    for start in range(seen // KEYS * KEYS, before, KEYS):
         entry = start + tl.arange(0, KEYS)
-        present = entry < before
+        present = (entry >= seen) & (entry < before)
         top, total, sums = attend_entries(
-            q, suffix_key, suffix_value, entry, present, place, inside, top, total, sums, scale, SIZE
+            q, suffix_key, suffix_value, entry, present, place, inside, top, total, sums, scale, cap, SIZE, CAPPED
         )
 
     entries = tl.load(caches + (cache * (HEADS // GROUP) + kv_head) * CACHE_COLUMNS + 2)
@@ -221,4 +287,10 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
         sums = sums * shrink[:, None] + weight[:, None] * output.to(tl.float32)
         top = higher
         partial += next_chunk
+    if SINKS:  # one more key, whose value is 0
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * LOG2_E
+        higher = tl.maximum(top, sink)
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.exp2(sink - higher)
+        sums = sums * shrink[:, None]
     tl.store(target, (sums / total[:, None]).to(number), mask=some)

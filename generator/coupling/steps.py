@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.coupling.streams import AheadDecoder, DistinctStreams, StreamDecoder
+from kvdrift.schema.errors import first_line
 
 _ROOM = 2**16  # integers of an array: enough for thousands of streams, so that vectors keep their addresses
 
@@ -87,11 +88,12 @@ class StepGraphs:
 
     A bucket names everything that a graph fixes: shapes, and the addresses of what a step reads and writes. The
     first step of a bucket is computed without a graph, since it compiles kernels. The second is captured. All graphs
-    share the memory of their intermediate results, so a step must leave its results in memory of its own.
+    share the memory of their intermediate results, so a step must leave its results in memory of its own. ``say``
+    receives a line if a step cannot be captured.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
+    def __init__(self, device: str, say: Callable[[str], None]) -> None:
+        self._device, self._say = torch.device(device), say
         self._captures = captures(self._device)
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
@@ -112,7 +114,7 @@ class StepGraphs:
     def _captured(self, bucket: Hashable, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """Capture a step's operations as a graph, without executing them; return None if they cannot be captured.
 
-        After such a failure nothing more is captured.
+        After such a failure, which is reported, nothing more is captured.
         """
         graph, pool = torch.cuda.CUDAGraph(), next((some.pool() for some in self._graphs.values()), None)
         with torch.cuda.device(self._device):
@@ -124,8 +126,12 @@ class StepGraphs:
                 try:
                     step()
                     graph.capture_end()
-                except RuntimeError:
+                except RuntimeError as error:
                     self._captures = False
+                    self._say(
+                        f"decoding on {self._device} takes longer than it could: a step is not captured as a graph"
+                        f" ({first_line(error)})"
+                    )
                     with suppress(RuntimeError):  # which repeats that the capture has failed
                         graph.capture_end()
                     return None
@@ -156,7 +162,7 @@ class FusedSteps:
         self._same = False  # whether the streams and rows of this position equal those of the last position
         self._begun = False  # whether the draws of the next position are computed already
         self._found = torch.empty(0)  # draws, on the device; draws of equal shapes have the same address
-        self._graphs = StepGraphs(kernels.device)
+        self._graphs = StepGraphs(kernels.device, kernels.say_once)
 
     def open(self, streams: DistinctStreams, places: Tensor, rows: Tensor) -> Tensor:
         """Start the streams at the prompt and return the draws of position 1; arguments are those of ``step``."""

@@ -81,6 +81,9 @@ class StreamDecoder(ABC):
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""
 
+    def say_once(self, line: str) -> None:  # noqa: B027 - only decoders that run on devices have something to say
+        """Report a line about decoding, unless the line was reported before; by default nothing is reported."""
+
     @property
     def ahead(self) -> AheadDecoder | None:
         """The decoder itself, if it can append tokens that only the distributions' device knows; else None."""

@@ -237,6 +237,9 @@ def _place(network: Any, device: str, device_map: str | None) -> str:
         return str(network.get_input_embeddings().weight.device)
     try:
         network.to(torch.device(device))
+        for module in network.modules():  # frequencies of RoPE, some of which transformers holds as plain attributes
+            plain = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+            vars(module).update((name, value.to(device)) for name, value in plain.items())
     except RuntimeError as error:  # out of memory
         raise InputError(f"model.device = '{device}': {first_line(error)}") from error
     return device

@@ -32,6 +32,7 @@ _SHORTAGE = re.compile("DefaultCPUAllocator: |CUDA error: (out of memory|CUBLAS_
 _TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
 _LITTLE = 2**26  # bytes of suffixes; up to here a trial step has a power of two of streams
 
+_STATE_VERSIONS = 2  # of a stream's states: before and after a step that can be taken back, as on a GPU
 _STATES_AT_ONCE = 4  # of a layer, while its recurrent states are updated: before, after, an outer product, its sum
 
 _SHARE = 0.9  # of the available memory; the allocator wastes some of it
@@ -166,7 +167,7 @@ class ModelShape:
             streams = tried_streams(streams, horizon, self.entry_bytes)
             # Of a prompt, a copy of it, and half of one.
             trial = 5 * tried_entries(entries) * self.entry_bytes // (2 * self.layers)
-        suffix = self.entry_bytes * horizon + self.state_bytes
+        suffix = self.entry_bytes * horizon + _STATE_VERSIONS * self.state_bytes
         suffix += self.score_bytes(scored + horizon) if scored else 0
         step = self.activation_bytes + self.partial_bytes(entries) + _STATES_AT_ONCE * self.layer_state_bytes
         stream = suffix + self.distribution_bytes + step

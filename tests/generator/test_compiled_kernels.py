@@ -50,20 +50,21 @@ def tensors(names: str, kind: str) -> dict[str, str]:
 
 
 ATTENTION = [
-    (capability, dtype, size) for capability in (80, 90) for dtype in DTYPES for size in (16, 64, 96, 128, 256)
+    (capability, dtype, size) for capability in (80, 90) for dtype in DTYPES for size in (16, 64, 96, 128, 256, 512)
 ]
 
 
 @pytest.mark.parametrize(("capability", "dtype", "size"), ATTENTION)
-@pytest.mark.by_default("80-fp32-16", "90-bf16-128")
-def test_attention(capability: int, dtype: str, size: int) -> None:
+@pytest.mark.parametrize("terms", [(None, None, False), (512, 50.0, True)], ids=["plain", "terms"])
+@pytest.mark.by_default("plain-80-fp32-16", "plain-90-bf16-128", "terms-90-bf16-512")
+def test_attention(capability: int, dtype: str, size: int, terms: tuple[int | None, float | None, bool]) -> None:
     """32 query heads on 8 KV heads; entries are copied 16 bytes at a time."""
-    types = tensors("query key value suffix_key suffix_value result output chunk_output", dtype)
-    types |= (
-        tensors("mass chunk_mass", "fp32") | tensors("caches packed tiles places length", "i64") | {"scale": "fp32"}
-    )
-    prompt = attention.prompt_constants(32, 8, size) | attention.prompt_shape(DTYPES[dtype], size)
-    suffix = attention.suffix_constants(32, 8, size) | attention.suffix_shape(DTYPES[dtype], 4, size)
+    types = tensors("query key value suffix_key suffix_value sinks result output chunk_output", dtype)
+    types |= tensors("mass chunk_mass", "fp32") | tensors("caches packed tiles places length", "i64")
+    types |= {"scale": "fp32", "cap": "fp32"}
+    *own, sinks = terms
+    prompt = attention.prompt_constants(32, 8, size, *own) | attention.prompt_shape(DTYPES[dtype], size)
+    suffix = attention.suffix_constants(32, 8, size, *own, sinks=sinks) | attention.suffix_shape(DTYPES[dtype], 4, size)
     for kernel, constants in ((attention._attend_chunk, prompt), (attention._attend_suffix, suffix)):
         launched = attention.OPTIONS | {name: constants[name] for name in ("num_warps", "num_stages")}
         made = compiled(kernel, types, constants, capability, launched, aligned=True)

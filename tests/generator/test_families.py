@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, steps_of
+from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, assert_near, steps_of
 from fixtures.families import FAMILIES, TOWERS, saved_family, saved_tower
 from fixtures.refusals import refused
 from oracles.plain_generator import load_eager
@@ -24,6 +24,7 @@ from kvdrift.generator.attention.holding import AsComputed
 from kvdrift.generator.attention.parts import LayerTerms
 from kvdrift.generator.checks.random_models import random_document
 from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.generation.units import generate_together
 from kvdrift.generator.selectors import SELECTORS, Full, Selector, SnapKV
@@ -199,6 +200,21 @@ def test_selectors_codecs_and_policies(family: str) -> None:
         assert not delta[:, 0].any()
         assert action.name == "identity" or delta.any() or family == "cohere2"
     assert lacking == (["expected_attention"] if family in NOT_BY_HALVES else [])
+
+
+@every_family
+@pytest.mark.by_default("gemma2", "gpt-oss", "qwen3.5")
+def test_fused_attention_has_the_terms_of_a_layer(family: str) -> None:
+    """Steps begun ahead, given up, forked and parked give the events of plain steps, also where layers have states.
+
+    Where rows of plain steps depend on each other, as those of experts do, residual branching finds it in the control.
+    """
+    asked = [PendingUnit(action, 0, 3) for action in ACTIONS]
+    asked += [PendingUnit(action, 0, 3, SWRB) for action in ACTIONS[:2]]
+    document = random_document("d150", 150)
+    fused = generate_units(model_of(family), "s", document, asked, 64, SEED, SharingOptions(fused=True))
+    for one, other in zip(fused, generated(family, asked, horizon=64), strict=True):
+        assert_near(one, other)
 
 
 # --- Bytes of windows -------------------------------------------------------------------------------------------------

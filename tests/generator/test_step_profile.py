@@ -6,9 +6,20 @@ from functools import cache
 
 import pytest
 import torch
+from fixtures.families import FAMILIES
 from fixtures.pretend_device import SECOND, TwoDevices
-from fixtures.step_profile import PRETEND, STEPS, Operations, StepOperations, changed_steps, computing_on, profile_steps
+from fixtures.step_profile import (
+    PRETEND,
+    STEPS,
+    Operations,
+    StepOperations,
+    changed_steps,
+    computing_on,
+    profile_family,
+    profile_steps,
+)
 
+from kvdrift.generator.attention.cpu_products import OneDNNLinear
 from kvdrift.schema.tables import PLAIN, SWRB
 
 
@@ -106,3 +117,27 @@ def test_steps_that_keep_their_streams_repeat_each_other(device: str, estimator:
     assert (found["changed"], found["moved"]) == (0, 0)
     assert found["buckets"] == buckets
     assert found["down"] == found["waiting"] == {}
+
+
+# The angles of dynamic RoPE are computed again on the host as soon as a text is longer than any before.
+NOT_CAPTURED = {"llama-dynamic": {"aten::_local_scalar_dense"}}
+
+
+# A pretended device does not compute the frequencies of LongRoPE.
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("phi3-long", "phi3-short")])
+@pytest.mark.by_default("gemma2", "gpt-oss", "qwen3.5", "llama-dynamic")
+def test_steps_of_every_family_are_those_of_a_graph(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One upload and one download a step, no other wait, and in a bucket neither another shape nor another address.
+
+    A bucket has some streams, of which some end; states have two addresses, which steps use in turn.
+    """
+    monkeypatch.setattr("kvdrift.generator.attention.cpu_products.PackedLinear", OneDNNLinear)  # it cannot move
+    found = profile_family(family)
+    assert sum(found["up"].values()) <= found["steps"]
+    assert sum(found["later"].values()) <= found["steps"]
+    assert found["down"] == {}
+    assert found["waiting"].keys() == NOT_CAPTURED.get(family, set())
+    assert found["begun"] > STEPS / 2
+    assert found["given_up"] < found["begun"] / 3
+    assert (found["changed"], found["moved"]) == (0, 0)
+    assert found["buckets"] < found["begun"] / 8

@@ -75,18 +75,21 @@ class TransformerStreams(StreamDecoder):
         caches = [cache for prompt in prompts for cache in prompt.caches]
         self.attention = SharedPrefix(
             [cache.layers for cache in caches], streams, parked, horizon, model.rows.multiple,
-            model.shape.heads // model.shape.kv_heads, share_reads=sharing.share_prompt_reads, fused=sharing.fused,
+            model.shape.heads, share_reads=sharing.share_prompt_reads, fused=sharing.fused,
             tiles=[cache.tile for cache in caches], rules=[cache.rule for cache in caches],
             prompt_read_rows=model.rows.prompt_read_rows, layer_rows=model.rows.layer_rows,
         )  # fmt: skip
         rows = self.attention.rows_of(streams)
         starts = [cache.states for cache in caches if cache.states is not None]
-        self._states = StreamStates(starts, streams, rows, parked) if starts else None
+        self._states = (
+            StreamStates(starts, streams, rows, parked, taken_back=self.ahead is not None) if starts else None
+        )
         self._attend = counted(self.attention, model.network)
         self._head = Head(model.network, model.device, model.logits_dtype, model.sampling)
         self._distributions = self._head.room(rows)
         devices = self.attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_distributions.device})
+        self._parking = StepIndices(devices)
         self._to_send = self.sent
         self._own: dict[str, Tensor] = {}  # sent to the distributions' device by the last ``advance``, by name
 
@@ -122,6 +125,10 @@ class TransformerStreams(StreamDecoder):
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams ``rows`` as the parked streams ``places``."""
         self.attention.park(rows, places)
+        if self._states is not None:  # steps that are begun ahead change the states, and move no stream
+            moved = self._parking.send(self.attention.copies())
+            self.attention.move(moved)
+            self._states.move(moved)
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""
@@ -157,20 +164,27 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def ahead(self) -> TransformerStreams | None:
-        """The decoder itself if it can ``feed``: layers and attention are fused, and no cache has a rule; else None."""
-        return self if self._layers is not None and self.attention.repeats else None
+        """The decoder itself if it can ``feed``; None without fused attention, with a rule, or on several devices."""
+        return self if self.attention.repeats and len(self.attention.devices) == 1 else None
 
     @property
     def bucket(self) -> Hashable:
         """Shapes and addresses of what ``distributions`` reads, but for the fixed weights, caches and suffixes."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
-        return self.attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
+        version = 0 if self._states is None else self._states.latest
+        return self.attention.partials, version, *((vector.shape, vector.data_ptr()) for vector in read.values())
+
+    def say_once(self, line: str) -> None:
+        """Report a line, unless it was reported before for this model."""
+        self._model.steps.say_once(line)
 
     def feed(self, tokens: Tensor) -> None:
         """Append one token, int64 on the distributions' device, to each of the streams of the last ``place``."""
         self._model.before_pass()
         self._position += 1
         self.attention.repeat()
+        if self._states is not None:
+            self._states.repeat()
         self._own["positions"].add_(1)
         self._own["tokens"].copy_(tokens[self._own["streams"]])
 
@@ -187,9 +201,13 @@ class TransformerStreams(StreamDecoder):
         """Undo the last ``feed``."""
         self._position -= 1
         self.attention.take_back()
+        if self._states is not None:
+            self._states.take_back()
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the last hidden states, [rows, width], of one new token per row."""
+        if self._states is not None:
+            self._states.arrange()
         if self._layers is not None:
             return self._layers.hidden_states(tokens, positions, self.attention)
         output: Tensor = self._model.network.model(

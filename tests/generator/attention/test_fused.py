@@ -43,6 +43,30 @@ def test_plain_forms_are_the_softmax_over_all_entries(
         assert not case_faults(Streams(entries, counts, group, size, dtype, uneven), *plain, tolerance)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinks"),
+    # A window ends in a suffix, with it, in the last chunk, between chunks, and in the first chunk.
+    [
+        (20, None, False),
+        (41, None, True),
+        (60, 2.0, True),
+        (41 + 64, None, False),
+        (41 + 150, 2.0, False),
+        (None, 2.0, True),
+    ],
+)
+def test_plain_forms_have_a_layers_terms(
+    window: int | None, softcap: float | None, sinks: bool, dtype: torch.dtype, tolerance: float,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for module in (parts, tables, fused):
+        monkeypatch.setattr(module, "CHUNK", 64)
+    plain = (fused.plain_prompt_attention, fused.plain_suffix_attention)
+    case = Streams([192, 130, 1], [5, 40, 2], dtype=dtype, window=window, softcap=softcap, with_sinks=sinks)
+    assert not case_faults(case, *plain, tolerance)
+
+
 def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> None:
     """The kernels read them by address; plain forms would not notice."""
 

@@ -61,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_second_step_of_a_bucket_is_captured_and_later_ones_are_replayed(calls: list[str]) -> None:
-    graphs, prepared = StepGraphs("cuda"), list[str]()
+    graphs, prepared = StepGraphs("cuda", print), list[str]()
 
     def step(bucket: str) -> None:
         calls.append(bucket)
@@ -75,7 +75,8 @@ def test_the_second_step_of_a_bucket_is_captured_and_later_ones_are_replayed(cal
 
 
 def test_a_step_that_cannot_be_captured_is_computed_operation_by_operation(calls: list[str]) -> None:
-    graphs = StepGraphs("cuda")
+    said: list[str] = []
+    graphs = StepGraphs("cuda", said.append)
 
     def step() -> None:
         if Graph.capturing:
@@ -85,11 +86,14 @@ def test_a_step_that_cannot_be_captured_is_computed_operation_by_operation(calls
     for _ in range(4):
         graphs.run("a", step)
     assert calls == ["step"] * 4
+    (line,) = said
+    assert "cuda" in line
+    assert "operation not permitted when stream is capturing" in line
 
 
 def test_other_devices_have_no_graphs() -> None:
     done: list[int] = []
-    graphs = StepGraphs("cpu")
+    graphs = StepGraphs("cpu", print)
     for number in range(4):
         graphs.run("a", lambda number=number: done.append(number))
     assert done == [0, 1, 2, 3]
