@@ -26,7 +26,13 @@ from kvdrift.generator.transformer.files.gguf_folders import unknown_split
 from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration, local_folder
 from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import absent_ends, text_ends
-from kvdrift.generator.transformer.model_checks import check_layers, check_model, check_placement, known_traits
+from kvdrift.generator.transformer.model_checks import (
+    check_layers,
+    check_model,
+    check_placement,
+    check_row_tile,
+    known_traits,
+)
 from kvdrift.generator.transformer.other_weights.named import (
     check_shared,
     naming_action,
@@ -59,6 +65,8 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     elif model.engine is not None:
         engine_model(run.study)  # refuses unusable settings and weights
     else:
+        for action in run.material.actions:  # of the file, whoever generates
+            check_row_tile(action, model.device, model.device_map)
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)
         location = model_location(model)

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.fused import attention_fault
 from kvdrift.generator.attention.holding import DTYPES
 from kvdrift.generator.attention.parts import LayerTraits
 from kvdrift.generator.identity import NUMERICS_VERSION
@@ -240,6 +241,24 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
             raise InputError(f"model.device = '{device}': computes nothing; write cpu, cuda or another device of torch")
     elif importlib.util.find_spec("accelerate") is None:
         raise InputError(f"model.device_map = '{device_map}': needs accelerate: {installing('multi-gpu')}")
+
+
+def check_row_tile(action: Action, device: str, device_map: str | None) -> None:
+    """Raise an error if an action sets ``row_tile`` on a GPU with fused attention, which has fixed tiles.
+
+    Attention is fused on a GPU for which Triton can build its kernels. If this machine has no GPU, another machine with
+    such a GPU is assumed.
+    """
+    if action.row_tile is None:
+        return
+    gpu = torch.cuda.is_available()
+    on_gpu = gpu if device_map is not None else device.partition(":")[0] == "cuda"
+    if on_gpu and (not gpu or attention_fault(torch.device("cuda")) is None):
+        setting = f"model.device = '{device}'" if device_map is None else f"model.device_map = '{device_map}'"
+        raise InputError(
+            f"action '{action.name}': row_tile = {action.row_tile}: {setting} is a GPU, whose fused attention has "
+            "fixed tiles; leave row_tile out"
+        )
 
 
 def visible_gpus() -> list[str]:

@@ -102,6 +102,35 @@ def test_a_selector_that_a_models_layers_cannot_give(
     assert not (tmp_path / "store").exists()
 
 
+_TILED = ('selector = "recent"\nkeep = "1/2"', 'selector = "numerics"\nkeep = "all"\nrow_tile = 3')
+
+
+@pytest.mark.parametrize(
+    ("placed", "gpu", "fault", "message"),
+    [
+        ('device = "cuda"', False, "unknown", "row_tile = 3: model.device = 'cuda' is a GPU"),
+        ('device = "cuda:1"', True, None, "row_tile = 3: model.device = 'cuda:1' is a GPU"),
+        ('device = "cuda"', True, "triton is not installed", "model.device = 'cuda': "),  # none of this machine's
+        ('device_map = "auto"', True, None, "row_tile = 3: model.device_map = 'auto' is a GPU"),
+        ('device_map = "auto"', False, "unknown", "model.device_map = 'auto': needs accelerate"),
+    ],
+)
+def test_tiles_of_an_action_on_a_gpu(
+    placed: str, gpu: bool, fault: str | None, message: str, capsys: pytest.CaptureFixture[str],  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """A GPU with fused attention refuses ``row_tile`` before anything is loaded; a GPU without Triton does not."""
+    checks = "kvdrift.generator.transformer.model_checks"
+    monkeypatch.setattr(f"{checks}.torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr(f"{checks}.attention_fault", lambda _: fault)
+    monkeypatch.setattr(f"{checks}.importlib.util.find_spec", lambda _: None)
+    study = write_study(tmp_path, (TINY, f"{TINY}\n{placed}"), _TILED)
+    line = same_line(capsys, study, tmp_path / "store")
+    assert message in line
+    assert line.startswith("kvdrift: action 'recent-half': ") == message.startswith("row_tile")
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     for table in ("events", "plans"):
