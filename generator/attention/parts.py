@@ -166,6 +166,7 @@ def _weigh_scores(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 _aten = torch.ops.aten
 _MANY_KEYS = 256  # with so many keys or more, oneDNN is faster than the fused kernels
+_FLASH_SIZE = 256  # of the largest heads that flash attention on CUDA takes, which must be of 16 bits
 CHUNK = 4096  # the most keys of a chunk; attention to each chunk is computed separately, on every device
 _ROWS_OF_PROMPT = 128  # consecutive positions of a prompt whose queries' scores a CPU computes at once
 _QUERIES = 256  # of decoding streams, whose scores a CPU computes at once; for fewer, laying out keys costs too much
@@ -198,7 +199,7 @@ def attend_part(
             output, mass = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
                 query, key, value, 0.0, causal, scale=scaling
             )
-    elif query.dtype == torch.float32:  # flash attention on CUDA takes 16 bits only
+    elif query.dtype == torch.float32 or query.shape[-1] > _FLASH_SIZE:  # of CUDA's two, this one takes all sizes
         output, mass = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
             query, key, value, None, compute_log_sumexp=True, is_causal=causal, scale=scaling
         )[:2]

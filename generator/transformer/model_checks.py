@@ -137,7 +137,7 @@ def _missing(selector: Selector, traits: LayerTraits) -> str | None:
     return None
 
 
-_PROOFS = 3  # version of the proof
+_PROOFS = 4  # version of the proof
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from fixtures.pretend_device import SECOND, TwoDevices
 from torch import Tensor
 
 from kvdrift.generator.attention import parts as partial_attention
@@ -51,6 +52,22 @@ def test_a_part(keys: int, queries: int, dtype: torch.dtype) -> None:
     for found, wanted in zip(attend_prompt(query[1], key[1], value[1], 0.25), whole, strict=True):
         assert found.shape == wanted[1].shape
         assert (found - wanted[1]).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [64, 256, 264, 512])
+@pytest.mark.parametrize(("keys", "queries", "causal"), [(40, 40, True), (300, 33, False)])
+def test_heads_of_any_size_on_a_device_whose_flash_attention_takes_256(
+    size: int, keys: int, queries: int, causal: bool, dtype: torch.dtype  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Larger heads take the other of CUDA's kernels, whose sums are padded to multiples of 32 queries."""
+    given = parts(keys, queries, dtype, size=size)
+    with TwoDevices():
+        there = attend_part(*(part.to(SECOND) for part in given), 0.25, causal=causal)
+        found = [part.cpu() for part in there]
+    for result, wanted in zip(found, exact(*given, causal=causal), strict=True):
+        assert result.shape == wanted.shape
+        assert (result - wanted).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
 
 
 @DTYPES

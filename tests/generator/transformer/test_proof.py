@@ -14,15 +14,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
+from fixtures.devices import PRETENDED, one_of
 from fixtures.families import BASE, saved_family
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from kvdrift.generator.attention.interface import IMPLEMENTATION
+from kvdrift.generator.attention.parts import attention_modules
 from kvdrift.generator.attention.states import StreamStates
+from kvdrift.generator.checks.random_models import random_document
+from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer import decoder, loading
 from kvdrift.generator.transformer.files.configuration import quiet
 from kvdrift.generator.transformer.fused.head import Head
@@ -45,7 +51,8 @@ WINDOWS = {
 def save(folder: Path, kind: str, dtype: str, seed: int, **changes: Any) -> Any:
     """Write a random model, made in a dtype, and return its network."""
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{kind}Config")(**BASE | changes)
+    config = getattr(transformers, f"{kind}TextConfig", None) or getattr(transformers, f"{kind}Config")
+    config = config(**BASE | changes)
     with quiet():
         network = getattr(transformers, f"{kind}ForCausalLM")(config).to(getattr(torch, dtype))
         network.save_pretrained(folder)
@@ -234,6 +241,32 @@ def test_a_fault_elsewhere_is_refused(fault: str, dtype: str, monkeypatch: pytes
     assert str(refusal(faulty, probe, reference)).startswith(line)
 
 
+# --- Large heads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_heads_of_512_on_a_device_whose_flash_attention_takes_256(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 4 with heads as large as the real ones: it is right there, and its control is exactly 0."""
+    windows = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]}
+    save(
+        tmp_path, "Gemma4", dtype, 0, **windows, num_hidden_layers=2, head_dim=256, global_head_dim=512,
+        vocab_size_per_layer_input=BASE["vocab_size"], hidden_size_per_layer_input=16,
+    )  # fmt: skip
+    proofs: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(loading, "prove", lambda *given: proofs.append(given) or prove(*given))
+    with one_of(PRETENDED) as device:
+        there = device.load(tmp_path, dtype)
+        ((_, probe, reference),) = proofs
+        assert refusal(there, probe, reference) is None
+        asked = [PendingUnit(HALF_SNAPKV, 0, 2), PendingUnit(CONTROL, 0, 2)]
+        evicted, control = generate_units(there, "s", random_document("d150", 150), asked, 8, 3)
+    for name in ("delta", "f"):
+        assert np.any(evicted.events[name].to_numpy())
+        assert not np.any(control.events[name].to_numpy())
+
+
 # --- What is said -----------------------------------------------------------------------------------------------------
 
 
@@ -249,3 +282,48 @@ def test_a_proof_that_takes_a_while_is_told_of(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     load_model(str(saved_family("phi3")), say=said.append)
     assert len(said) == 2
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_attention_that_fails_says_why(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interface was called, and what it calls cannot compute the layer."""
+    right = AttentionInterface()[IMPLEMENTATION]
+    model, probe, reference = tried(SINKS, "float32")
+
+    def attend(*_: Any) -> Tensor:
+        message = "heads are too large\nfor this kernel"
+        raise RuntimeError(message)
+
+    def failing(module: nn.Module, *given: Any, **named: Any) -> Any:
+        if module.layer_idx == layer:
+            monkeypatch.setattr(named["kvdrift_attention"].attention, "attend", attend)
+        return right(module, *given, **named)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, failing)
+    line = refusal(model, probe, reference)
+    assert line == f"attention of layer {layer} cannot be computed here (heads are too large)"
+
+
+def test_attention_that_calls_no_interface_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, probe, reference = tried(SINKS, "float32")
+    line = "its attention does not go through transformers' attention interface "
+    for module in list(attention_modules(model.network).values())[1:]:
+        monkeypatch.setattr(module, "forward", lambda hidden_states, **_: (hidden_states, None))
+    assert refusal(model, probe, reference) == f"{line}(1 of {LAYERS} layers attend through it)"
+    monkeypatch.undo()
+    named = model.network.config
+    monkeypatch.setattr(named, "_attn_implementation_internal", "unknown")
+    assert str(refusal(model, probe, reference)).startswith(line)
+
+
+def test_a_failure_outside_attention_is_not_blamed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, probe, reference = tried(SINKS, "float32")
+
+    def failing(*_: Any, **__: Any) -> Tensor:
+        message = "no kernel for these experts"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(model.network.model.layers[1].mlp, "forward", failing)
+    line = str(refusal(model, probe, reference))
+    assert line.endswith("(no kernel for these experts)")
+    assert "interface" not in line
