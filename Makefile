@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study real presses test slow scheduling faults installed lowest kvpress quantizers llama-cpp vllm check docs docs-check gallery site clean
+.PHONY: venv study real presses test slow gpu scheduling faults installed lowest kvpress quantizers llama-cpp vllm check docs docs-check gallery site clean
 
 venv: $(STAMP)
 
@@ -46,6 +46,15 @@ test: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[multi-gpu]'
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu" --ignore=tests/faults
+
+# On a machine with a GPU, without network: the tests that need one, and then the table of docs/costs.md, which begins no
+# model after four minutes. GPU_PYTHON names a Python with kvdrift's dependencies and torch 2.11 or later, if it is not
+# that of .venv. The table is printed even if a test fails.
+GPU_PYTHON ?= $(BIN)/python
+
+gpu:
+	$(GPU_PYTHON) -m pytest -m gpu; tested=$$?; \
+		$(GPU_PYTHON) -m benchmarks.families --device cuda --seconds 240 && exit $$tested
 
 # Scheduled studies, on a real Prefect server with a worker: killed, gone on with, grown; the deployments of prefect.yaml.
 scheduling: $(STAMP)

@@ -16,6 +16,7 @@ STUDY = ("--strata=2", "--documents=4", "--replicates=4", "--horizon=8")
 SMALLEST = {
     "analysis": (*STUDY, "--draws=200"),
     "commits": ("--workers=2", "--commits=1", "--at-once"),
+    "families": ("--small", "--names", "llama-1b", "gpt-oss", "gemma-4", "--horizon=6"),
     "freshness": ("--seconds=3", "--no-peer"),
     "generation": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
     "head_budgets": ("--preset=small", "--entries=256", "--replicates=2", "--horizon=4", "--repetitions=1"),
