@@ -34,7 +34,18 @@ from kvdrift.generator.transformer.files.configuration import quiet
 from kvdrift.generator.transformer.fused.head import Head
 from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.streams import TransformerStreams
-from kvdrift.generator.transformer.proof import Probe, Reference, prove, refusal
+from kvdrift.generator.transformer.proof import (
+    OUTPUT,
+    TOLERANCES,
+    Point,
+    Probe,
+    Reference,
+    difference,
+    prove,
+    reference_forward,
+    refusal,
+    visited,
+)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -119,22 +130,59 @@ def test_nearly_tied_experts_are_the_references(dtype: str, off: float, tmp_path
     load_model(str(tmp_path), dtype=dtype)
 
 
+def by_eager_experts(network: Any, probe: Probe) -> Reference:
+    """The reference with transformers' other implementation of experts."""
+    before = network.config._experts_implementation
+    assert before != "eager"
+    network.set_experts_implementation("eager")
+    try:
+        return reference_forward(network, probe)
+    finally:
+        network.set_experts_implementation(before)
+
+
 def test_experts_may_be_computed_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 42697: the implementations of experts, eager and grouped_mm, round differently."""
-
-    def by_eager_experts(network: Any, probe: Probe) -> Reference:
-        before = network.config._experts_implementation
-        assert before != "eager"
-        network.set_experts_implementation("eager")
-        try:
-            return forward(network, probe)
-        finally:
-            network.set_experts_implementation(before)
-
-    forward = loading.reference_forward
     monkeypatch.setattr(loading, "reference_forward", by_eager_experts)
     save(tmp_path, "Mixtral", "bfloat16", 0, **MIXTURE | {"num_hidden_layers": 6})
     load_model(str(tmp_path), dtype="bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_gpt_oss_at_its_width(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,880 wide, 32 experts, 4 of them active; only the experts' inner width is an eighth of the real one.
+
+    Transformers' two implementations of experts, each on its own input, differ by .2 after four layers, since nearly
+    tied experts are chosen otherwise: more than a proof allows. On the same input, with the same choices, they agree;
+    and a fault of one layer is refused.
+    """
+    network = save(
+        tmp_path, "GptOss", "bfloat16", seed, hidden_size=2880, intermediate_size=360, head_dim=64,
+        num_attention_heads=8, num_local_experts=32, num_experts_per_tok=4, sliding_window=128,
+        layer_types=["sliding_attention", "full_attention"] * 2, initializer_range=0.02,
+    )  # fmt: skip
+    hidden: list[Tensor] = []
+
+    def note(point: Point, rows: Tensor) -> Tensor:
+        if point.kind == OUTPUT:
+            hidden.append(rows)
+        return rows
+
+    for implementation in ("grouped_mm", "eager"):
+        network.set_experts_implementation(implementation)
+        with torch.inference_mode(), visited(network.eval(), note):
+            network(Probe.of(BASE["vocab_size"]).prompt[None])
+    assert difference(*hidden).max() > TOLERANCES["bfloat16"]
+    del network
+    proofs: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(loading, "reference_forward", by_eager_experts)
+    monkeypatch.setattr(loading, "prove", lambda *given: proofs.append(given) or prove(*given))
+    load_model(str(tmp_path), dtype="bfloat16")
+    for fault in ("sign of values", "no sinks", "window"):
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch, fault, 2)
+            assert str(refusal(*proofs[0])).startswith("attention of layer 2 differs")
 
 
 # --- Faults are refused -----------------------------------------------------------------------------------------------
@@ -168,6 +216,19 @@ OF_ATTENTION: dict[str, Callable[[Attended], Attended]] = {
 }
 
 
+def plant(patch: pytest.MonkeyPatch, fault: str, layer: int) -> None:
+    """Change what attention of one layer is given."""
+    right = AttentionInterface()[IMPLEMENTATION]
+
+    def wrong(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **named: Any) -> Any:
+        named |= {"query": query, "key": key, "value": value}
+        if module.layer_idx == layer:
+            named |= OF_ATTENTION[fault](named)
+        return right(module, attention_mask=mask, **named)
+
+    patch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, wrong)
+
+
 BRIEFLY = (
     "0-sign of scores-bfloat16", "2-no sinks-bfloat16", "4-window-bfloat16", "4-sign of values-float16",
     "0-no window-float16", "4-no sinks-float16", "2-sign of sinks-float32", "4-rotated otherwise-float32",
@@ -182,17 +243,9 @@ def test_a_fault_in_the_attention_of_one_layer_is_refused(
     fault: str, layer: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first layer, a middle one or the last; the line names the layer."""
-    right = AttentionInterface()[IMPLEMENTATION]
-
-    def wrong(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **named: Any) -> Any:
-        named |= {"query": query, "key": key, "value": value}
-        if module.layer_idx == layer:
-            named |= OF_ATTENTION[fault](named)
-        return right(module, attention_mask=mask, **named)
-
-    model, probe, reference = tried(SINKS, dtype)
-    monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, wrong)
-    assert str(refusal(model, probe, reference)).startswith(f"attention of layer {layer} differs")
+    given = tried(SINKS, dtype)
+    plant(monkeypatch, fault, layer)
+    assert str(refusal(*given)).startswith(f"attention of layer {layer} differs")
 
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]  # of a network and of what all networks share
@@ -234,10 +287,10 @@ ELSEWHERE: dict[str, tuple[str, Plant, str]] = {
 @pytest.mark.parametrize("fault", ELSEWHERE)
 @pytest.mark.by_default("bfloat16")
 def test_a_fault_elsewhere_is_refused(fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, plant, line = ELSEWHERE[fault]
+    family, change, line = ELSEWHERE[fault]
     model, probe, reference = tried(family, dtype)
     faulty = replace(model, network=copy.deepcopy(model.network))
-    plant(faulty.network, monkeypatch)
+    change(faulty.network, monkeypatch)
     assert str(refusal(faulty, probe, reference)).startswith(line)
 
 
