@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
@@ -77,16 +78,29 @@ def score_terms(scaling: float, softcap: float | None) -> tuple[float, float]:
     return 2.0 * scaling / softcap * _LOG2_E, softcap * _LOG2_E
 
 
-def prompt_shape(dtype: torch.dtype, size: int) -> dict[str, int]:
-    """Return the sizes with which ``_attend_chunk`` is launched, for any number of streams, keyed by argument name."""
-    width = max(triton.next_power_of_2(size), 16)
-    if dtype == torch.float32:  # products without tensor cores, from registers
-        keys, stages = 32 if width <= 256 else 16, 2
+def prompt_shape(dtype: torch.dtype, size: int, shared_bytes: int) -> dict[str, int]:
+    """Return the sizes with which ``_attend_chunk`` is launched, for any number of streams, keyed by argument name.
+
+    A program holds its queries, and in each stage some keys and values, in ``shared_bytes`` of memory.
+    """
+    width, queries = max(triton.next_power_of_2(size), 16), tile_queries(dtype, size)
+    if dtype == torch.float32:  # products without tensor cores
+        choices = [(32, 2), (32, 1), (16, 1)] if width <= 256 else [(16, 2), (16, 1)]
     else:
-        keys, stages = (64, 3) if width <= 128 else (32, 3) if width <= 256 else (32, 2)
-    return {
-        "QUERIES": tile_queries(dtype, size), "KEYS": keys, "WIDTH": width, "num_warps": 8, "num_stages": stages,
-    }  # fmt: skip
+        choices = [(64 if width <= 128 else 32, 3 if width <= 256 else 2), (32, 2), (32, 1), (16, 1)]
+    entry = width * dtype.itemsize
+    fitting = (choice for choice in choices if (queries + 2 * choice[0] * choice[1]) * entry <= shared_bytes)
+    keys, stages = next(fitting, choices[-1])
+    return {"QUERIES": queries, "KEYS": keys, "WIDTH": width, "num_warps": 8, "num_stages": stages}
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Return the shared memory that a program can have on a GPU; for other devices, as in tests, that of an H100."""
+    if device.type != "cuda":
+        return 227 * 1024
+    bytes_: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return bytes_
 
 
 def prompt_constants(
@@ -112,7 +126,7 @@ def launch_prompt_attention(
         _attend_chunk[len(tiles), kv_heads](
             query, caches, packed, tiles, length, output, mass, query.stride(0), query.stride(1),
             *score_terms(scaling, softcap), **prompt_constants(heads, kv_heads, size, window, softcap),
-            **prompt_shape(query.dtype, size), **OPTIONS,
+            **prompt_shape(query.dtype, size, _shared_bytes(query.device)), **OPTIONS,
         )  # fmt: skip
     return output, mass
 
