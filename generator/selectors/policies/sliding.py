@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
-from kvdrift.generator.attention.parts import PartialAttention, attend_part, attend_prompt, join_parts
+from kvdrift.generator.attention.parts import PartialAttention, attend_part, attend_prompt, join_parts, with_sinks
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.selectors import Recent, Selector
 from kvdrift.generator.selectors.parameters import at_least
@@ -77,20 +77,21 @@ class _Slices(CacheRule):
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the sinks, and to the window's prompt entries and suffix entries."""
-        query = entries.query
+        query, softcap = entries.query, entries.terms.softcap
         rows, kv_heads, group, size = query.shape
         length = entries.suffix_key.shape[2]
         first = self._first(length)
         own = slice(max(first - self.entries, 0), length)
-        joint = attend_part(query, entries.suffix_key[:, :, own], entries.suffix_value[:, :, own], entries.scaling)
+        key, value = entries.suffix_key[:, :, own], entries.suffix_value[:, :, own]
+        joint = attend_part(query, key, value, entries.scaling, softcap=softcap)
         packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)
         for part in (slice(first, self.entries), slice(self.sinks)):
             if part.stop > (part.start or 0):
                 key, value = entries.prompt_key[:, part], entries.prompt_value[:, part]
-                output, mass = attend_prompt(packed, key, value, entries.scaling)
+                output, mass = attend_prompt(packed, key, value, entries.scaling, softcap)
                 shared = output.view(kv_heads, rows, group, size), mass.view(kv_heads, rows, group)
                 joint = join_parts(joint, _by_rows(shared))
-        return joint[0].to(query.dtype), scores
+        return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
 
 
 def _by_rows(part: PartialAttention) -> PartialAttention:

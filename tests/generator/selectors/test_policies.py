@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fixtures.common_actions import (
     CONTROL,
     HALF_RECENT,
@@ -23,11 +24,14 @@ from fixtures.refusals import refused
 from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollout
 
 from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.cache_rules import StreamEntries
+from kvdrift.generator.attention.parts import LayerTerms
 from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model
 from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.selectors.policies.around import watched_steps
+from kvdrift.generator.selectors.policies.sliding import Sliding
 from kvdrift.log.store import Unit
 from kvdrift.schema.study import ActionSection
 from kvdrift.schema.tables import PLAIN
@@ -127,6 +131,28 @@ def test_what_a_selector_keeps_is_counted_by_position() -> None:
         assert (kept.counts <= kept.pairs // kept.layers).all()
     recent = generate([HALF_RECENT], count=1)[0].kept[0].counts
     assert set(np.flatnonzero(recent.sum(0) == 0)) == set(range(4, LENGTH - (LENGTH // 2 - 4)))
+
+
+@pytest.mark.parametrize("terms", [LayerTerms(softcap=1.5), LayerTerms(sinks=torch.tensor([0.5, 2.0, -1.0, 1.0]))])
+def test_a_sliding_window_has_the_soft_cap_and_the_sinks_of_its_layer(terms: LayerTerms) -> None:
+    """After 9 tokens, 7 of 20 prompt entries have left the window; attention is one softmax over the 22 others."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(shape, generator=generator) for shape in [(3, 2, 2, 8), (2, 20, 8), (2, 20, 8)])
+    own_key, own_value = torch.randn(2, 3, 2, 9, 8, generator=generator)
+    kept = torch.arange(20).expand(2, -1)
+    rule = Sliding().rule([], [kept], 22)
+    attention, _ = rule.attend(StreamEntries(0, query, key, value, own_key, own_value, 0.7, 3, terms), torch.empty(0))
+    seen = [*range(4), *range(11, 29)]
+    keys, values = (
+        torch.cat([shared.expand(3, -1, -1, -1), own], 2)[:, :, seen].double()
+        for shared, own in ((key, own_key), (value, own_value))
+    )
+    products = 0.7 * query.double() @ keys.transpose(-1, -2)
+    if terms.softcap is not None:
+        products = terms.softcap * torch.tanh(products / terms.softcap)
+    weights = products.exp()
+    total = weights.sum(-1) + (0.0 if terms.sinks is None else terms.sinks.double().exp().view(2, 2))
+    torch.testing.assert_close(attention.double(), weights @ values / total[..., None], rtol=0.0, atol=1e-6)
 
 
 # --- What holds to the bit -----------------------------------------------------------------------------------------
