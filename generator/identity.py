@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvdrift.generator.selectors.policies.policy import Policy
     from kvdrift.generator.selectors.selector import Selector
 
-NUMERICS_VERSION: Final = 4
+NUMERICS_VERSION: Final = 5
 """Version of the generator's own arithmetic; CONTRIBUTING.md says when to raise it."""
 
 _PACKAGE = __name__.partition(".")[0]

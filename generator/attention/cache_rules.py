@@ -5,8 +5,8 @@ Without a rule, ``shared_prefix`` attends to all prompt entries of the cache and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,10 +57,15 @@ class CacheRule:
 
     L can become smaller: streams go back to the end of the prompt, and parked streams continue at the L at which they
     were parked, or before it if ``cuts_back``.
+
+    A rule is steady if it can decide by an L that only the device knows. If operations are fused and all rules are
+    steady, all steps do the same operations, and ``attend_steadily`` is called in every step and layer in place of the
+    methods above.
     """
 
     scores: int = 0  # prompt entries with a score in every stream; if there are any, suffixes' entries have one, too
     cuts_back: bool = True  # whether a stream's state at L gives its earlier states by dropping the last entries
+    unsteady: str | None = "a rule decides on the CPU"  # why the rule is not steady; None if it is
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
         """Return a rule of this kind over ``entries`` other prompt entries, for steps that are tried before decoding.
@@ -111,18 +116,47 @@ class CacheRule:
         """
         raise NotImplementedError
 
+    def attend_steadily(
+        self, entries: StreamEntries, scores: Tensor, length: Tensor, usual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend as ``attend`` does, by operations whose shapes do not depend on L and that never wait for the device.
+
+        ``length``, L, is int64 [1] on the layer's device. Suffixes and scores have room for H entries, and zeros behind
+        the first L. ``usual`` is the usual attention, which is returned if ``replaces`` is false. Returns attention
+        and the scores after the step; scores behind the first L do not count, and none does if ``passes`` is true.
+        """
+        raise NotImplementedError
+
+    def watches(self, length: int) -> bool:  # noqa: ARG002 - others need it
+        """Return whether ``after_step`` is called once a step after which suffixes have ``length`` entries is over."""
+        return False
+
+    def after_step(self, entries: StreamEntries, scores: Tensor) -> None:
+        """Look at the entries of a layer and at the scores after a step of ``attend_steadily``.
+
+        Arguments are those of ``attend``, but without queries: ``entries.query`` is [R, KV heads, 0, size].
+        """
+
 
 class RuledStreams:
     """The streams of the caches that have rules; ``SharedPrefix`` has this object if any cache has a rule.
 
-    ``caches`` has for each cache and layer the keys and values of the prompt entries, [KV heads, m, size] each. At most
-    ``slots`` streams are open or parked. Layers whose attention has a window are left out, and the others are numbered
-    from 0.
+    If the rules attend steadily, scores have two versions: a step reads one and writes the other, so that it can be
+    given up.
+
+    Args:
+        rules: For each cache its rule, or None.
+        caches: For each cache and layer the keys and values of the prompt entries, [KV heads, m, size] each. Layers
+            whose attention has a window are left out, and the others are numbered from 0.
+        slots: The most streams that are open or parked.
+        horizon: The most tokens of a stream.
+        terms: The terms of each layer.
+        fused: Whether operations are fused; steady rules then attend steadily, unless another rule is not steady.
     """
 
     def __init__(
         self, rules: Sequence[CacheRule | None], caches: Sequence[Sequence[Sequence[Tensor]]], slots: int, horizon: int,
-        terms: Sequence[LayerTerms],
+        terms: Sequence[LayerTerms], *, fused: bool,
     ) -> None:  # fmt: skip
         self._terms = terms
         self._rules = {cache: rule for cache, rule in enumerate(rules) if rule is not None}
@@ -132,18 +166,50 @@ class RuledStreams:
         kinds = [(key.device, key.shape[0]) for key, _ in caches[0]] if self._prompt else []
         # The scores of prompt entries end in the same column for every cache; scores of the suffix follow.
         shapes = {kind: (kinds.count(kind), slots, kind[1], self._prompt + horizon) for kind in kinds}
-        self.buffers = {kind: torch.zeros(shape, device=kind[0]) for kind, shape in shapes.items()}
-        rooms = {kind: iter(buffer.unbind()) for kind, buffer in self.buffers.items()}
-        self._scores = [next(rooms[kind]) for kind in kinds]  # of each layer, float32 [slots, KV heads, entries]
+        self.steady = fused and not self.unsteady
+        self.version = 0  # of the scores after the last step
+        self._versions = [
+            {kind: torch.zeros(shape, device=kind[0]) for kind, shape in shapes.items()}
+            for _ in range(2 if self.steady and self._prompt else 1)
+        ]
+        self._scores = []  # of each version and layer, float32 [slots, KV heads, entries]
+        for buffers in self._versions:
+            rooms = {kind: iter(buffer.unbind()) for kind, buffer in buffers.items()}
+            self._scores.append([next(rooms[kind]) for kind in kinds])
 
     @property
     def cuts_back(self) -> bool:
         """Whether parked streams can be continued from positions before the one at which they were parked."""
         return all(rule.cuts_back for rule in self._rules.values())
 
-    def columns(self, length: int) -> slice:
-        """Return the columns of ``buffers`` with the scores of streams whose suffixes have ``length`` entries."""
-        return slice(self._prompt + length)
+    @property
+    def unsteady(self) -> list[str]:
+        """Why rules are not steady: each reason once."""
+        return list(dict.fromkeys(rule.unsteady for rule in self._rules.values() if rule.unsteady is not None))
+
+    @property
+    def bucket(self) -> Hashable:
+        """What the operations of a steady step depend on besides the shapes and addresses of vectors."""
+        return self.version, tuple((part.cache, part.first, part.last) for part in self._parts)
+
+    def begin_step(self) -> None:
+        """Let the next step write the other version of the scores, if there is one; ``take_back`` undoes this."""
+        self.version = (self.version + 1) % len(self._versions)
+
+    def take_back(self) -> None:
+        """Give up the scores that the last step has written."""
+        self.begin_step()
+
+    def buffers(self, length: int, *, before: bool = False) -> list[list[Tensor]]:
+        """Return all versions of the scores of streams whose suffixes have ``length`` entries.
+
+        There is a list for each device and number of KV heads. Its first buffer, [layers, slots, KV heads, entries],
+        has the scores after the last step, or those before it if ``before``.
+        """
+        first = self.version - before
+        ordered = [self._versions[(first + place) % len(self._versions)] for place in range(len(self._versions))]
+        columns = slice(self._prompt + length)
+        return [[version[kind][..., columns] for version in ordered] for kind in ordered[0]]
 
     def open(self, stream_cache: Tensor) -> None:
         """Give each stream the scores of its prompt's entries; stream i is in slot i and at the end of its prompt.
@@ -154,18 +220,30 @@ class RuledStreams:
             ruled = (stream_cache == cache).nonzero().squeeze(-1)
             if len(ruled) and rule.scores:
                 rows = slice(int(ruled[0]), int(ruled[-1]) + 1)
-                for layer, scores in enumerate(self._scores):
+                for layer, scores in enumerate(self._scores[self.version]):
                     scores[rows, :, self._prompt - rule.scores : self._prompt] = rule.first_scores(layer)
                     scores[rows, :, self._prompt :] = 0.0
 
-    def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
-        """Pack the open streams into tiles; return the slots that ``before_step`` and ``attend`` need.
+    def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> dict[str, Tensor]:
+        """Pack the open streams into tiles; return the vectors that the other methods need, int64, by name.
 
-        The slots have yet to be sent to the layers' devices. Arguments are those of ``pack_tiles``.
+        They have yet to be sent to the layers' devices. "ruled" has the slot of each packed row. If rules attend
+        steadily, only their caches' streams are packed, and "ruled_rows" has for each row the row of its part that
+        represents it: its own, or the first if the row is a copy. Arguments are those of ``pack_tiles``.
         """
         tiles, indices = pack_tiles(stream_cache, slots, at_once, multiple)
         self._parts = [tile for tile in tiles if tile.cache in self._rules]
-        return indices["packed"]
+        if not self.steady:
+            return {"ruled": indices["packed"]}
+        packed = [indices["packed"][part.first : part.last] for part in self._parts]
+        rows, parts, first = [], [], 0
+        for part in self._parts:
+            row = torch.arange(part.last - part.first)
+            rows.append(row.where(row < part.streams, 0))
+            parts.append(replace(part, first=first, last=first + len(row)))
+            first += len(row)
+        self._parts, none = parts, slots[:0]
+        return {"ruled": torch.cat([*packed, none]), "ruled_rows": torch.cat([*rows, none])}
 
     def before_step(
         self, slots: Mapping[torch.device, Tensor], suffixes: Sequence[Sequence[Tensor]], length: int
@@ -181,7 +259,7 @@ class RuledStreams:
             rule, prompt = self._rules[cache], self._caches[cache]
             rule.before_step(prompt, suffixes, [step_slots[key.device] for key, _ in prompt], length)
             if rule.scores:
-                for buffer in self.buffers.values():
+                for buffer in self._versions[self.version].values():
                     buffer[:, step_slots[buffer.device], :, self._prompt + length - 1] = 0.0
 
     def replaced(self, cache: int, length: int) -> bool:
@@ -204,21 +282,70 @@ class RuledStreams:
             if rule.passes(length):
                 continue
             rows = slots[part.first : part.last]
-            prompt_key, prompt_value = self._caches[part.cache][layer]
-            suffix_key, suffix_value = (slot_entries[:, :, :length][rows] for slot_entries in suffix)
-            grouped = query[rows].view(len(rows), kv_heads, -1, size)
-            entries = StreamEntries(
-                layer, grouped, prompt_key, prompt_value, suffix_key, suffix_value, scaling, part.streams,
-                self._terms[layer],
-            )  # fmt: skip
+            own = [slot_entries[:, :, :length][rows] for slot_entries in suffix]
+            entries = self._entries(part, layer, query[rows].view(len(rows), kv_heads, -1, size), own, scaling)
             columns = slice(self._prompt - rule.scores, self._prompt + length)
-            before = self._scores[layer][:, :, columns][rows] if rule.scores else torch.empty(0)
+            scores = self._scores[self.version]
+            before = scores[layer][:, :, columns][rows] if rule.scores else torch.empty(0)
             output, after = rule.attend(entries, before)
             streams = rows[: part.streams]
             if rule.scores:
-                self._scores[layer][streams, :, columns] = after[: part.streams]
+                scores[layer][streams, :, columns] = after[: part.streams]
             if output is not None:
                 result[streams] = output[: part.streams].reshape(part.streams, -1, 1, size)
+
+    def attend_steadily(
+        self, layer: int, query: Tensor, suffix: Sequence[Tensor], indices: Mapping[str, Tensor], scaling: float,
+        result: Tensor,
+    ) -> None:  # fmt: skip
+        """Let the rules attend steadily; ``result`` has the usual attention of all rows, [rows, heads, 1, size].
+
+        ``indices`` are the vectors of ``pack`` on the layer's device, and "length", the length of suffixes with the new
+        entries, int64 [1]. Other arguments are those of ``attend``.
+        """
+        _, kv_heads, horizon, size = suffix[0].shape
+        length, entry = indices["length"], torch.arange(self._prompt + horizon, device=query.device)
+        # What lies behind the suffixes is whatever the memory held, maybe NaN.
+        behind, unscored = (entry[:horizon] >= length)[:, None], entry >= self._prompt + length - 1
+        for part in self._parts:
+            rule, packed = self._rules[part.cache], slice(part.first, part.last)
+            rows, represents = indices["ruled"][packed], indices["ruled_rows"][packed]
+            own = [slot_entries[rows].masked_fill_(behind, 0.0) for slot_entries in suffix]
+            grouped, usual = (numbers[rows].view(len(rows), kv_heads, -1, size) for numbers in (query, result))
+            entries = self._entries(part, layer, grouped, own, scaling)
+            columns, before = slice(self._prompt - rule.scores, None), torch.empty(0)
+            if rule.scores:  # the new entry's score is 0
+                scores = self._scores[1 - self.version][layer][:, :, columns]
+                before = scores[rows].masked_fill_(unscored[columns], 0.0)
+            output, after = rule.attend_steadily(entries, before, length, usual)
+            # A stream's copies write the stream's own numbers, so the operations do not depend on how many there are.
+            result.index_copy_(0, rows, output[represents].view(len(rows), -1, 1, size))
+            if rule.scores:
+                self._scores[self.version][layer][:, :, columns].index_copy_(0, rows, after[represents])
+
+    def after_step(
+        self, suffixes: Sequence[Sequence[Tensor]], indices: Mapping[torch.device, Mapping[str, Tensor]], length: int
+    ) -> None:
+        """Let the rules look at what a steady step has left, if they watch it; arguments are those of the step.
+
+        ``suffixes`` has for each layer the keys and values of all slots, [slots, KV heads, H, size] each.
+        """
+        for part in (part for part in self._parts if self._rules[part.cache].watches(length)):
+            rule = self._rules[part.cache]
+            for layer, suffix in enumerate(suffixes):
+                rows = indices[suffix[0].device]["ruled"][part.first : part.first + part.streams]
+                own = [slot_entries[:, :, :length][rows] for slot_entries in suffix]
+                entries = self._entries(part, layer, own[0][:, :, :0], own, 1.0)
+                columns = slice(self._prompt - rule.scores, self._prompt + length)
+                scores = self._scores[self.version][layer][:, :, columns][rows] if rule.scores else torch.empty(0)
+                rule.after_step(entries, scores)
+
+    def _entries(
+        self, part: Tile, layer: int, query: Tensor, suffix: Sequence[Tensor], scaling: float
+    ) -> StreamEntries:
+        """Return the entries of a part's rows; ``suffix`` has the keys and values of their suffixes."""
+        key, value = self._caches[part.cache][layer]
+        return StreamEntries(layer, query, key, value, suffix[0], suffix[1], scaling, part.streams, self._terms[layer])
 
 
 def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor, Tensor]:

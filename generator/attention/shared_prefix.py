@@ -9,7 +9,7 @@ Where suffixes lie, and which of them are copied, is bookkeeping in integers on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -89,6 +89,11 @@ class StreamSlots:
         self._parked_caches[places], self._parked_slots[places] = self.caches[rows], self.slots[rows]
         self._waiting_length = max(self._waiting_length, self.length)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a parked stream is still to be copied."""
+        return self._waiting_length > 0
+
     def rewind(self) -> None:
         """Close all streams and go back to the end of the prompt."""
         self.length = 0
@@ -130,12 +135,18 @@ def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int)
     return buffers, [parts[first : first + 2] for first in range(0, len(parts), 2)]
 
 
-def copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
-    """Copy slots ``source`` to slots ``target`` in a buffer, [parts, slots, ...]; all reads precede all writes."""
+def copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor, others: Sequence[Tensor] = ()) -> None:
+    """Copy slots ``source`` to slots ``target`` in a buffer, [parts, slots, ...], and in ``others`` of its shape.
+
+    All reads precede all writes.
+    """
     room = _CPU_BYTES if buffer.device.type == "cpu" else _OTHER_BYTES
     moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
-    for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
-        parts.index_copy_(1, target, parts[:, source])
+    at_once = max(room // max(moved, 1), 1)
+    for parts in zip(*(torch.split(whole, at_once) for whole in (buffer, *others)), strict=True):
+        suffixes = parts[0][:, source]
+        for part in parts:
+            part.index_copy_(1, target, suffixes)
 
 
 __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs import the first from here; their source is part of identities
@@ -182,10 +193,6 @@ class SharedPrefix:
         # A rule sees the layers without a window, numbered from 0.
         whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
         self._whole = {number: place for place, number in enumerate(whole)}
-        if any(rule is not None for rule in rules):
-            parts = [[(cache[number].key, cache[number].value) for number in self._whole] for cache in caches]
-            terms = [caches[0][number].terms for number in self._whole]
-            self._ruled = RuledStreams(rules, parts, streams + parked, horizon, terms)
         self._fused: FusedAttention | None = None
         if are_fused(self.devices, fused):
             if any(tiles):
@@ -193,6 +200,11 @@ class SharedPrefix:
                     "row_tile: fused operations, which this device uses, have fixed tiles; leave row_tile out"
                 )
             self._fused = FusedAttention(list(zip(*caches, strict=True)), heads)
+        if any(rule is not None for rule in rules):
+            parts = [[(cache[number].key, cache[number].value) for number in self._whole] for cache in caches]
+            terms = [caches[0][number].terms for number in self._whole]
+            is_fused = self._fused is not None
+            self._ruled = RuledStreams(rules, parts, streams + parked, horizon, terms, fused=is_fused)
         self._packing: dict[str, Tensor] = {}
         self._copied_length = 0
         self._indices: _Indices = {}
@@ -269,22 +281,7 @@ class SharedPrefix:
     def indices(self) -> dict[str, Tensor]:
         """Return the vectors that ``take`` needs on every device for this step, int64 on the CPU, by name."""
         length = torch.tensor([self._slots.length + 1])  # with the token about to be fed
-        return {"length": length, **self._packing, **self.copies()}
-
-    def copies(self) -> dict[str, Tensor]:
-        """Return the slots from which ("source") and to which ("target") streams move, int64 on the CPU, for ``move``.
-
-        The copies then count as made.
-        """
-        source, target, self._copied_length = self._slots.copies()
-        return {"source": source, "target": target}
-
-    def move(self, indices: _Indices) -> None:
-        """Copy suffixes to other slots; the argument is what ``copies`` returned, on every device of ``devices``."""
-        for buffer in self._buffers:
-            moved = indices[buffer.device]
-            if len(moved["source"]):
-                copy_suffixes(buffer[:, :, :, : self._copied_length], moved["source"], moved["target"])
+        return {"length": length, **self._packing, **self._copies()}
 
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
@@ -293,35 +290,77 @@ class SharedPrefix:
         step.
         """
         self._indices = indices
-        self.move(indices)
+        self._copy(indices)
         self._slots.length += 1
-        if self._ruled is not None:
-            for scores in self._ruled.buffers.values():
-                moved, columns = indices[scores.device], self._ruled.columns(self._copied_length)
-                if len(moved["source"]):
-                    copy_suffixes(scores[:, :, :, columns], moved["source"], moved["target"])
+        if self._ruled is not None and self._ruled.steady:
+            self._ruled.begin_step()
+        elif self._ruled is not None:
             slots = {device: indices[device]["ruled"] for device in self.devices}
-            self._ruled.before_step(slots, [self._suffix[number] for number in self._whole], self._slots.length)
+            self._ruled.before_step(slots, self._ruled_suffixes, self._slots.length)
+
+    def _copies(self) -> dict[str, Tensor]:
+        """Return the slots from which and to which streams move; the copies then count as made."""
+        source, target, self._copied_length = self._slots.copies()
+        return {"source": source, "target": target}
+
+    def _copy(self, indices: _Indices, *, before: bool = False) -> None:
+        """Copy the suffixes and scores that move; scores are those after the last step, or before it if ``before``."""
+        for buffer in self._buffers:
+            moved = indices[buffer.device]
+            if len(moved["source"]):
+                copy_suffixes(buffer[:, :, :, : self._copied_length], moved["source"], moved["target"])
+        for scores, *others in [] if self._ruled is None else self._ruled.buffers(self._copied_length, before=before):
+            moved = indices[scores.device]
+            if len(moved["source"]):
+                copy_suffixes(scores, moved["source"], moved["target"], others)
+
+    @property
+    def _ruled_suffixes(self) -> list[Suffixes]:
+        """The keys and values of all slots in the layers that rules see."""
+        return [self._suffix[number] for number in self._whole]
+
+    @property
+    def unsteady(self) -> list[str]:
+        """Why the steps of caches with rules cannot be repeated although operations are fused."""
+        return [] if self._fused is None or self._ruled is None else self._ruled.unsteady
 
     @property
     def repeats(self) -> bool:
-        """Whether ``repeat`` can be called, that is, whether the two fused operations compute all attention."""
-        return self._fused is not None and self._ruled is None
+        """Whether ``repeat`` can be called: the two fused operations and steady rules compute all attention."""
+        return self._fused is not None and (self._ruled is None or self._ruled.steady)
 
     @property
-    def partials(self) -> int:
-        """The number of partial results of the fused operations; 0 without them."""
-        return 0 if self._fused is None else self._fused.partials
+    def bucket(self) -> Hashable:
+        """What fused operations and rules depend on besides the shapes and addresses of the vectors of ``indices``."""
+        partials = 0 if self._fused is None else self._fused.partials
+        return partials, None if self._ruled is None else self._ruled.bucket
 
     def repeat(self) -> None:
         """Make room for one more token of the same streams in the same slots, without data from the host."""
         self._slots.length += 1
         for device in self.devices:
             self._indices[device]["length"].add_(1)
+        if self._ruled is not None:
+            self._ruled.begin_step()
 
     def take_back(self) -> None:
         """Give up the token of the last ``repeat``; its entries are written over."""
         self._slots.length -= 1
+        if self._ruled is not None:
+            self._ruled.take_back()
+
+    def parked_copies(self) -> dict[str, Tensor]:
+        """Return the vectors that ``keep_parked`` needs on every device, int64 on the CPU; {} if no stream waits."""
+        return self._copies() if self._slots.waits else {}
+
+    def keep_parked(self, indices: _Indices) -> None:
+        """Copy the streams that were parked since the last ``repeat``, as they were before it."""
+        self._copy(indices, before=True)
+
+    def after_step(self) -> None:
+        """Let rules look at what the last step has left, which will not be given up."""
+        if self._ruled is not None and self._ruled.steady:
+            self._ruled.after_step(self._ruled_suffixes, self._indices, self._slots.length)
 
     def fill(self, contents: Tensor) -> None:
         """Set the keys and the values of slot s's suffix to ``contents[s mod kinds]``, in every layer.
@@ -355,8 +394,11 @@ class SharedPrefix:
             result = self._attend_plainly(layer, query, key, value, scaling)
         place = self._whole.get(layer)
         if self._ruled is not None and place is not None:
-            slots, length = self._indices[query.device]["ruled"], self._slots.length
-            self._ruled.attend(place, query, self._suffix[layer], slots, length, scaling, result)
+            indices, suffix = self._indices[query.device], self._suffix[layer]
+            if self._ruled.steady:
+                self._ruled.attend_steadily(place, query, suffix, indices, scaling, result)
+            else:
+                self._ruled.attend(place, query, suffix, indices["ruled"], self._slots.length, scaling, result)
         return result
 
     def _attend_plainly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -392,7 +434,7 @@ class SharedPrefix:
         self._packing = {}
         if self._ruled is not None:
             caches, multiple = self.stream_cache, self._row_multiple
-            self._packing["ruled"] = self._ruled.pack(caches, self.slots, self._at_once, multiple)
+            self._packing |= self._ruled.pack(caches, self.slots, self._at_once, multiple)
         if self._fused is not None:
             self._packing |= self._fused.pack(*self._reads.grouped(self.stream_cache, self.slots), self.rows)
             return

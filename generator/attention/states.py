@@ -97,7 +97,7 @@ class StreamStates(LayerStates):
             for _ in range(2 if taken_back else 1)
         ]
         self.latest = 0  # the version with the states after the last step
-        self._rows, self._ahead = 0, False
+        self._rows = 0
 
     @property
     def devices(self) -> set[torch.device]:
@@ -106,7 +106,7 @@ class StreamStates(LayerStates):
 
     def open(self, caches: Sequence[int]) -> None:
         """Give stream i, in slot i, the first states of cache ``caches[i]``; caches ascend."""
-        self._ahead, first = False, 0
+        first = 0
         for cache, streams in itertools.groupby(caches):
             last = first + len(list(streams))
             for place, buffer in self._versions[self.latest].items():
@@ -114,19 +114,18 @@ class StreamStates(LayerStates):
             first = last
 
     def take(self, indices: Mapping[torch.device, Mapping[str, Tensor]], rows: int) -> None:
-        """Copy the states that move to other slots, before a step of ``rows`` rows; ``indices`` is as for ``move``."""
-        self._ahead = False
-        self.move(indices)
+        """Copy the states that move to other slots, before a step of ``rows`` rows; ``indices`` is as for ``copy``."""
+        self.copy(indices)
         self._rows = rows
-        self._flip()
+        self.repeat()
 
-    def move(self, indices: Mapping[torch.device, Mapping[str, Tensor]]) -> None:
-        """Copy states to other slots; a step that was begun with ``repeat`` does not count.
+    def copy(self, indices: Mapping[torch.device, Mapping[str, Tensor]], *, before: bool = False) -> None:
+        """Copy states to other slots: those after the last step, or before it if ``before``.
 
         ``indices`` has for every device the slots from which ("source") and to which ("target") streams move, int64
         [copies] each. Parked streams have the same states in every version.
         """
-        for place, buffer in self._versions[self.latest - self._ahead].items():
+        for place, buffer in self._versions[self.latest - before].items():
             moved = indices[buffer.device]
             if len(moved["source"]):
                 source, target = (self._beyond_rows(moved[name]) for name in ("source", "target"))
@@ -135,17 +134,12 @@ class StreamStates(LayerStates):
                     version[place].index_copy_(0, target, states)
 
     def repeat(self) -> None:
-        """Begin one more step of as many rows, which can be taken back."""
-        self._ahead = True
-        self._flip()
+        """Begin one more step of as many rows."""
+        self.latest = (self.latest + 1) % len(self._versions)
 
     def take_back(self) -> None:
-        """Return to the states before the last ``repeat``."""
-        self._ahead = False
-        self._flip()
-
-    def _flip(self) -> None:
-        self.latest = (self.latest + 1) % len(self._versions)
+        """Return to the states before the last step."""
+        self.repeat()  # there are two versions
 
     def arrange(self) -> None:
         """Hand the step's states to the layers, which change them in place."""

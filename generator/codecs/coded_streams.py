@@ -65,6 +65,8 @@ class CodedStreams(CacheRule):
     decoding; ``horizon`` is H.
     """
 
+    unsteady = "a codec codes generated entries in every step"
+
     def __init__(
         self, coding: EntryCoding, window: int, together: int, layers: Sequence[CodedLayer], horizon: int
     ) -> None:

@@ -131,6 +131,7 @@ class _Scan:
             streams, places, rows = self._streams(live, token[stays])
             draws = steps.step(column + 1, streams, places, rows)
             self.kernel_evaluations.index_add_(0, self._pair_cache[live].repeat(2), streams.share)
+        steps.close()
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> tuple[DistinctStreams, Tensor, Tensor]:

@@ -188,18 +188,24 @@ class FusedSteps:
             else:
                 self._ahead.place(streams.token)
                 self._compute(self._ahead)
+        if self._ahead is not None:
+            self._ahead.confirm()
         return self._read()
+
+    def close(self) -> None:
+        """Discard a position that is begun; call this before streams are rewound."""
+        if self._begun and self._ahead is not None:
+            self._ahead.give_up()
+        self._begun = False
 
     def _prepare(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> None:
         """Send the inputs of a position, unless it is begun; discard a begun position if streams or rows changed."""
         stay = self._streams >= 0 and torch.equal(streams.row, torch.arange(self._streams))
         self._same = stay and torch.equal(rows, self._rows)
         self._column, self._streams, self._rows = column, len(streams.row), rows
-        if self._begun and self._ahead is not None:
-            if self._same:
-                return
-            self._ahead.give_up()
-            self._begun = False
+        if self._begun and self._same:
+            return
+        self.close()
         unused = places.new_zeros(self._most - len(places))
         self._kernels.send(torch.cat([rows.flatten(), torch.tensor([column]), places, unused]))
 

@@ -112,6 +112,9 @@ class AheadDecoder(Protocol):
     def give_up(self) -> None:
         """Undo the last ``feed``; the next ``place`` appends the tokens to use instead."""
 
+    def confirm(self) -> None:
+        """Note that the tokens of the last ``place`` or ``feed`` stay: their distributions were used or will be."""
+
 
 @dataclass(frozen=True)
 class SharingOptions:

@@ -132,8 +132,11 @@ class ModelShape:
         return -(-entries // CHUNK) * self.heads * (self.head_size * self.item_bytes + 4)
 
     def score_bytes(self, entries: int) -> int:
-        """Return the bytes of a stream's float32 scores in all layers, plus those of one layer's attention weights."""
-        return 4 * entries * (self.layers * self.kv_heads + 3 * self.heads)
+        """Return the bytes of a stream's float32 scores in all layers, plus those of one layer's attention weights.
+
+        Two versions of the scores are counted, as there are if operations are fused.
+        """
+        return 4 * entries * (2 * self.layers * self.kv_heads + 3 * self.heads)
 
     def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
         """Return the most bytes that decoding one replicate of each of ``actions`` actions takes besides the prompt.

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fixtures.common_actions import CONTROL, HALF_SNAPKV, SHARED_SNAPKV, assert_near
+from fixtures.common_actions import CONTROL, HALF_SNAPKV, SHARED_SNAPKV, assert_near, assert_same_kept
 from fixtures.devices import DEVICES, Device, one_of
 from fixtures.distributions import large_distributions
 from fixtures.house import ROOT
@@ -27,11 +27,13 @@ from fixtures.stored_rows import assert_same
 from fixtures.study_files import load_study
 from torch import Tensor
 
+from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, save_random_model
 from kvdrift.generator.coupling.distributions import NOTHING, DistributionTable, fused_draws
 from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
-from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors import SELECTORS, Full
+from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.selectors.selector import ScoringSelector
 from kvdrift.generator.service.client import RemoteGenerator, ServiceAddress
 from kvdrift.generator.service.server import GenerationService, identity_of
@@ -39,10 +41,12 @@ from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.log.store import Unit
+from kvdrift.schema.retention import Retention
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.tables import PLAIN, SWRB
 
-DOCUMENT = random_document("d4099", 4099)
+LENGTH = 4099
+DOCUMENT = random_document(f"d{LENGTH}", LENGTH)
 FUSED = pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 
@@ -59,6 +63,13 @@ with one_of(name) as device:
     units = generate_units(loaded, *pickle.loads(Path(asked).read_bytes()))
     Path(answer).write_bytes(pickle.dumps((units, slower(loaded.network, name))))
 """
+
+
+def policy_actions(keep: int) -> list[Action]:
+    """An action of each policy, whose steps read ``keep`` entries at most."""
+    policies = [(name, kind()) for name, kind in POLICIES.items()]
+    retention = Retention.parse(str(keep))
+    return [Action(f"{name}-{keep}", "full", Full(), retention, policy_name=name, policy=one) for name, one in policies]
 
 
 @pytest.fixture(params=DEVICES)
@@ -150,17 +161,20 @@ def test_events_do_not_depend_on_what_is_generated_beside_them(
 
 
 @pytest.mark.parametrize(
-    "sampling", [FULL_SOFTMAX, Sampling(temperature=0.7, top_p=0.9, top_k=50)], ids=["softmax", "law"]
-)
+    ("sampling", "evicting"),
+    [
+        (FULL_SOFTMAX, [HALF_SNAPKV]), (Sampling(temperature=0.7, top_p=0.9, top_k=50), [HALF_SNAPKV]),
+        (FULL_SOFTMAX, policy_actions(LENGTH + 5)),
+    ],
+    ids=["softmax", "law", "policies"],
+)  # fmt: skip
 def test_captured_steps_give_the_same_events(
-    device: Device, sampling: Sampling, folder: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, sampling: Sampling, evicting: list[Action], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, with graphs that are replayed and without graphs; a pretended device has none."""
     model = replace(device.load(folder, "bfloat16"), sampling=sampling)
     many, long = sizes(device)
-    asked = [
-        PendingUnit(action, 0, many, estimator) for action in (HALF_SNAPKV, CONTROL) for estimator in (PLAIN, SWRB)
-    ]
+    asked = [PendingUnit(action, 0, many, estimator) for action in (*evicting, CONTROL) for estimator in (PLAIN, SWRB)]
     replayed: list[object] = []
     if not device.pretended:
         replay = torch.cuda.CUDAGraph.replay
@@ -170,6 +184,7 @@ def test_captured_steps_give_the_same_events(
     monkeypatch.setattr("kvdrift.generator.coupling.steps.captures", lambda _: False)
     for one, other in zip(captured, generate_units(model, "s", DOCUMENT, asked, long, 3), strict=True):
         assert one.events.equals(other.events)
+        assert_same_kept(one, other)
 
 
 @pytest.mark.parametrize("name", SELECTORS)

@@ -20,6 +20,7 @@ from fixtures.step_profile import (
 )
 
 from kvdrift.generator.attention.cpu_products import OneDNNLinear
+from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.schema.tables import PLAIN, SWRB
 
 
@@ -141,3 +142,25 @@ def test_steps_of_every_family_are_those_of_a_graph(family: str, monkeypatch: py
     assert found["given_up"] < found["begun"] / 3
     assert (found["changed"], found["moved"]) == (0, 0)
     assert found["buckets"] < found["begun"] / 8
+
+
+@DEVICES
+@pytest.mark.parametrize("estimator", [PLAIN, SWRB])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.by_default("h2o-plain-pretend")
+def test_steps_of_policies_repeat_each_other(device: str, policy: str, estimator: str) -> None:
+    """A bucket has one version of the scores, and entries are dropped from the eighth token on, by the same operations.
+
+    A scan parks the streams of a position in the step that is begun after it, which takes one more upload. Streams of a
+    policy that keeps no scores go back to what they were, and need none.
+    """
+    found = profiled(device, estimator, STEPS + 1, policy)
+    print(found)  # noqa: T201 - pytest -s shows the counts of a device
+    assert found["begun"] > found["steps"] / 2
+    assert found["given_up"] < found["begun"] / 4
+    assert found["copies"] <= 2
+    assert found["down"] == found["waiting"] == {}
+    assert sum(found["up"].values()) <= 1
+    assert found["sent_to_begun"] == 0 or (estimator == SWRB and POLICIES[policy].keeps_scores)
+    assert (found["changed"], found["moved"]) == (0, 0)
+    assert found["buckets"] <= 8

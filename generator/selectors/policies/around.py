@@ -45,7 +45,7 @@ class RuleAround(CacheRule):
 
     def __init__(self, rule: CacheRule) -> None:
         self.rule = rule
-        self.scores, self.cuts_back = rule.scores, rule.cuts_back
+        self.scores, self.cuts_back, self.unsteady = rule.scores, rule.cuts_back, rule.unsteady
 
     def calling(self) -> AbstractContextManager[None]:
         """Return the context for a call of the wrapped rule; by default one that does nothing."""
@@ -84,6 +84,13 @@ class RuleAround(CacheRule):
         with self.calling():
             return self.rule.left(entries, scores)
 
+    def attend_steadily(
+        self, entries: StreamEntries, scores: Tensor, length: Tensor, usual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend steadily by the wrapped rule."""
+        with self.calling():
+            return self.rule.attend_steadily(entries, scores, length, usual)
+
 
 class WatchedRule(RuleAround):
     """A wrapper of a rule that counts the remaining prompt entries of its streams after some steps.
@@ -104,6 +111,14 @@ class WatchedRule(RuleAround):
         if length in self._steps:
             self._count(length, entries, after)
         return found, after
+
+    def watches(self, length: int) -> bool:
+        """Return whether the step is one of ``steps`` and the rule has something to do."""
+        return length in self._steps and not self.rule.passes(length)
+
+    def after_step(self, entries: StreamEntries, scores: Tensor) -> None:
+        """Count the remaining entries of a layer."""
+        self._count(entries.suffix_key.shape[2], entries, scores)
 
     def _count(self, length: int, entries: StreamEntries, after: Tensor) -> None:
         mask = self.rule.left(entries, after)
@@ -197,6 +212,7 @@ class GuardedRule(RuleAround):
     def __init__(self, policy: Policy, rule: CacheRule, budget: int | None) -> None:
         super().__init__(rule)
         self._policy, self._budget = policy, budget
+        self.unsteady = f"policy {type(policy).__name__} is custom, and its results are checked in every step"
 
     def calling(self) -> AbstractContextManager[None]:
         """Return a context that turns an exception into an error of one line, which names the policy."""

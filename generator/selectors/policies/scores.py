@@ -58,6 +58,7 @@ class _LeastScore(CacheRule):
     """
 
     cuts_back = False
+    unsteady = None
 
     def __init__(self, policy: ScoringPolicy, first: Sequence[Tensor], budget: int) -> None:
         self._policy, self._budget = policy, budget
@@ -88,6 +89,21 @@ class _LeastScore(CacheRule):
         output, weights = attend_with_weights(entries, scores.clamp(max=0.0))
         after = self._policy.scored(scores, weights).masked_fill(dropped, _DROPPED)
         return (output if self.replaces(length) else None), self._after_drop(after, length)
+
+    def attend_steadily(
+        self, entries: StreamEntries, scores: Tensor, length: Tensor, usual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend as ``attend`` does, with room for all entries and an L on the device."""
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        joined, dropped = self.scores + length, scores == _DROPPED  # entries so far, dropped ones included
+        hidden = torch.zeros_like(scores).masked_fill_(dropped | (place >= joined), -torch.inf)
+        output, weights = attend_with_weights(entries, hidden)
+        after = self._policy.scored(scores, weights).masked_fill(dropped, _DROPPED)
+        spared = dropped | (place >= joined + 1 - self._policy.recent(self._budget))
+        # Of equal scores the first in reverse order is the latest.
+        least = place[-1] - after.masked_fill(spared, torch.inf).flip(-1).argmin(-1, keepdim=True)
+        after = after.masked_fill((place == least) & (joined + 1 > self._budget), _DROPPED)
+        return torch.where(joined > self._budget, output, usual), after
 
     def _after_drop(self, scores: Tensor, length: int) -> Tensor:
         """Return the scores, with -inf for the entry with the least score if the next entry would exceed the budget.

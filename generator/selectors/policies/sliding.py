@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries, attend_with_weights
 from kvdrift.generator.attention.parts import PartialAttention, attend_part, attend_prompt, join_parts, with_sinks
 from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.selectors import Recent, Selector
@@ -48,6 +48,7 @@ class Sliding(Policy):
 class _Slices(CacheRule):
     """Reads the first ``sinks`` of ``entries`` prompt entries, and the latest entries: ``budget`` entries in all."""
 
+    unsteady = None
     budget: int
     entries: int
     sinks: int
@@ -92,6 +93,18 @@ class _Slices(CacheRule):
                 shared = output.view(kv_heads, rows, group, size), mass.view(kv_heads, rows, group)
                 joint = join_parts(joint, _by_rows(shared))
         return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
+
+    def attend_steadily(
+        self, entries: StreamEntries, scores: Tensor, length: Tensor, usual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend as ``attend`` does, by one softmax in which the entries between sinks and window are hidden."""
+        rows, kv_heads = entries.query.shape[:2]
+        place = torch.arange(self.entries + entries.suffix_key.shape[2], device=entries.query.device)
+        joined = self.entries + length
+        between = (place >= self.sinks) & (place < self.sinks + joined - self.budget)
+        hidden = torch.zeros_like(place, dtype=torch.float32).masked_fill_(between | (place >= joined), -torch.inf)
+        output, _ = attend_with_weights(entries, hidden.expand(rows, kv_heads, -1))
+        return torch.where(joined > self.budget, output, usual), scores
 
 
 def _by_rows(part: PartialAttention) -> PartialAttention:

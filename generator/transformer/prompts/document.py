@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.holding import AsComputed, first_decisions, in_words
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, same_entries, with_packed_keys
 from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.coupling.steps import captures
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.selectors.policies.around import WatchedRule, rule_of, watched_steps
 from kvdrift.generator.transformer.decoder import Decoder
@@ -72,7 +75,13 @@ class PreparedPrompt:
         longest = max(prompt.entries for prompt in prompts)
         rules = [cache.start.rule for cache in self._caches]
         try_steps(self._model, self._prompt, longest, self._horizon, streams, sharing, rules)
-        return TransformerStreams(self._model, prompts, streams, self._horizon, sharing, parked)
+        kernels = TransformerStreams(self._model, prompts, streams, self._horizon, sharing, parked)
+        if captures(device := torch.device(self._model.device)):
+            for reason in kernels.attention.unsteady:
+                self._model.steps.say_once(
+                    f"decoding on {device} takes longer than it could: steps are no graphs ({reason})"
+                )
+        return kernels
 
     def under(self, sampling: Sampling) -> PreparedPrompt:
         """Return a prepared prompt with the same caches and another sampling."""

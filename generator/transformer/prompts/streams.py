@@ -89,7 +89,7 @@ class TransformerStreams(StreamDecoder):
         self._distributions = self._head.room(rows)
         devices = self.attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_distributions.device})
-        self._parking = StepIndices(devices)
+        self._parked = StepIndices(devices)  # of streams that are parked while a step is begun
         self._to_send = self.sent
         self._own: dict[str, Tensor] = {}  # sent to the distributions' device by the last ``advance``, by name
 
@@ -125,10 +125,6 @@ class TransformerStreams(StreamDecoder):
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams ``rows`` as the parked streams ``places``."""
         self.attention.park(rows, places)
-        if self._states is not None:  # steps that are begun ahead change the states, and move no stream
-            moved = self._parking.send(self.attention.copies())
-            self.attention.move(moved)
-            self._states.move(moved)
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""
@@ -142,7 +138,9 @@ class TransformerStreams(StreamDecoder):
             self.attention.skip()
             return self._first_distributions[:0]
         self.place(tokens)
-        return self.distributions()[: len(tokens)]
+        distributions = self.distributions()[: len(tokens)]
+        self.confirm()
+        return distributions
 
     def place(self, tokens: Tensor) -> None:
         """Append one token to each stream; positions continue from the prompt's true length, whatever was evicted."""
@@ -164,7 +162,7 @@ class TransformerStreams(StreamDecoder):
 
     @property
     def ahead(self) -> TransformerStreams | None:
-        """The decoder itself if it can ``feed``; None without fused attention, with a rule, or on several devices."""
+        """The decoder itself if it can ``feed``: attention is fused, on one device, and rules are steady; else None."""
         return self if self.attention.repeats and len(self.attention.devices) == 1 else None
 
     @property
@@ -172,7 +170,7 @@ class TransformerStreams(StreamDecoder):
         """Shapes and addresses of what ``distributions`` reads, but for the fixed weights, caches and suffixes."""
         read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
         version = 0 if self._states is None else self._states.latest
-        return self.attention.partials, version, *((vector.shape, vector.data_ptr()) for vector in read.values())
+        return self.attention.bucket, version, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
     def say_once(self, line: str) -> None:
         """Report a line, unless it was reported before for this model."""
@@ -203,6 +201,15 @@ class TransformerStreams(StreamDecoder):
         self.attention.take_back()
         if self._states is not None:
             self._states.take_back()
+
+    def confirm(self) -> None:
+        """Note that the last tokens stay; streams that were parked since ``feed`` are copied as they were before it."""
+        if not self.cuts_back and (copies := self.attention.parked_copies()):
+            moved = self._parked.send(copies)
+            self.attention.keep_parked(moved)
+            if self._states is not None:
+                self._states.copy(moved, before=True)
+        self.attention.after_step()
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the last hidden states, [rows, width], of one new token per row."""
