@@ -77,15 +77,30 @@ def test_attention(capability: int, dtype: str, size: int, terms: tuple[int | No
         assert unstaged or "cp.async.cg.shared.global" in made.asm["ptx"], "16 bytes"
 
 
+_ADD_NORM = {"ADDS": True, "NORMS_ADDED": False, "NORMS": True, "STYLE": 0, "BLOCK": 4096}
+_ROTATE = {"NORMED": True, "TURNS": True, "WIDE": False, "STYLE": 0, "HALF": 64, "REST": 0}
+_PARTIAL = {"NORMED": True, "TURNS": True, "WIDE": True, "STYLE": 2, "HALF": 32, "REST": 64}
+_NOT_TURNED = {"NORMED": True, "TURNS": False, "WIDE": False, "STYLE": 1, "HALF": 64, "REST": 0}
+
+
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "fp32"), (90, "bf16"), (80, "fp16")])
 @pytest.mark.by_default("80-fp32", "90-bf16")
 def test_operations_of_layers(capability: int, dtype: str) -> None:
+    added, heads = "residual added added_weight weight output", "projected cos sin query_weight key_weight"
     for kernel, names, constants, warps in (
-        (triton_kernels._add_norm, "residual added weight output", {"ADDS": True, "BLOCK": 4096}, 8),
-        (triton_kernels._rotate, "projected cos sin query_weight key_weight", {"NORMED": True, "HALF": 64}, 1),
-        (triton_kernels._silu_times, "projected output", {"BLOCK": triton_kernels._COLUMNS}, 4),
+        (triton_kernels._add_norm, added, _ADD_NORM, 8),
+        (triton_kernels._add_norm, added, _ADD_NORM | {"NORMS_ADDED": True, "STYLE": 2}, 8),
+        (triton_kernels._add_norm, added, _ADD_NORM | {"NORMS_ADDED": True, "NORMS": False, "STYLE": 1}, 8),
+        (triton_kernels._norm_columns, "x weight", {"STYLE": 1, "BLOCK": 4096}, 8),
+        (triton_kernels._rotate, heads, _ROTATE, 1),
+        (triton_kernels._rotate, heads, _PARTIAL, 1),
+        (triton_kernels._rotate, heads, _NOT_TURNED, 1),
+        (triton_kernels._gated, "projected output", {"GELU": False, "BLOCK": triton_kernels._COLUMNS}, 4),
+        (triton_kernels._gated, "projected output", {"GELU": True, "BLOCK": triton_kernels._COLUMNS}, 4),
     ):
         types = tensors(names, dtype) | {"epsilon": "fp32"}
+        if constants.get("WIDE"):
+            types |= tensors("cos sin", "fp32")
         assert compiled(kernel, types, constants, capability, UNFUSED | {"num_warps": warps}).asm["cubin"]
 
 

@@ -31,12 +31,12 @@ def test_attention_is_the_softmax_over_all_entries(found: Any) -> None:
 
 
 def test_operations_between_products_are_those_of_torch(found: Any) -> None:
-    """In 16 bits sums in another order move a rounding here and there, by one unit in the last place of 8.0 and more.
+    """In 16 bits sums in another order move a rounding here and there, by one unit in the last place, or two.
 
-    The residual stream is equal.
+    The residual stream is equal unless something normed was added to it.
     """
-    bounds = {"torch.float32": 1e-5, "torch.float16": 2**-7}
-    assert len(found["operations"]) == 4
+    bounds = {"torch.float32": 1e-6, "torch.float16": 2**-9}
+    assert len(found["operations"]) == 10
     for dtype, deviations in found["operations"]:
         assert max(deviations) < bounds[dtype]
         assert deviations[2] == 0.0

@@ -10,30 +10,19 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.families import saved_family
+from fixtures.operation_names import OperationNames
 from fixtures.pretend_device import SECOND, bring_inputs, to_second_device
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvdrift.generator.checks.random_models import ARCHITECTURES, random_document, random_model
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.fused import layers
 from kvdrift.generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault, slower
-from kvdrift.generator.transformer.loading import LoadedModel
+from kvdrift.generator.transformer.loading import LoadedModel, load_model
 from kvdrift.log.store import Unit
 
 DOCUMENT = random_document("d150", 150)
-
-
-class Names(TorchDispatchMode):
-    """Names of the operations within it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
 
 
 class Nothing:
@@ -69,6 +58,22 @@ def test_fused_layers_give_the_same_events(architecture: str, dtype: str) -> Non
     assert not np.any(fused[-1].events["delta"].to_numpy())
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "olmo2", "smollm3", "phi3", "mixtral", "gpt-oss", "glm4"])
+@pytest.mark.by_default("gemma3", "mixtral")
+def test_fused_layers_of_other_families_give_the_same_events(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By joined weights up to rounding, and by torch's own operations bit for bit."""
+    model = load_model(str(saved_family(family)))
+    pending = [PendingUnit(HALF_SNAPKV, 0, 3), PendingUnit(CONTROL, 0, 2)]
+    usual = generate_units(model, "s", DOCUMENT, pending, 8, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvdrift.generator.transformer.prompts.streams.fused_layers", lambda *_: None)
+        plain = generate_units(model, "s", DOCUMENT, pending, 8, 3)
+    for one, other in zip(usual, plain, strict=True):
+        assert one.events.equals(other.events)
+    for one, other in zip(units_of(model, fused=True), plain, strict=True):
+        assert_near(one, other)
+
+
 @pytest.mark.parametrize(
     ("architecture", "dtype"), [*((name, "float32") for name in ARCHITECTURES), ("qwen2", "bfloat16")]
 )
@@ -88,14 +93,13 @@ def test_a_cpu_computes_what_transformers_does(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_layer_takes_ten_operations(architecture: str) -> None:
     """Eight besides attention, which takes two on CUDA; making views does not count."""
-    views = {f"aten::{name}" for name in ("view", "reshape", "unsqueeze", "split_with_sizes")}
     counts = []
     for depth in (2, 3):
         network = own_model(architecture, layers=depth).network
         fused = fused_layers(network, fused=True)
-        with torch.inference_mode(), Names() as seen:
+        with torch.inference_mode(), OperationNames() as seen:
             fused.hidden_states(torch.arange(8), torch.full((1, 1), 7), Nothing())
-        counts.append(len([name for name in seen.names if name not in views]))
+        counts.append(len(seen.names))
     assert counts[1] - counts[0] == 8
 
 
@@ -123,19 +127,20 @@ def test_weights_are_in_memory_once() -> None:
 
 def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> None:
     model = own_model("llama")
-    hooked, replaced, mapped, mixed, other = (copy.deepcopy(model.network) for _ in range(5))
+    hooked, replaced, quantized, mapped, mixed = (copy.deepcopy(model.network) for _ in range(5))
     hooked.model.layers[1].mlp.register_forward_hook(lambda *_: None)
-    replaced.model.layers[0].self_attn.o_proj = torch.nn.Identity()
+    replaced.model.layers[0].self_attn.o_proj = type("Other", (torch.nn.Linear,), {})(64, 64)
+    quantized.model.layers[1].mlp.up_proj = torch.nn.Identity()
+    quantized.model.layers[1].mlp.up_proj.register_buffer("weight", torch.zeros((2, 2), dtype=torch.int8))
     to_second_device(mapped.model.layers[1])
     bring_inputs(mapped.model.layers[1], SECOND)
     mixed.model.norm.to(torch.float64)
-    other.config.model_type = "gemma"
     for network, line in (
         (hooked, "layers.1.mlp has hooks"),
-        (replaced, "layers.0.self_attn.o_proj is of class Identity"),
+        (replaced, "layers.0.self_attn.o_proj is of class Other"),
+        (quantized, "layers.1.mlp.up_proj has quantized weights"),
         (mapped, "the model's layers lie on several devices"),
         (mixed, "the model's weights are of several dtypes"),
-        (other, "the model's type is gemma"),
     ):
         assert layout_fault(network) == line
         assert fused_layers(network, fused=True) is None
@@ -154,3 +159,8 @@ def test_one_line_says_all_that_decoding_does_without(monkeypatch: pytest.Monkey
     assert (first.endswith("(no Triton)"), second.endswith("(hooks)")) == (True, True)
     monkeypatch.setattr(layers, "attention_fault", lambda _: "no linker")
     assert str(slower(network, "cuda:1")).count("; ") == 2
+    for name in faults:
+        monkeypatch.setattr(layers, name, lambda _: None)
+    assert slower(network, "cuda:1") is None
+    network.model.layers[1].mlp.act_fn = torch.nn.ReLU()
+    assert str(slower(network, "cuda:1")).endswith("computed by their own modules (MLP of layer 1)")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from kvdrift.generator.transformer.fused import layers as operations
-from kvdrift.generator.transformer.fused.layers import add_norm, rotate, silu_times
+from kvdrift.generator.transformer.fused import operations
+from kvdrift.generator.transformer.fused.operations import add_norm, rotate, silu_times
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -1,0 +1,332 @@
+"""The parts of layers are found by what they compute, in all families of ``fixtures.families``, and others are named."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fixtures.families import BASE, FAMILIES
+from fixtures.operation_names import OperationNames
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaModel,
+    LlamaRMSNorm,
+    apply_rotary_pos_emb,
+)
+
+from kvdrift.generator.attention.interface import IMPLEMENTATION
+from kvdrift.generator.attention.parts import PLAIN, LayerTerms
+from kvdrift.generator.transformer.fused.layers import fused_layers, join_weights, known_parts, layers_fault
+from kvdrift.generator.transformer.fused.operations import OFFSET, ROUNDED, WIDE
+from kvdrift.generator.transformer.fused.trial import Parts, tolerance
+
+ALL = "layers 0 to 3"
+# What is computed by its own modules, of the families that are fused; nothing, of most of them.
+OWN = {
+    "mixtral": [f"MLP of {ALL}"], "qwen2-moe": [f"MLP of {ALL}"], "qwen3-moe": [f"MLP of {ALL}"],
+    "gpt-oss": [f"MLP of {ALL}"], "glm4-moe": ["MLP of layers 1 to 3"],
+    "glm4": [f"attention of {ALL}"],  # it rotates channels side by side
+    "starcoder2": [f"norm before attention of {ALL}", f"norm before the MLP of {ALL}", f"MLP of {ALL}", "last norm"],
+}  # fmt: skip
+# How the line begins that says why a family is not fused.
+REFUSED = {
+    "cohere2": "the sum of layer 0 differs",  # attention and MLP in parallel
+    "gemma4": "layer 0 calls its modules in an order that is not known (input_layernorm, self_attn",
+    "falcon-h1": "layer 0 calls its modules in an order that is not known (input_layernorm, mamba",
+    **dict.fromkeys(("lfm2", "qwen3-next", "qwen3.5", "qwen3.5-moe"), "layer 0 has no attention"),
+}
+MULTIPLIED = {"granite": {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}}
+STYLES = {"gemma2": OFFSET, "gemma3": OFFSET, "olmo2": WIDE, "olmo3": WIDE, "gpt-oss": WIDE, "starcoder2": None}
+FUSED = [family for family in FAMILIES if family not in REFUSED]
+
+
+class Entry:
+    """Attention to the row's own key and to one more with score 0 and value 0."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        terms: LayerTerms = PLAIN,  # noqa: ARG002 - the protocol's
+    ) -> Tensor:
+        group = query.shape[1] // key.shape[1]
+        scores = (query * key.repeat_interleave(group, 1)).sum(-1, keepdim=True) * scaling * (1 + layer)
+        return torch.tanh(scores) * value.repeat_interleave(group, 1)
+
+
+class Queries:
+    """Attention that returns its queries, without an operation."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:  # noqa: ARG002
+        return query
+
+
+@cache
+def made(family: str, dtype: torch.dtype) -> Any:
+    """A family's network with random weights, those of norms included."""
+    kind, changes = FAMILIES[family]
+    config = getattr(transformers, f"{kind}TextConfig", None) or getattr(transformers, f"{kind}Config")
+    torch.manual_seed(0)
+    network = getattr(transformers, f"{kind}ForCausalLM")._from_config(
+        config(**BASE | changes | MULTIPLIED.get(family, {})), dtype=dtype, attn_implementation=IMPLEMENTATION
+    )
+    for name, weight in network.named_parameters():
+        if weight.dim() == 1 and "norm" in name:
+            weight.data += 0.3 * torch.randn(weight.shape).to(dtype)
+    return network.eval().requires_grad_(requires_grad=False)
+
+
+def network_of(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    return copy.deepcopy(made(family, dtype))
+
+
+def found(network: Any, *, joined: bool = True) -> Parts:
+    parts = known_parts(network, joined=joined)
+    assert isinstance(parts, Parts), parts
+    return parts
+
+
+def computed(network: Any, *, fused: bool | None, rows: int = 7, one_position: bool = False) -> tuple[Tensor, Tensor]:
+    """The hidden states of a step by fused layers, and those by transformers, [rows, width] each."""
+    tokens = torch.arange(rows) * 11 % BASE["vocab_size"]
+    positions = torch.tensor([[900]]) if one_position else 100 * torch.arange(rows)[:, None] + 3
+    layers = fused_layers(network, fused)
+    assert layers is not None
+    with torch.inference_mode():
+        here = layers.hidden_states(tokens, positions, Entry())
+        wanted = network.model(
+            input_ids=tokens[:, None], position_ids=positions, use_cache=False, kvdrift_attention=Entry()
+        )[0]
+    return here, wanted[:, 0]
+
+
+def assert_equal(network: Any) -> None:
+    """Fused layers on a CPU give the hidden states of transformers up to rounding in float32."""
+    here, wanted = computed(network, fused=True)
+    assert (here - wanted).norm() < 1e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FUSED)
+def test_a_family_is_computed_as_by_transformers(family: str, dtype: torch.dtype) -> None:
+    """Bit for bit by torch's own operations; with joined weights within rounding, which layers amplify."""
+    network = network_of(family, dtype)
+    for one_position in (False, True):
+        assert torch.equal(*computed(network, fused=None, one_position=one_position))
+    here, wanted = computed(network, fused=True)
+    joined = any(name.endswith("joint_proj") for name, _ in network.named_modules())
+    assert joined is not (family == "glm4" or family.startswith("phi3"))  # whose files have joined weights
+    assert (here.float() - wanted.float()).norm() < 20 * tolerance(dtype) * wanted.float().norm()
+    parts = found(network)
+    assert parts.own_names() == OWN.get(family, [])
+    norms = {part.style for layer in parts.layers for part in (layer.before_mlp, layer.after_mlp) if part is not None}
+    wanted_style = STYLES.get(family, ROUNDED)
+    assert norms == {ROUNDED if wanted_style == WIDE and dtype == torch.float32 else wanted_style}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_family_that_is_not_fused_has_a_reason(family: str) -> None:
+    assert str(layers_fault(network_of(family))).startswith(REFUSED[family])
+    assert fused_layers(network_of(family), None) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "operations"),
+    [("mistral", 8), ("phi3", 8), ("gemma2", 8), ("gemma3", 8), ("granite", 10), ("olmo2", 10)],
+)
+def test_a_layer_takes_as_few_operations_as_it_can(family: str, operations: int) -> None:
+    """Attention is left out. Granite multiplies two outputs; OLMo 2 norms all queries together, and all keys."""
+    counts = []
+    for depth in (2, 4):
+        network = network_of(family)
+        network.model.layers = network.model.layers[:depth]
+        layers = fused_layers(network, fused=True)
+        assert layers is not None
+        with torch.inference_mode(), OperationNames() as seen:
+            layers.hidden_states(torch.arange(8), torch.full((1, 1), 7), Queries())
+        counts.append(len(seen.names))
+    assert counts[1] - counts[0] == 2 * operations
+
+
+# --- Differences ------------------------------------------------------------------------------------------------------
+
+
+class OffsetNorm(LlamaRMSNorm):
+    """A norm that adds a half to its weights."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states) * 1.5
+
+
+class DoubledMLP(LlamaMLP):
+    """An MLP that overrides the forward of a known one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2.0 * super().forward(x)
+
+
+class ScaledAttention(LlamaAttention):
+    """Attention that norms values, which no known one does."""
+
+    def forward(self, hidden_states: Tensor, **named: Any) -> Any:
+        return super().forward(hidden_states + 1.0, **named)
+
+
+class LateAttention(LlamaAttention):
+    """Attention that scales its input after 1000 positions, as no first token shows."""
+
+    def forward(self, hidden_states: Tensor, **named: Any) -> Any:
+        return super().forward(hidden_states * (1 + named["position_ids"][..., None] // 1000), **named)
+
+
+class SwappedLayer(LlamaDecoderLayer):
+    """A layer whose second sum subtracts."""
+
+    def forward(self, hidden_states: Tensor, **named: Any) -> Tensor:
+        return 2.0 * hidden_states - super().forward(hidden_states, **named)
+
+
+def of_class(kind: type) -> Callable[[Any], None]:
+    return lambda module: setattr(module, "__class__", kind)
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "own"),
+    [
+        ("input_layernorm", of_class(OffsetNorm), ["norm before attention of layer 2"]),
+        ("input_layernorm", lambda norm: setattr(norm, "variance_epsilon", 1.0), []),
+        ("mlp", of_class(DoubledMLP), ["MLP of layer 2"]),
+        ("mlp", lambda mlp: setattr(mlp, "act_fn", nn.ReLU()), ["MLP of layer 2"]),
+        ("self_attn", of_class(ScaledAttention), ["attention of layer 2"]),
+        ("self_attn", of_class(LateAttention), ["attention of layer 2"]),
+        ("self_attn", lambda attention: setattr(attention, "o_proj", nn.Identity()), ["attention of layer 2"]),
+    ],
+)  # fmt: skip
+def test_a_part_that_differs_is_computed_by_its_own_module(
+    place: str, change: Callable[[Any], None], own: list[str]
+) -> None:
+    network = network_of("llama-3")
+    change(network.model.layers[2].get_submodule(place))
+    assert found(network).own_names() == own
+    assert_equal(network)
+    assert torch.equal(*computed(network_of("llama-3"), fused=None))
+
+
+def test_a_weight_that_is_replaced_is_not_that_of_the_joined_weights() -> None:
+    network = network_of("llama-3")
+    join_weights(network)
+    assert found(network).own_names() == []
+    attention = network.model.layers[1].self_attn
+    attention.q_proj.weight = nn.Parameter(attention.q_proj.weight * 1.5, requires_grad=False)
+    assert found(network).own_names() == ["attention of layer 1"]
+    assert_equal(network)
+
+
+def test_sums_that_differ_are_refused_by_their_layer() -> None:
+    network = network_of("llama-3")
+    network.model.layers[1].__class__ = SwappedLayer
+    assert str(layers_fault(network)).startswith("the sum of layer 1 differs from transformers' by ")
+    assert known_parts(network, joined=False) == "the sum of layer 1 differs from transformers' in its bits"
+
+
+class ShiftedModel(LlamaModel):
+    """A decoder that changes its embeddings in a way of its own."""
+
+    def forward(self, input_ids: Tensor, **named: Any) -> Any:
+        return super().forward(inputs_embeds=self.embed_tokens(input_ids) + 1.0, **named)
+
+
+def test_embeddings_that_differ_are_refused() -> None:
+    network = network_of("llama-3")
+    network.model.__class__ = ShiftedModel
+    assert str(layers_fault(network)).startswith("the embedding differs from transformers' by ")
+
+
+# --- A new family -----------------------------------------------------------------------------------------------------
+
+
+class NewNorm(nn.Module):
+    """RMSNorm under other names."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(0.3 * torch.randn(width)), 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (
+            (1.0 + self.weight.float()) * (wide / (wide.square().mean(-1, keepdim=True) + self.eps).sqrt())
+        ).type_as(x)
+
+
+class NewMLP(nn.Module):
+    """A gated MLP without a module for its activation."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.first, self.third = (nn.Linear(width, inner, bias=True) for _ in range(2))
+        self.second = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.silu(self.first(x)) * self.third(x))
+
+
+class NewAttention(nn.Module):
+    """Attention with one product and norms of heads."""
+
+    def __init__(self, config: Any, number: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.size = config, number, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.all = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.size)
+        self.query_norm, self.key_norm = NewNorm(self.size), NewNorm(self.size)
+        self.out = nn.Linear(self.heads * self.size, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **named: Any) -> Any:
+        rows, length, _ = hidden_states.shape
+        parts = self.all(hidden_states).view(rows, length, -1, self.size).transpose(1, 2)
+        query, key, value = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        query, key = apply_rotary_pos_emb(self.query_norm(query), self.key_norm(key), *position_embeddings)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        output, _ = attend(self, query, key, value, None, scaling=0.3, kvdrift_attention=named["kvdrift_attention"])
+        return self.out(output.reshape(rows, length, -1)), None
+
+
+class NewLayer(nn.Module):
+    """A layer of known parts with norms before and after, under names that no other family has."""
+
+    def __init__(self, config: Any, number: int) -> None:
+        super().__init__()
+        self.self_attn = NewAttention(config, number)
+        self.feed = NewMLP(config.hidden_size, config.intermediate_size)
+        self.one, self.two, self.three = (NewNorm(config.hidden_size) for _ in range(3))
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **named: Any) -> Tensor:
+        attended, _ = self.self_attn(self.one(hidden_states), position_embeddings=position_embeddings, **named)
+        hidden_states = hidden_states + self.two(attended)
+        return self.feed(self.three(hidden_states)) + hidden_states
+
+
+def test_a_new_family_of_known_parts_is_fused() -> None:
+    """No name of a model, a class or a part is known."""
+    network = network_of("llama-3")
+    torch.manual_seed(0)
+    layers = [NewLayer(network.config, number) for number in range(3)]
+    network.model.layers = nn.ModuleList(layers).requires_grad_(requires_grad=False)
+    network.config.model_type, network.config.num_hidden_layers = "new", 3
+    parts = found(network)
+    assert parts.own == {}
+    assert [layer.attention.known.turn for layer in parts.layers if layer.attention.known] == [(0, False)] * 3
+    assert_equal(network)
