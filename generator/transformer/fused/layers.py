@@ -119,10 +119,12 @@ def layout_fault(network: Any) -> str | None:
 
 
 def _is_quantized(module: nn.Module) -> bool:
-    """Return whether a module holds matrices of integers."""
-    held = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    """Return whether a module holds matrices of integers; or, on CUDA, weights that a library's class cannot join."""
+    weights = list(module.parameters(recurse=False))
     integers = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-    return any(part.dim() > 1 and part.dtype in integers for part in held)
+    if any(part.dim() > 1 and part.dtype in integers for part in (*weights, *module.buffers(recurse=False))):
+        return True
+    return any(weight.is_cuda and type(weight) is not nn.Parameter for weight in weights)
 
 
 def join_weights(network: Any) -> None:

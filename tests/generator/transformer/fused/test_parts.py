@@ -12,6 +12,8 @@ import torch
 import transformers
 from fixtures.families import BASE, FAMILIES
 from fixtures.operation_names import OperationNames
+from fixtures.pretend_device import SECOND, to_second_device
+from fixtures.step_profile import computing_on
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
@@ -37,6 +39,8 @@ OWN = {
     "glm4": [f"attention of {ALL}"],  # it rotates channels side by side
     "starcoder2": [f"norm before attention of {ALL}", f"norm before the MLP of {ALL}", f"MLP of {ALL}", "last norm"],
 }  # fmt: skip
+# Transformers has other operations for experts on a CPU, and makes the frequencies of LongRoPE on one.
+ONE_DEVICE = {"mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "gpt-oss", "phi3-long", "phi3-short"}
 # How the line begins that says why a family is not fused.
 REFUSED = {
     "cohere2": "the sum of layer 0 differs",  # attention and MLP in parallel
@@ -158,6 +162,22 @@ def test_a_layer_takes_as_few_operations_as_it_can(family: str, operations: int)
             layers.hidden_states(torch.arange(8), torch.full((1, 1), 7), Queries())
         counts.append(len(seen.names))
     assert counts[1] - counts[0] == 2 * operations
+
+
+@pytest.mark.parametrize("family", sorted(set(FUSED) - ONE_DEVICE))
+@pytest.mark.by_default("gemma3", "granite", "starcoder2")
+def test_no_part_mixes_devices(family: str) -> None:
+    """Nothing of a trial or a step is on the CPU if the network is not."""
+    network = network_of(family)
+    to_second_device(network)
+    tokens, positions = torch.arange(8), 100 * torch.arange(8)[:, None]
+    with computing_on(str(SECOND)):
+        layers = fused_layers(network, fused=True)
+        assert layers is not None, layers_fault(network)
+        here = layers.hidden_states(tokens.to(SECOND), positions.to(SECOND), Entry())
+        there = here.cpu()
+    wanted = fused_layers(network_of(family), fused=True).hidden_states(tokens, positions, Entry())
+    assert (there - wanted).norm() < 1e-5 * wanted.norm()
 
 
 # --- Differences ------------------------------------------------------------------------------------------------------
