@@ -16,7 +16,7 @@ computed here only if the bits are those of transformers' forward, which takes l
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -80,8 +80,8 @@ def layers_fault(network: Any) -> str | None:
     return parts if isinstance(parts, str) else None
 
 
-_Held = tuple[list[object], Parts | str]  # all modules and weights, and what was found of them
-_found: WeakKeyDictionary[Any, dict[bool, _Held]] = WeakKeyDictionary()
+_Found = tuple[list[ref[Any]], Parts | str]  # all modules and weights, and what was found of them
+_found: WeakKeyDictionary[Any, dict[bool, _Found]] = WeakKeyDictionary()
 
 
 def known_parts(network: Any, *, joined: bool) -> Parts | str:
@@ -94,11 +94,11 @@ def known_parts(network: Any, *, joined: bool) -> Parts | str:
     device = next(network.parameters()).device
     if device.type == "cuda" and (problem := operations_fault(device)) is not None:
         return problem
-    held: list[object] = [*network.model.modules(), *network.model.parameters()]
+    now = [*network.model.modules(), *network.model.parameters()]
     before, parts = _found.setdefault(network, {}).get(joined, ([], ""))
-    if len(before) != len(held) or any(one is not other for one, other in zip(before, held, strict=True)):
+    if len(before) != len(now) or any(one() is not other for one, other in zip(before, now, strict=True)):
         parts = find_parts(network, exact=not joined)
-        _found[network][joined] = held, parts
+        _found[network][joined] = [ref(one) for one in now], parts
     return parts
 
 

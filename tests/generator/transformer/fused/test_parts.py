@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -252,6 +254,18 @@ def test_a_weight_that_is_replaced_is_not_that_of_the_joined_weights() -> None:
     attention.q_proj.weight = nn.Parameter(attention.q_proj.weight * 1.5, requires_grad=False)
     assert found(network).own_names() == ["attention of layer 1"]
     assert_equal(network)
+
+
+def test_what_was_found_keeps_neither_weights_nor_networks() -> None:
+    network = network_of("llama-3")
+    found(network)
+    weight, alive = ref(network.model.layers[0].self_attn.q_proj.weight), ref(network)
+    join_weights(network)
+    gc.collect()
+    assert weight() is None
+    del network
+    gc.collect()
+    assert alive() is None
 
 
 def test_sums_that_differ_are_refused_by_their_layer() -> None:
