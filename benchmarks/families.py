@@ -247,7 +247,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-class _StepTimes(transformers.StoppingCriteria):  # type: ignore[misc] # transformers is untyped
+class _StepTimes(transformers.StoppingCriteria):
     """Notes when each step of ``generate`` ends, and never stops it."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from kvdrift.flows.material import Material
 from kvdrift.flows.plan.making import primary_endpoints
 from kvdrift.flows.run.study_run import StudyRun
-from kvdrift.generator.actions import Action
+from kvdrift.generator.actions import Action, build_actions
 from kvdrift.generator.attention.parts import LayerTraits
 from kvdrift.generator.documents.answers import task_scoring
 from kvdrift.generator.documents.registry import SOURCES, left_out
@@ -65,7 +65,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     elif model.engine is not None:
         engine_model(run.study)  # refuses unusable settings and weights
     else:
-        for action in run.material.actions:  # of the file, whoever generates
+        for action in build_actions(run.study):  # without the documents, which are refused later
             check_row_tile(action, model.device, model.device_map)
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)
