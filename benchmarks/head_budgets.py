@@ -56,9 +56,9 @@ def decode(case: Case, budget: str, *, embedded: bool) -> Decoding:
 
 def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
     """Measure both budgets in turn."""
-    shape, (entries, *_) = PRESETS[options.preset]
+    shape, lengths = PRESETS[options.preset]
     case = replace(
-        shape, entries=options.entries or entries, replicates=options.replicates, horizon=options.horizon,
+        shape, entries=options.entries or lengths[0], replicates=options.replicates, horizon=options.horizon,
         threads=options.threads,
     )  # fmt: skip
     runs = in_turn(

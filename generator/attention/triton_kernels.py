@@ -99,8 +99,8 @@ def _shared_bytes(device: torch.device) -> int:
     """Return the shared memory that a program can have on a GPU; for other devices, as in tests, that of an H100."""
     if device.type != "cuda":
         return 227 * 1024
-    bytes_: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return bytes_
+    properties: dict[str, int] = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return properties["max_shared_mem"]
 
 
 def prompt_constants(
