@@ -40,7 +40,6 @@ def action(**keys: Any) -> Action:
     return build_action(ActionSection.model_validate(keys))
 
 
-LONG_ROPE = {"phi3-long", "phi3-short"}
 CODECS_HERE = [name for name in CODECS if not name.startswith("hqq") or importlib.util.find_spec("hqq")]
 OF_FAMILIES = [
     CONTROL, HALF_RECENT, HALF_SNAPKV,
@@ -83,8 +82,6 @@ def units_of(model: LoadedModel, actions: list[Action]) -> list[Unit]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(device: Device, family: str) -> None:
-    if device.pretended and family in LONG_ROPE:
-        pytest.skip("LongRoPE makes its factors by torch.tensor, which the pretended device does not see")
     here, there = (load(saved_family(family), "float32") for load in (device.load_beside, device.load))
     compare(here, there, DOCUMENT, OF_FAMILIES, [units_of(model, OF_FAMILIES) for model in (here, there)])
 

@@ -124,8 +124,7 @@ def test_steps_that_keep_their_streams_repeat_each_other(device: str, estimator:
 NOT_CAPTURED = {"llama-dynamic": {"aten::_local_scalar_dense"}}
 
 
-# A pretended device does not compute the frequencies of LongRoPE.
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("phi3-long", "phi3-short")])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.by_default("gemma2", "gpt-oss", "qwen3.5", "llama-dynamic")
 def test_steps_of_every_family_are_those_of_a_graph(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One upload and one download a step, no other wait, and in a bucket neither another shape nor another address.

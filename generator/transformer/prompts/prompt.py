@@ -91,7 +91,7 @@ def frequencies_of(network: Any, entries: int) -> Iterator[None]:
         return
     rotary = network.model.rotary_emb
     weight = network.get_input_embeddings().weight
-    rotary(weight, torch.tensor([[entries - 1]], device=weight.device))  # sets the frequencies
+    rotary(weight, torch.tensor([[entries - 1]]).to(weight.device))  # sets the frequencies
     kind, rotary.rope_type = rotary.rope_type, "default"  # which leaves frequencies as they are
     try:
         yield
