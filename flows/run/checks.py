@@ -65,7 +65,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     elif model.engine is not None:
         engine_model(run.study)  # refuses unusable settings and weights
     else:
-        for action in build_actions(run.study):  # without the documents, which are refused later
+        for action in build_actions(run.study):  # run.material would read the documents first
             check_row_tile(action, model.device, model.device_map)
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)

@@ -34,7 +34,7 @@ def check_types(
                 *others, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices[name])
                 raise InputError(f"{name} = {value!r}: should be {', '.join(others)} or {last}")
             continue
-        if isinstance(defaults[name], tuple):  # lists of layers, which their owner checks
+        if isinstance(defaults[name], tuple):  # numbers of layers: the class that has them checks them
             continue
         kinds, wanted = KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):

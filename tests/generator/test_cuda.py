@@ -10,22 +10,21 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fixtures.agreement import assert_kept_alike
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, SHARED_SNAPKV, assert_near, assert_same_kept
-from fixtures.devices import DEVICES, Device, one_of
+from fixtures.devices import Device
 from fixtures.distributions import large_distributions
 from fixtures.house import ROOT
 from fixtures.processes import run_command
 from fixtures.small_study import write_study
 from fixtures.stored_rows import assert_same
 from fixtures.study_files import load_study
-from torch import Tensor
 
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, save_random_model
@@ -34,12 +33,9 @@ from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTORS, Full
 from kvdrift.generator.selectors.policies import POLICIES
-from kvdrift.generator.selectors.selector import ScoringSelector
 from kvdrift.generator.service.client import RemoteGenerator, ServiceAddress
 from kvdrift.generator.service.server import GenerationService, identity_of
-from kvdrift.generator.transformer.loading import LoadedModel, load_model
-from kvdrift.generator.transformer.prompts.eviction import evict
-from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.transformer.loading import load_model
 from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
@@ -70,12 +66,6 @@ def policy_actions(keep: int) -> list[Action]:
     policies = [(name, kind()) for name, kind in POLICIES.items()]
     retention = Retention.parse(str(keep))
     return [Action(f"{name}-{keep}", "full", Full(), retention, policy_name=name, policy=one) for name, one in policies]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    with one_of(request.param) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -193,22 +183,8 @@ def test_selectors_keep_what_they_keep_on_the_cpu(device: Device, name: str, fol
 
     If rounding changes no score of a head by more than r, entries that only one device keeps lie within 2 r.
     """
-    selector = SELECTORS[name]()
-
-    def kept(model: LoadedModel) -> tuple[list[Tensor], list[Tensor]]:
-        prompt = Prompt(model, DOCUMENT.tokens, selector.window, selector.statistics)
-        indices = evict(prompt.layers, selector, DOCUMENT.prompt_tokens // 2).indices
-        scored = isinstance(selector, ScoringSelector)
-        scores = [selector.score(layer).cpu() for layer in prompt.layers] if scored else []
-        return [index.cpu() for index in indices], scores
-
-    (there, others), (here, scores) = kept(device.load(folder, "float32")), kept(load_model(str(folder)))
-    for layer, (one, other) in enumerate(zip(there, here, strict=True)):
-        for head, (mine, its) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
-            if apart := sorted(set(mine) ^ set(its)):
-                own = scores[layer][head]
-                rounding = (others[layer][head] - own).abs().max()
-                assert own[apart].max() - own[apart].min() <= 2 * rounding
+    action = Action(name, name, SELECTORS[name](), Retention.parse("1/2"))
+    assert_kept_alike(device.load_beside(folder, "float32"), device.load(folder, "float32"), DOCUMENT, action)
 
 
 def test_couplings_in_one_pass(device: Device) -> None:

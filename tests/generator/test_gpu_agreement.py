@@ -7,7 +7,6 @@ run everywhere.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from fixtures.agreement import assert_agree, compare, with_equal_histories
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, steps_of
-from fixtures.devices import DEVICES, Device, one_of
+from fixtures.devices import Device
 from fixtures.families import FAMILIES, saved_family
 
 from kvdrift.generator.actions import Action, build_action
@@ -60,12 +59,6 @@ EVERY = [
     ),
     *(action(name=f"policy-{name}", policy=name, keep=96) for name in POLICIES),
 ]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    with one_of(request.param) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

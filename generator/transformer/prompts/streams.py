@@ -89,7 +89,7 @@ class TransformerStreams(StreamDecoder):
         self._distributions = self._head.room(rows)
         devices = self.attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_distributions.device})
-        self._parked = StepIndices(devices)  # of streams that are parked while a step is begun
+        self._parked = StepIndices(devices)  # sends the copies of streams that were parked while a step was begun
         self._to_send = self.sent
         self._own: dict[str, Tensor] = {}  # sent to the distributions' device by the last ``advance``, by name
 

@@ -1,4 +1,4 @@
-"""Steady rules of policies: room for H entries and a length on the device give what suffixes cut to that length give."""
+"""Steps of fixed shape by a policy's rule: the same entries are dropped as by the usual steps, attention is as near."""
 
 from __future__ import annotations
 
