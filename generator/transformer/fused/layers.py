@@ -29,6 +29,7 @@ from kvdrift.generator.transformer.fused.trial import Parts, find_parts
 
 if TYPE_CHECKING:
     from kvdrift.generator.attention.interface import LayerAttention
+    from kvdrift.generator.attention.states import LayerStates
 
 
 class FusedLayers:
@@ -43,19 +44,21 @@ class FusedLayers:
         self._decoder, self._parts = network.model, parts
         self._operations = LAUNCHED if joined else PLAIN
 
-    def hidden_states(self, tokens: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
+    def hidden_states(
+        self, tokens: Tensor, positions: Tensor, attention: LayerAttention, states: LayerStates | None = None
+    ) -> Tensor:
         """Return the last hidden states of one new token per row, [rows, width], normed for the head.
 
         Tokens are int64 [rows], on the network's device; positions int64 [rows, 1], or [1, 1] if all rows have one
-        position.
+        position. ``attention`` is called with a layer's number among all layers. ``states`` are the rows' states of
+        layers without attention, which the step replaces; None if all layers have attention.
         """
         parts, layers = self._parts, self._parts.layers
         residual = parts.embedded(self._decoder, tokens)
-        step = Step(self._operations, attention, positions, parts.angles(self._decoder, residual, positions))
-        normed = begin(residual, layers[0].before_attention, step)
-        for layer, following in zip(
-            layers, [*(layer.before_attention for layer in layers[1:]), parts.last], strict=True
-        ):
+        angles = parts.angles(self._decoder, residual, positions)
+        step = Step(self._operations, attention, states, positions, angles)
+        normed = begin(residual, layers[0].before_mixer, step)
+        for layer, following in zip(layers, [*(layer.before_mixer for layer in layers[1:]), parts.last], strict=True):
             normed = layer(residual, normed, following, step)
         return normed
 
@@ -131,8 +134,8 @@ def join_weights(network: Any) -> None:
     """Join in memory those weights of each layer that multiply the same input; do nothing if they are joined."""
     parts = known_parts(network, joined=True)
     for layer in () if isinstance(parts, str) else parts.layers:
-        if layer.attention.known is not None:
-            join(layer.attention.module, layer.attention.known.products)
+        if layer.mixer.known is not None:
+            join(layer.mixer.module, layer.mixer.known.products)
         if layer.mlp.activation is not None:
             join(layer.mlp.module, layer.mlp.products)
 

@@ -1,8 +1,9 @@
 """What a decoder layer consists of, and how each part computes one new token per row.
 
-A layer adds the output of its attention to the residual stream, and then the output of its MLP. Each of the two can
-have a norm before it, and a norm between it and the sum. A part whose arithmetic is not known is computed by the
-layer's own module; everything around it stays as it is.
+A layer adds the output of its mixer to the residual stream, and then the output of its MLP. The mixer is attention, or
+what some layers have in its place, such as a convolution. Each of the two can have a norm before it, and a norm between
+it and the sum; or both get the same normed input. A part whose arithmetic is not known is computed by the layer's own
+module; everything around it stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvdrift.generator.transformer.fused import operations
 
 if TYPE_CHECKING:
     from kvdrift.generator.attention.interface import LayerAttention
+    from kvdrift.generator.attention.states import LayerStates
 
 JOINT = "joint_proj"  # the name of the layer with joined weights, in the module whose first products they are
 LINEAR = {nn.Linear, OneDNNLinear, PackedLinear}
@@ -51,11 +53,12 @@ class Step:
     """What all layers of a step share.
 
     ``angles`` has the results of the rotary embedding, cosines and sines [rows or 1, 1, turned]. ``positions`` are
-    int64 [rows or 1, 1].
+    int64 [rows or 1, 1]. ``states`` are those of layers without attention, None if there are none.
     """
 
     operations: Operations
     attention: LayerAttention
+    states: LayerStates | None
     positions: Tensor
     angles: Sequence[Any]
     flat: dict[tuple[int, bool], tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -130,30 +133,34 @@ class Projections:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """A layer's attention.
+class Mixer:
+    """A layer's attention, or what the layer has in its place.
 
-    ``number`` is the layer's number among those with attention, and ``angles`` the number of the rotary embedding's
-    result that transformers hands to it; None if it gets none. ``known`` is None if its own module computes it.
+    ``layer`` is the layer's number among all layers if it has attention, else None. ``angles`` is the number of the
+    rotary embedding's result that transformers hands to it; None if it gets none. ``states`` is the parameter by which
+    it gets the states of layers without attention, and ``settings`` has its arguments that are not a step's. ``known``
+    is None if its own module computes it.
     """
 
     module: Any
-    number: int
+    layer: int | None
     angles: int | None
+    states: str = "past_key_values"
+    settings: Mapping[str, Any] = field(default_factory=dict)
     known: Projections | None = None
 
     def __call__(self, normed: Tensor, step: Step) -> Tensor:
-        """Return the output of the attention block, [rows, width] -> [rows, width]."""
-        if self.known is None:
-            return of_module(
-                self.module(
-                    hidden_states=normed[:, None], attention_mask=None, position_ids=step.positions,
-                    past_key_values=None, kvdrift_attention=step.attention,
-                    position_embeddings=None if self.angles is None else step.angles[self.angles],
-                )
-            )  # fmt: skip
+        """Return the output of the mixer, [rows, width] -> [rows, width]."""
+        if self.layer is None or self.known is None:
+            named = {**self.settings, "attention_mask": None, self.states: step.states}
+            if self.layer is not None:
+                angles = None if self.angles is None else step.angles[self.angles]
+                named |= {
+                    "position_ids": step.positions, "position_embeddings": angles, "kvdrift_attention": step.attention
+                }  # fmt: skip
+            return of_module(self.module(hidden_states=normed[:, None], **named))
         heads = self.known.projected(self.module, normed, step)
-        output = step.attention.attend(self.number, *heads, self.known.scaling)
+        output = step.attention.attend(self.layer, *heads, self.known.scaling)
         added: Tensor = self.known.output(output.reshape(len(normed), -1))
         return added
 
@@ -182,23 +189,33 @@ class MLP:
 
 @dataclass(frozen=True)
 class Layer:
-    """The parts of a decoder layer; a norm that it lacks is None. Outputs are multiplied by ``factor`` before a sum."""
+    """The parts of a decoder layer; a norm that it lacks is None. Outputs are multiplied by ``factor`` before a sum.
 
-    before_attention: Norm | None
-    attention: Attention
-    after_attention: Norm | None
+    If ``parallel``, the MLP gets the mixer's input. ``scaled``, if not None, is the layer's own module, whose
+    ``layer_scalar`` multiplies the residual stream at the end.
+    """
+
+    before_mixer: Norm | None
+    mixer: Mixer
+    after_mixer: Norm | None
     before_mlp: Norm | None
     mlp: MLP
     after_mlp: Norm | None
     factor: float = 1.0
+    parallel: bool = False
+    scaled: Any = None
 
     def __call__(self, residual: Tensor, normed: Tensor, following: Norm | None, step: Step) -> Tensor:
         """Add the layer's outputs to ``residual`` in place, [rows, width]; return the sum, normed by ``following``.
 
-        ``normed`` is the residual as it is normed before the attention.
+        ``normed`` is the residual as it is normed before the mixer.
         """
-        normed = self._add(residual, self.attention(normed, step), self.after_attention, self.before_mlp, step)
-        return self._add(residual, self.mlp(normed, step), self.after_mlp, following, step)
+        mixed = self._add(residual, self.mixer(normed, step), self.after_mixer, self.before_mlp, step)
+        added = self.mlp(normed if self.parallel else mixed, step)
+        if self.scaled is None:
+            return self._add(residual, added, self.after_mlp, following, step)
+        self._add(residual, added, self.after_mlp, None, step)
+        return begin(residual.mul_(self.scaled.layer_scalar), following, step)
 
     def _add(self, residual: Tensor, added: Tensor, after: Norm | None, following: Norm | None, step: Step) -> Tensor:
         """Add to ``residual`` in place what ``after`` makes of ``added``; return the sum as ``following`` norms it."""

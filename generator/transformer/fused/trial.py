@@ -9,7 +9,7 @@ the part's own output is taken if it is near enough. So neither the names of nor
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,14 +19,15 @@ from torch import Tensor, nn
 
 from kvdrift.generator.attention.parts import PLAIN as NO_TERMS
 from kvdrift.generator.attention.parts import LayerTerms, attention_modules
+from kvdrift.generator.attention.states import LayerStates
 from kvdrift.generator.transformer.fused.operations import STYLES, norm
 from kvdrift.generator.transformer.fused.parts import (
     LAUNCHED,
     LINEAR,
     MLP,
     PLAIN,
-    Attention,
     Layer,
+    Mixer,
     Norm,
     Projections,
     Step,
@@ -90,10 +91,6 @@ def find_parts(network: Any, *, exact: bool) -> Parts | str:
     ``exact`` wants the bits of transformers' forward from torch's own operations; otherwise parts compute by the
     operations of this folder, and may be off by ``tolerance``.
     """
-    modules = attention_modules(network)
-    for number in range(len(network.model.layers)):
-        if number not in modules:
-            return f"layer {number} has no attention"
     try:
         trial = _Trial(network, exact=exact)
         with torch.inference_mode(), trial.watching():
@@ -106,11 +103,15 @@ def find_parts(network: Any, *, exact: bool) -> Parts | str:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a module: the hidden states that it got, and those that it returned, [..., width] each."""
+    """A call of a module: the hidden states that it got, and those that it returned, [..., width] each.
+
+    ``named`` has its arguments by parameter.
+    """
 
     module: Any
     input: Tensor
     output: Tensor
+    named: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,17 @@ class _OneEntry:
         return torch.sigmoid(scores).to(value.dtype) * values
 
 
+_OF_STEPS = (Tensor, tuple, LayerStates, _OneEntry)  # classes of arguments that differ from step to step
+
+
 class _Trial:
     """Watches the calls of a network's modules while it computes, and finds each layer's parts when it is done."""
 
     def __init__(self, network: Any, *, exact: bool) -> None:
         self._network, self._decoder, self._exact = network, network.model, exact
         self._operations, self._attention = PLAIN if exact else LAUNCHED, _OneEntry()
+        self._with_attention = attention_modules(network)
+        self._states = self._no_states()
         embedding = self._decoder.embed_tokens.weight
         tokens = torch.randint(len(embedding), (_ROWS,), generator=torch.Generator().manual_seed(0))
         # Some models change their arithmetic, such as the scale of queries, after many positions.
@@ -190,7 +196,7 @@ class _Trial:
         """Compute rows by transformers, and return the parts found."""
         result: Tensor = self._network.model(
             input_ids=self._tokens[:, None], position_ids=self._positions, use_cache=False,
-            kvdrift_attention=self._attention,
+            past_key_values=self._states, kvdrift_attention=self._attention,
         )[0]  # fmt: skip
         self._watches = False
         calls = [call for call in self._calls.get(self._decoder, ()) if _same(call.input, self._last)]
@@ -198,6 +204,9 @@ class _Trial:
         factor = float(getattr(self._decoder, "embedding_multiplier", None) or 1.0)
         parts = Parts(factor, [kind for kind, _ in self._angles], self._found, last, self._own)
         self._hold(parts.embedded(self._decoder, self._tokens), self._first, "the embedding")
+        angles = parts.angles(self._decoder, _rows(self._first), self._positions)
+        if not all(_same_angles(here, there) for here, (_, there) in zip(angles, self._angles, strict=True)):
+            raise _UnknownPartError("the rotary embedding gives other angles for the same positions")
         normed = begin(_rows(self._last).clone(), last, self._step())
         self._hold(normed, result, "the last norm")
         return parts
@@ -208,7 +217,7 @@ class _Trial:
         """Keep a call of a module by ``caller``."""
         hidden, result = args[0] if args else named.get("hidden_states"), _first(output)
         if self._watches and isinstance(hidden, Tensor) and isinstance(result, Tensor):
-            self._calls.setdefault(caller, []).append(_Call(module, hidden, result))
+            self._calls.setdefault(caller, []).append(_Call(module, hidden, result, named))
 
     def _turned(self, _: Any, args: Any, named: Any, output: Any) -> None:
         """Keep a result of the rotary embedding."""
@@ -232,22 +241,24 @@ class _Trial:
     def _layer(self, number: int, layer: Any, hidden: Tensor, result: Tensor, turned: Any) -> Layer:
         """Return a layer's parts, by the order of its calls; its sums are proven as a whole."""
         calls = [call for call in self._calls.get(layer, ()) if not isinstance(call.module, nn.Dropout)]
-        order = _ordered(calls, layer.self_attn)
+        order = _ordered(calls, self._with_attention.get(number))
         if order is None:
             names = {module: name for name, module in layer.named_children()}
             listed = ", ".join(names[call.module] for call in calls)
             raise _UnknownPartError(f"layer {number} calls its modules in an order that is not known ({listed})")
         found = Layer(
-            before_attention=self._norm("norm before attention", number, order.before_attention),
-            attention=self._attention_of(number, order.attention, turned),
-            after_attention=self._norm("norm after attention", number, order.after_attention),
+            before_mixer=self._norm("norm before attention", number, order.before_mixer),
+            mixer=self._mixer(number, layer, order.mixer, turned),
+            after_mixer=self._norm("norm after attention", number, order.after_mixer),
             before_mlp=self._norm("norm before the MLP", number, order.before_mlp),
             mlp=self._mlp(number, order.mlp),
             after_mlp=self._norm("norm after the MLP", number, order.after_mlp),
             factor=float(getattr(layer, "residual_multiplier", 1.0)),
+            parallel=order.before_mlp is None and _same(order.mlp.input, order.mixer.input),
+            scaled=layer if hasattr(layer, "layer_scalar") else None,
         )
         residual, step = _rows(hidden).clone(), self._step()
-        total = found(residual, begin(residual, found.before_attention, step), None, step)
+        total = found(residual, begin(residual, found.before_mixer, step), None, step)
         self._hold(total, result, f"the sum of layer {number}")
         return found
 
@@ -268,19 +279,28 @@ class _Trial:
                 return Norm(call.module, epsilon, STYLES[off.index(min(off))])
         return Norm(call.module)
 
-    def _attention_of(self, number: int, call: _Call, turned: Any) -> Attention:
-        """Return a layer's attention; its own module computes it if no known arithmetic gives its queries and keys."""
-        attended, normed, step = self._attention.last, _rows(call.input), self._step()
-        angles = next((place for place, (_, result) in enumerate(self._angles) if _same_angles(result, turned)), None)
-        if turned is not None and angles is None:
-            raise _UnknownPartError(f"layer {number} gets angles that are not those of the rotary embedding")
-        own = Attention(call.module, len(self._found), angles)
-        if attended is not None and (known := self._projections(call, attended, angles)) is not None:
-            attention = replace(own, known=known)
-            if self._off(attention(normed, step), call.output) <= self._limit:
-                return attention
-        self._own.setdefault("attention", []).append(number)
-        self._hold(own(normed, step), call.output, f"attention of layer {number}")
+    def _mixer(self, number: int, layer: Any, call: _Call, turned: Any) -> Mixer:
+        """Return a layer's attention or what it has in its place.
+
+        Its own module computes it if it is no attention, or if no known arithmetic gives its queries and keys.
+        """
+        attended, normed, name = self._attention.last, _rows(call.input), "attention"
+        settings = {name: value for name, value in call.named.items() if not isinstance(value, _OF_STEPS)}
+        states = [name for name, value in call.named.items() if isinstance(value, LayerStates)] or ["past_key_values"]
+        own = Mixer(call.module, None, None, states[0], settings)
+        if call.module is not self._with_attention.get(number):
+            name = next(name for name, child in layer.named_children() if child is call.module)
+        else:
+            angles = next((at for at, (_, result) in enumerate(self._angles) if _same_angles(result, turned)), None)
+            if turned is not None and angles is None:
+                raise _UnknownPartError(f"layer {number} gets angles that are not those of the rotary embedding")
+            own = replace(own, layer=number, angles=angles)
+            if attended is not None and (known := self._projections(call, attended, angles)) is not None:
+                attention = replace(own, known=known)
+                if self._off(attention(normed, self._step()), call.output) <= self._limit:
+                    return attention
+        self._own.setdefault(name, []).append(number)
+        self._hold(own(normed, self._step()), call.output, f"{name} of layer {number}")
         return own
 
     def _projections(self, call: _Call, attended: _Attended, angles: int | None) -> Projections | None:
@@ -347,15 +367,20 @@ class _Trial:
         return float("inf") if self._exact or not bool(off.isfinite().all()) else float(off.max())
 
     def _step(self) -> Step:
-        return Step(self._operations, self._attention, self._positions, [result for _, result in self._angles])
+        angles = [result for _, result in self._angles]
+        return Step(self._operations, self._attention, self._no_states(), self._positions, angles)
+
+    def _no_states(self) -> LayerStates | None:
+        """Return states before the first token; None if all layers have attention."""
+        return LayerStates() if len(self._with_attention) < len(self._decoder.layers) else None
 
 
 class _Order(NamedTuple):
-    """The calls of a layer, by their place around its attention and its MLP; None for norms that it lacks."""
+    """The calls of a layer, by their place around its mixer and its MLP; None for norms that it lacks."""
 
-    before_attention: _Call | None
-    attention: _Call
-    after_attention: _Call | None
+    before_mixer: _Call | None
+    mixer: _Call
+    after_mixer: _Call | None
     before_mlp: _Call | None
     mlp: _Call
     after_mlp: _Call | None
@@ -364,15 +389,16 @@ class _Order(NamedTuple):
 def _ordered(calls: Sequence[_Call], attention: Any) -> _Order | None:
     """Return a layer's calls by their place; None if there are others.
 
-    A norm has no modules of its own. It comes after the attention or the MLP if it gets what that returned.
+    A norm has no modules of its own. It comes after the mixer or the MLP if it gets what that returned. The mixer is
+    the layer's attention if it has one, not None.
     """
 
     def is_norm(call: _Call) -> bool:
         return next(call.module.children(), None) is None
 
     rest = list(calls)
-    before = rest.pop(0) if rest and rest[0].module is not attention else None
-    if len(rest) < 2 or rest[0].module is not attention:
+    before = rest.pop(0) if rest and is_norm(rest[0]) else None
+    if len(rest) < 2 or (attention is not None and rest[0].module is not attention):
         return None
     mixer = rest.pop(0)
     after = rest.pop(0) if is_norm(rest[0]) and _same(rest[0].input, mixer.output) else None

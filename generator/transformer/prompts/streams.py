@@ -216,7 +216,7 @@ class TransformerStreams(StreamDecoder):
         if self._states is not None:
             self._states.arrange()
         if self._layers is not None:
-            return self._layers.hidden_states(tokens, positions, self.attention)
+            return self._layers.hidden_states(tokens, positions, self._attend, self._states)
         output: Tensor = self._model.network.model(
             input_ids=tokens[:, None], position_ids=positions, use_cache=False, past_key_values=self._states,
             kvdrift_attention=self._attend,

@@ -27,8 +27,9 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from kvdrift.generator.attention.interface import IMPLEMENTATION
-from kvdrift.generator.attention.parts import PLAIN, LayerTerms
+from kvdrift.generator.attention.interface import IMPLEMENTATION, counted
+from kvdrift.generator.attention.parts import PLAIN, LayerTerms, attention_modules
+from kvdrift.generator.attention.states import LayerStates
 from kvdrift.generator.transformer.fused.layers import fused_layers, join_weights, known_parts, layers_fault
 from kvdrift.generator.transformer.fused.operations import OFFSET, ROUNDED, WIDE
 from kvdrift.generator.transformer.fused.trial import Parts, tolerance
@@ -40,18 +41,27 @@ OWN = {
     "gpt-oss": [f"MLP of {ALL}"], "glm4-moe": ["MLP of layers 1 to 3"],
     "glm4": [f"attention of {ALL}"],  # it rotates channels side by side
     "starcoder2": [f"norm before attention of {ALL}", f"norm before the MLP of {ALL}", f"MLP of {ALL}", "last norm"],
+    "cohere2": [f"norm before attention of {ALL}", "attention of layers 0, 2", "last norm"],  # as glm4, with windows
+    "gemma4-dense": [f"attention of {ALL}"],  # it norms values
+    "lfm2": ["conv of layers 0, 2"],
+    "qwen3-next": ["linear_attn of layers 0, 2", f"MLP of {ALL}", "attention of layers 1, 3"],  # with gates
+    "qwen3.5": ["linear_attn of layers 0, 2", "attention of layers 1, 3"],
+    "qwen3.5-moe": ["linear_attn of layers 0, 2", f"MLP of {ALL}", "attention of layers 1, 3"],
 }  # fmt: skip
 # Transformers has other operations for experts on a CPU, and makes the frequencies of LongRoPE on one.
 ONE_DEVICE = {"mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "gpt-oss", "phi3-long", "phi3-short"}
 # How the line begins that says why a family is not fused.
 REFUSED = {
-    "cohere2": "the sum of layer 0 differs",  # attention and MLP in parallel
     "gemma4": "layer 0 calls its modules in an order that is not known (input_layernorm, self_attn",
     "falcon-h1": "layer 0 calls its modules in an order that is not known (input_layernorm, mamba",
-    **dict.fromkeys(("lfm2", "qwen3-next", "qwen3.5", "qwen3.5-moe"), "layer 0 has no attention"),
 }
+# Files of these have joined weights, or no attention and no MLP of theirs is known.
+NOT_JOINED = {"glm4", "phi3", "phi3-long", "phi3-short", "qwen3-next", "qwen3.5-moe"}
 MULTIPLIED = {"granite": {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}}
-STYLES = {"gemma2": OFFSET, "gemma3": OFFSET, "olmo2": WIDE, "olmo3": WIDE, "gpt-oss": WIDE, "starcoder2": None}
+STYLES = {
+    **dict.fromkeys(("gemma2", "gemma3", "qwen3-next", "qwen3.5", "qwen3.5-moe"), OFFSET),
+    **dict.fromkeys(("olmo2", "olmo3", "gpt-oss", "gemma4-dense"), WIDE), "starcoder2": None,
+}  # fmt: skip
 FUSED = [family for family in FAMILIES if family not in REFUSED]
 
 
@@ -91,6 +101,9 @@ def made(family: str, dtype: torch.dtype) -> Any:
     for name, weight in network.named_parameters():
         if weight.dim() == 1 and "norm" in name:
             weight.data += 0.3 * torch.randn(weight.shape).to(dtype)
+    for name, buffer in network.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.75)
     return network.eval().requires_grad_(requires_grad=False)
 
 
@@ -105,17 +118,48 @@ def found(network: Any, *, joined: bool = True) -> Parts:
 
 
 def computed(network: Any, *, fused: bool | None, rows: int = 7, one_position: bool = False) -> tuple[Tensor, Tensor]:
-    """The hidden states of a step by fused layers, and those by transformers, [rows, width] each."""
+    """The hidden states of a step by fused layers, and those by transformers, [rows, width] each.
+
+    Rows of hybrids have read a token before; their states after the step are compared here.
+    """
     tokens = torch.arange(rows) * 11 % BASE["vocab_size"]
     positions = torch.tensor([[900]]) if one_position else 100 * torch.arange(rows)[:, None] + 3
     layers = fused_layers(network, fused)
     assert layers is not None
     with torch.inference_mode():
-        here = layers.hidden_states(tokens, positions, Entry())
+        states, expected = states_after_a_token(network, tokens), states_after_a_token(network, tokens)
+        attention = counted(Entry(), network)
+        here = layers.hidden_states(tokens, positions, attention, states)
         wanted = network.model(
-            input_ids=tokens[:, None], position_ids=positions, use_cache=False, kvdrift_attention=Entry()
-        )[0]
+            input_ids=tokens[:, None], position_ids=positions, use_cache=False, past_key_values=expected,
+            kvdrift_attention=attention,
+        )[0]  # fmt: skip
+    for place, state in {} if expected is None else expected.by_place.items():
+        assert_near(states.by_place[place], state, exact=not fused)
     return here, wanted[:, 0]
+
+
+def no_states(network: Any) -> LayerStates | None:
+    """States before the first token; None if all layers have attention."""
+    return LayerStates() if len(attention_modules(network)) < len(network.model.layers) else None
+
+
+def states_after_a_token(network: Any, tokens: Tensor) -> LayerStates | None:
+    """States of rows that have read one token each; None if all layers have attention."""
+    if (states := no_states(network)) is None:
+        return None
+    network.model(
+        input_ids=tokens.flip(0)[:, None], position_ids=torch.zeros_like(tokens)[:, None], use_cache=False,
+        past_key_values=states, kvdrift_attention=counted(Entry(), network),
+    )  # fmt: skip
+    assert states.by_place
+    return states
+
+
+def assert_near(state: Tensor, wanted: Tensor, *, exact: bool) -> None:
+    assert (
+        torch.equal(state, wanted) if exact else (state - wanted).norm() < 20 * tolerance(state.dtype) * wanted.norm()
+    )
 
 
 def assert_equal(network: Any) -> None:
@@ -133,13 +177,16 @@ def test_a_family_is_computed_as_by_transformers(family: str, dtype: torch.dtype
         assert torch.equal(*computed(network, fused=None, one_position=one_position))
     here, wanted = computed(network, fused=True)
     joined = any(name.endswith("joint_proj") for name, _ in network.named_modules())
-    assert joined is not (family == "glm4" or family.startswith("phi3"))  # whose files have joined weights
+    assert joined is (family not in NOT_JOINED)
     assert (here.float() - wanted.float()).norm() < 20 * tolerance(dtype) * wanted.float().norm()
     parts = found(network)
     assert parts.own_names() == OWN.get(family, [])
     norms = {part.style for layer in parts.layers for part in (layer.before_mlp, layer.after_mlp) if part is not None}
     wanted_style = STYLES.get(family, ROUNDED)
-    assert norms == {ROUNDED if wanted_style == WIDE and dtype == torch.float32 else wanted_style}
+    wanted_style = ROUNDED if wanted_style == WIDE and dtype == torch.float32 else wanted_style
+    parallel = family == "cohere2"  # its MLP gets what its attention gets
+    assert {layer.parallel for layer in parts.layers} == {parallel}
+    assert norms == (set() if parallel else {wanted_style})
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -176,9 +223,9 @@ def test_no_part_mixes_devices(family: str) -> None:
     with computing_on(str(SECOND)):
         layers = fused_layers(network, fused=True)
         assert layers is not None, layers_fault(network)
-        here = layers.hidden_states(tokens.to(SECOND), positions.to(SECOND), Entry())
+        here = layers.hidden_states(tokens.to(SECOND), positions.to(SECOND), Entry(), no_states(network))
         there = here.cpu()
-    wanted = fused_layers(network_of(family), fused=True).hidden_states(tokens, positions, Entry())
+    wanted = fused_layers(network_of(family), fused=True).hidden_states(tokens, positions, Entry(), no_states(network))
     assert (there - wanted).norm() < 1e-5 * wanted.norm()
 
 
@@ -362,5 +409,5 @@ def test_a_new_family_of_known_parts_is_fused() -> None:
     network.config.model_type, network.config.num_hidden_layers = "new", 3
     parts = found(network)
     assert parts.own == {}
-    assert [layer.attention.known.turn for layer in parts.layers if layer.attention.known] == [(0, False)] * 3
+    assert [layer.mixer.known.turn for layer in parts.layers if layer.mixer.known] == [(0, False)] * 3
     assert_equal(network)
