@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import time
@@ -35,12 +34,6 @@ PROGRAM = Path(__file__).parent / "disk" / "recorded_commits.py"
 TRIED = 6  # states in the default suite
 
 
-@pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out fsyncs of the test's own disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 @pytest.fixture(scope="module")
 def operations(library: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
     return record(library, tmp_path_factory.mktemp("recorded"), [str(PROGRAM)], [ROOT, ROOT / "tests"])
@@ -70,7 +63,6 @@ def test_what_is_acknowledged_is_durable(operations: list[Operation]) -> None:
     assert told == ["store", "documents", "d0", "d1", "d2", "derived", "catalogue", "d3"]
 
 
-@pytest.mark.usefixtures("no_waiting")
 def test_a_power_cut_loses_nothing_acknowledged(operations: list[Operation], tmp_path: Path) -> None:
     """A few states are tried, chosen anew if the operations change; ``make faults`` tries all states."""
     every = list(crash_states(operations))
@@ -80,7 +72,6 @@ def test_a_power_cut_loses_nothing_acknowledged(operations: list[Operation], tmp
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_waiting")
 def test_no_power_cut_loses_anything_acknowledged(operations: list[Operation], tmp_path: Path) -> None:
     every = list(crash_states(operations))
     outcomes = Counter(survive(state, told, tmp_path / str(at)) for at, (state, told) in enumerate(every))

@@ -21,7 +21,7 @@ from kvdrift.log.units.commits import ContradictionError, UnitCommits
 from kvdrift.verification.whole_store import verify
 
 SCHEDULES = int(os.environ.get("KVDRIFT_SCHEDULES", "300"))  # of the long run
-DEFAULT = 24  # schedules of the default run
+DEFAULT = 10  # schedules of the default run
 VERIFIED = 50  # each of so many schedules is verified as a whole
 
 

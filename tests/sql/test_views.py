@@ -121,7 +121,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@pytest.mark.by_default("branched", "several studies", "empty", "one document each")
+@pytest.mark.by_default("branched", "several studies")
 def test_views_equal_their_definitions(computed: Computed) -> None:
     for view in VIEWS:
         contract = contracts()[view]
@@ -134,7 +134,7 @@ def test_views_equal_their_definitions(computed: Computed) -> None:
             assert not wrong, f"{view} {key}: (view, definition) {wrong}"
 
 
-@pytest.mark.by_default("branched", "several studies", "empty", "one document each")
+@pytest.mark.by_default("branched", "several studies")
 def test_contracts_hold(computed: Computed) -> None:
     # Identities may look into other views: here every view is a table of the rows already computed.
     connection = duckdb.connect()
@@ -163,7 +163,7 @@ def test_the_papers_numbers_stand_beside_estimates_of_the_same_name() -> None:
     assert printed == (pytest.approx(0.2079), pytest.approx(0.1906), pytest.approx(0.2251))
 
 
-@pytest.mark.by_default("branched", "several studies", "empty", "one document each")
+@pytest.mark.by_default("branched", "several studies")
 def test_windows_that_no_study_declares_are_the_defaults(computed: Computed) -> None:
     declared = {(row["study"], row["model"]) for row in computed.analysis.log.studies}
     for row in computed.rows["windows"].to_pylist():
