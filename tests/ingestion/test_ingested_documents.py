@@ -214,8 +214,9 @@ def test_the_frontier_of_foreign_events(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_page_of_foreign_events_names_their_engine_and_floor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kvdrift.flows.estimate.estimation.EXPLORATORY_DRAWS", 100)
     taken(tmp_path, write_facts(tmp_path))
     for name in ("derive", "analyze", "report"):
         assert call(capsys, name, tmp_path / "store")[0] == 0

@@ -42,6 +42,7 @@ def holds(folder: Path, log: pa.Table = LOG) -> bool:
 
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("end", [*TEXTS, "stream", "stream.gz", "stream.zst"])
+@pytest.mark.by_default("csv-False", "csv.gz-True", "jsonl.zst-False", "jsonl-True", "stream-True", "stream.gz-False")
 def test_every_format_gives_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, *, pieces: bool
 ) -> None:

@@ -118,19 +118,19 @@ def components_of(values: np.ndarray) -> tuple[float, float]:
 
 
 def test_components_are_unbiased_with_unequal_replicates() -> None:
-    """Means over 200 studies of 60 documents, half with 2 replicates and half with 12; 5 standard errors of the mean.
+    """Means over 100 studies of 60 documents, half with 2 replicates and half with 12; 5 standard errors of the mean.
 
-    Dividing by the mean count instead of averaging 1/K_d would be off by (0.29 - 0.14) sigma_w^2 = 0.024, which is 20
+    Dividing by the mean count instead of averaging 1/K_d would be off by (0.29 - 0.14) sigma_w^2 = 0.024, which is 14
     standard errors.
     """
     random = np.random.default_rng(4)
     sigma_b, sigma_w = 0.2, 0.4
     lost = np.arange(12) >= np.repeat([2, 12], 30)[:, None]
     parts = []
-    for _ in range(200):
+    for _ in range(100):
         values = sigma_b * random.normal(size=(60, 1)) + sigma_w * random.normal(size=(60, 12))
         parts.append(components_of(np.where(lost, np.nan, values)))
-    error = 5 * np.std(parts, axis=0) / math.sqrt(200)
+    error = 5 * np.std(parts, axis=0) / math.sqrt(100)
     assert error[0] < 0.01
     between, within = np.mean(parts, axis=0)
     assert between == pytest.approx(sigma_b**2, abs=error[0])

@@ -391,6 +391,7 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("split", ["development", "evaluation"])
+@pytest.mark.by_default("development")
 def test_a_study_with_one_split_is_not_calibrated(tmp_path: Path, split: str) -> None:
     store = stored_log(tmp_path / "store", (split,))
     with open_views(store) as views:

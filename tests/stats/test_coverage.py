@@ -138,11 +138,11 @@ def test_simulated_moments_are_those_of_the_views(tmp_path: Path) -> None:
 
 
 def test_expected_moments_are_means_of_simulated_ones() -> None:
-    """100 groups of 100 paths of each type: a mean of 100 is within 6 standard errors of its expectation.
+    """100 groups of 50 paths of each type: a mean of 100 is within 6 standard errors of its expectation.
 
     With 99 degrees of freedom one of the about 2,000 comparisons fails falsely with probability below 1e-4.
     """
-    groups_of_paths, paths = 100, 100
+    groups_of_paths, paths = 100, 50
     kinds = TYPES.reshape(6, 2, 5)
     rates = np.repeat(kinds, groups_of_paths, axis=0)
     uniform = np.random.default_rng(8).random((len(rates), 2, paths, H, 4))

@@ -16,7 +16,7 @@ import pytest
 from fixtures.swrb_events import Row, drawn_unit, random_laws
 from fixtures.table_rows import add_rows
 
-from kvdrift.flows.estimate.estimation import EXPLORATORY_DRAWS
+from kvdrift.flows.estimate import estimation
 from kvdrift.flows.estimate.moments import branching_moments
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
@@ -269,8 +269,11 @@ def test_estimates_are_the_views_numbers(branched: Path) -> None:
         assert branching_moments(views, "s", "m", "development") is None
 
 
-def test_an_analysis_appends_them_in_one_commit(branched: Path, tmp_path: Path) -> None:
+def test_an_analysis_appends_them_in_one_commit(
+    branched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Were there two commits, a kill in between would leave an analysis that counts as done and lacks a half."""
+    monkeypatch.setattr(estimation, "EXPLORATORY_DRAWS", 150)
     shutil.copytree(branched, tmp_path / "store")
     store = Store.open(tmp_path / "store")
     before = store.version("results")
@@ -282,7 +285,7 @@ def test_an_analysis_appends_them_in_one_commit(branched: Path, tmp_path: Path) 
     assert names == {*QUANTITIES, *BRANCHING_QUANTITIES, SIMULTANEOUS_GAP}
     own = [row for row in results if row["quantity"] in BRANCHING_QUANTITIES]
     assert {row["status"] for row in own} == {"exploratory"}
-    assert {row["draws"] for row in own} == {EXPLORATORY_DRAWS}
+    assert {row["draws"] for row in own} == {150}
     assert {row["events_version"] for row in own} == {store.version("events")}
     documents = {(row["action"], row["stratum"]): row["documents"] for row in own if row["quantity"] == "efficiency"}
     assert documents["often", "pooled"] == 5

@@ -94,7 +94,7 @@ def values_of(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     yield from zip(*(table[name].to_pylist() for name in PAIR_COLUMNS), strict=True)
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [50, pytest.param(3000, marks=pytest.mark.slow)])
 def test_single_elements(examples: int) -> None:
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     @given(st.lists(st.one_of(damaged(), damaged(), damaged(), ANYTHING), max_size=12))
@@ -150,7 +150,7 @@ def tables(draw: Any) -> pa.Table:
     return pa.table(columns)
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [50, pytest.param(3000, marks=pytest.mark.slow)])
 def test_batches(examples: int) -> None:
     """Right rows of a batch are taken, whatever the other rows hold, and no value is cast with loss."""
 
