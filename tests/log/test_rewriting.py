@@ -438,6 +438,7 @@ def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool
 
 
 @pytest.mark.parametrize("tool", [name for name in TOOLS if name != "rewrite"])
+@pytest.mark.by_default("compact", "z-order", "clean-up")
 def test_a_rewritten_file_is_no_new_data(store: Store, tool: str) -> None:
     before = {table: store.data_version(table) for table in TABLES}
     for table in TABLES:

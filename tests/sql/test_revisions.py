@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,11 @@ def old_unit(doc: str, action: str) -> Unit:
     return Unit(other.record | {"first_replicate": 0}, with_column(other.events, "replicate", replicates))
 
 
-@pytest.fixture
-def redone(tmp_path: Path) -> Store:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Revision 0 of redone is superseded and dropped is dropped; both have units of either estimator."""
     store = store_of(
-        tmp_path / "redone",
+        tmp_path_factory.mktemp("redone") / "store",
         [action_row("kept"), action_row("redone"), action_row("dropped"), action_row("snapkv")],
         [*(old_unit(doc, action) for doc in ("d0", "d1") for action in ("redone", "dropped")), swrb_unit(make_rows())],
     )
@@ -65,6 +66,12 @@ def redone(tmp_path: Path) -> Store:
     store.append_units(current_units(1))
     run_derivation(store.location)
     return store
+
+
+@pytest.fixture
+def redone(made: Store, tmp_path: Path) -> Store:
+    """A copy of that store, to write to."""
+    return Store.open(shutil.copytree(made.location, tmp_path / "redone"))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fixtures.file_faults import file_faults
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 from fixtures.table_rows import add_rows
@@ -22,7 +23,6 @@ from kvdrift.sql.catalog_file import write_catalog
 from kvdrift.sql.contracts import contract
 from kvdrift.transforms.pipeline import run_derivation
 from kvdrift.verification.repair import repair
-from kvdrift.verification.whole_store import verify
 
 WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,
            "second_block_last": 4, "agreement_run": 2, "saturation_threshold": 0.9}  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_study_that_is_declared_after_its_units(tmp_path: Path) -> None:
         "study 's' was declared after its units were derived, with other windows: kvdrift verify STORE --repair makes "
         "their moments again"
     )
-    assert list(repair(other, [fault for check in verify(other) for fault in check.faults]))
+    assert list(repair(other, file_faults(other)))
     declare(first, WINDOWS)
     first.withdraw_units("unit_moments", first.units()["unit"].to_pylist())
     run_derivation(first.location)

@@ -22,6 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from fixtures.altered_events import with_column
 from fixtures.command import call
+from fixtures.file_faults import faults, file_faults
 from fixtures.refusals import refused
 from fixtures.stored_units import derive, make_unit
 from fixtures.swrb_events import drawn_unit, random_laws
@@ -38,7 +39,6 @@ from kvdrift.schema.tables import TABLES
 from kvdrift.sql.catalog import Views, breaches, computed_views, open_views
 from kvdrift.sql.catalog_file import catalog_fault, write_catalog
 from kvdrift.sql.contracts import contract
-from kvdrift.verification.files import Fault, Verified
 from kvdrift.verification.repair import repair
 from kvdrift.verification.units import ROUNDING, first_difference
 from kvdrift.verification.whole_store import scrub, verify
@@ -92,27 +92,13 @@ def study(copied: Path) -> Store:
     return Store(copied)
 
 
-def faults(store: Store) -> list[Fault]:
-    """The faults that a command finds, which opens the store anew: ``store`` may have loaded logs before a forgery."""
-    return [fault for check in verify(Store(store.location)) for fault in check.faults]
-
-
-def faults_to_repair(store: Store) -> list[Fault]:
-    """Return the faults of all checks that need no view, since views take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "kvdrift.verification.whole_store.check_views", lambda *_, **__: Verified("views", "none", "left out")
-        )
-        return faults(store)
-
-
-def file_faults(store: Store) -> list[str]:
-    return [str(fault) for fault in faults_to_repair(store)]
+def texts(store: Store) -> list[str]:
+    return [str(fault) for fault in file_faults(store)]
 
 
 def assert_found(store: Store, *patterns: str) -> None:
     """Each pattern is one fault's, and there are no others; each is a line."""
-    found = file_faults(store)
+    found = texts(store)
     assert not any("\n" in line for line in found)
     for pattern in patterns:
         matching = [line for line in found if re.search(pattern, line)]
@@ -362,9 +348,9 @@ def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
         "units": r"units \(.*\): 2 rows have this key, must be 1$",
     }
     said = twice.get(table, rf"{table}: unit \(.*\): there are \d+ rows, must be \d+ as its events give$")
-    found = [line for line in file_faults(made) if re.match(said, line)]
+    found = [line for line in texts(made) if re.match(said, line)]
     assert len(found) == units, file_faults(made)
-    assert list(repair(made, faults_to_repair(made)))
+    assert list(repair(made, file_faults(made)))
     assert_sound_again(made, before)
 
 
@@ -376,7 +362,7 @@ def test_replicates_in_two_units(made: Store) -> None:
     made.adopt_units(events, [completed])
     name = r"\(s, m/x, d0, snapkv\) replicates"
     twice = rf"^events: unit {name} \[0, 3\) repeats replicates of {name} \[0, 2\), must not$"
-    assert any(re.match(twice, line) for line in file_faults(made))
+    assert any(re.match(twice, line) for line in texts(made))
 
 
 def test_many_faults_are_counted(made: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,16 +398,14 @@ def test_a_unit_that_is_not_whole(made: Store, edit: Callable[[list[dict[str, An
     """The file's name and its place in the log are right, so only its content tells."""
     number = number_of(made, doc="d0", action="snapkv", estimator="plain")
     forge_rows(made, "events", edit, unit=number)
-    found = [
-        line for line in file_faults(made) if line.startswith("events: unit (s, m/x, d0, snapkv) replicates [0, 3)")
-    ]
+    found = [line for line in texts(made) if line.startswith("events: unit (s, m/x, d0, snapkv) replicates [0, 3)")]
     assert len(found) == 1
     assert re.search(message, found[0])
 
 
 def test_a_branching_that_is_not_whole(made: Store) -> None:
     forge_rows(made, "events", change_first("weight", 1.5), unit=number_of(made, doc="d0", estimator="swrb"))
-    assert any("swrb replicates [0, 3): weight is 1.5, must be within [0, 1]" in line for line in file_faults(made))
+    assert any("swrb replicates [0, 3): weight is 1.5, must be within [0, 1]" in line for line in texts(made))
 
 
 def number_of(store: Store, **values: Any) -> int:
@@ -447,11 +431,11 @@ def test_events_of_no_unit(made: Store) -> None:
 @pytest.mark.by_default("trajectories", "branching_depths")
 def test_derived_rows_that_are_not_what_the_events_give(made: Store, table: str, column: str, at: str) -> None:
     forge_rows(made, table, change_first(column, 0.625), doc="d0", action="snapkv")
-    found = file_faults(made)
+    found = texts(made)
     assert len(found) == 1
     name = r"unit \(s, m/x, d0, snapkv\) (swrb )?replicates \[0, 3\)"
     assert re.match(rf"{table}: {name}: {column} is 0.625 at {at}, must be \d[\d.e-]* as its events give", found[0])
-    assert list(repair(made, faults_to_repair(made)))
+    assert list(repair(made, file_faults(made)))
     assert file_faults(made) == []
 
 
@@ -460,7 +444,7 @@ def test_derived_rows_that_are_missing_or_have_no_events(made: Store) -> None:
     named = r"^steps: unit \(.*d0, snapkv\) replicates \[0, 3\)"
     assert_found(made, rf"{named}: there are 17 rows, must be 18 as its events give$")
     forge(made, "steps", steps, None)
-    found = file_faults(made)
+    found = texts(made)
     assert len(found) == 4
     assert all(
         re.match(
@@ -470,7 +454,7 @@ def test_derived_rows_that_are_missing_or_have_no_events(made: Store) -> None:
         for line in found
     )
     forge(made, "events", events, None)
-    found = file_faults(made)
+    found = texts(made)
     assert sum(line.startswith("events: unit (s, m/x, d") and "has 0 of " in line for line in found) == 6
 
 
@@ -497,7 +481,7 @@ def test_rows_that_are_not_of_the_declared_schema(made: Store) -> None:
     events = path_of(made, "events")
     lacking = pq.read_table(place(made, "events", events)).drop_columns("kind")
     events = forge(made, "events", events, encode_parquet(lacking))
-    assert any(line == f"events/{events}: column 'kind' is missing" for line in file_faults(made))
+    assert any(line == f"events/{events}: column 'kind' is missing" for line in texts(made))
 
 
 def test_rows_that_are_not_as_many_as_the_log_says(made: Store) -> None:
@@ -513,7 +497,7 @@ def test_a_row_of_units_with_another_number(made: Store) -> None:
         re.match(
             r"units: unit \(s, m/x, d0, full\) replicates \[0, 3\): unit is 12, must be \d+ as its key gives$", line
         )
-        for line in file_faults(made)
+        for line in texts(made)
     )
 
 
@@ -582,9 +566,7 @@ def test_citations_of_what_is_not_there(made: Store) -> None:
         rf"^calibration \(study=s, model=m/x\), 1 row: events_version is -1, must be one of 0..{latest}$",
     )
     add_rows(made, "plans", plan_row(0))
-    assert any(
-        f"plan_sha256 is ab, must be {plan_row(0)['plan_sha256']} as in plans" in line for line in file_faults(made)
-    )
+    assert any(f"plan_sha256 is ab, must be {plan_row(0)['plan_sha256']} as in plans" in line for line in texts(made))
 
 
 def test_what_cannot_be_read_is_not_blamed_on_others(made: Store) -> None:
@@ -632,7 +614,7 @@ def test_page_checksums_and_text_that_is_no_text(made: Store) -> None:
             log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     put(data[:40] + bytes([data[40] ^ 1]) + data[41:])
-    assert any(re.match(f"steps/{path}: the file cannot be read .* checksums$", line) for line in file_faults(made))
+    assert any(re.match(f"steps/{path}: the file cannot be read .* checksums$", line) for line in texts(made))
     names = pa.array([b"\xff"] * len(rows)).cast(pa.string(), safe=False)
     pq.write_table(rows.set_column(2, "doc", names), sink := pa.BufferOutputStream())
     put(bytes(sink.getvalue()))
