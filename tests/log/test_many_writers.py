@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from fixtures.stored_units import killed_in, make_unit
 
-from benchmarks.commits import simulate
+from benchmarks.commits import Simulated, simulate
+from kvdrift.flows.cluster.worker import LOCAL, Pace
 from kvdrift.log.delta.versions import ATTEMPTS, longest_wait
 from kvdrift.log.store import Store
 from kvdrift.log.units import commits
@@ -113,9 +114,19 @@ def test_writers_whose_turns_go_on_are_waited_for(tmp_path: Path, monkeypatch: p
     assert order == ["first", "second"]
 
 
-@pytest.mark.parametrize(("writers", "each"), [(4, 1), pytest.param(200, 1, marks=pytest.mark.slow)])
-def test_writers_at_once_lose_nothing_and_few_races(writers: int, each: int, tmp_path: Path) -> None:
-    """As workers of a cluster commit: the more there are, the less often each does."""
-    found = simulate(str(tmp_path / "store"), writers, each)
+def assert_nothing_lost_and_few_races(found: Simulated) -> None:
     assert (found.lost, found.doubled) == (0, 0)
     assert found.retries < 1
+
+
+def test_writers_at_once_lose_nothing_and_few_races(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As workers of a cluster commit, but ten times as often, and in threads of this process."""
+    monkeypatch.setattr("benchmarks.commits.ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(count))
+    monkeypatch.setattr("benchmarks.commits.LOCAL", Pace(LOCAL.least / 10, LOCAL.rate * 10))
+    assert_nothing_lost_and_few_races(simulate(str(tmp_path / "store"), 4, 2))
+
+
+@pytest.mark.slow
+def test_200_workers_of_a_cluster_lose_nothing_and_few_races(tmp_path: Path) -> None:
+    """The more workers there are, the less often each commits."""
+    assert_nothing_lost_and_few_races(simulate(str(tmp_path / "store"), 200, 1))

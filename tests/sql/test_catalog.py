@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LOG = awkward_log("long agreements")
 DOCS = sorted({row["doc"] for row in LOG.documents})
+FOLDER = "it's a [store]* {x} study=1"
 
 
 def append_document(store: Store, doc: str) -> None:
@@ -44,9 +45,16 @@ def append_document(store: Store, doc: str) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    made = Store.create(tmp_path_factory.mktemp("made") / "store")
+    """A store in a folder whose name has characters that SQL and glob patterns treat specially."""
+    made = Store.create(tmp_path_factory.mktemp("made") / FOLDER)
     append_document(made, DOCS[0])
     return made
+
+
+@pytest.fixture(scope="module")
+def catalog(made: Store) -> Path:
+    """The catalogue of that store, to be read."""
+    return write_catalog(made)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +66,8 @@ def opened(made: Store) -> Iterator[Views]:
 
 @pytest.fixture
 def store(made: Store, tmp_path: Path) -> Store:
-    """A copy of that store in a folder whose name has characters that SQL and glob patterns treat specially."""
-    return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x} study=1"))
+    """A copy of that store, to write to."""
+    return Store.open(shutil.copytree(made.location, tmp_path / FOLDER))
 
 
 def test_a_view_set_stays_at_its_versions(store: Store) -> None:
@@ -156,8 +164,7 @@ def test_views_need_a_temporary_folder_with_space(
             needs_it(store)
 
 
-def test_a_plain_client_opens_the_catalogue_from_anywhere(store: Store, tmp_path: Path) -> None:
-    catalog = write_catalog(store)
+def test_a_plain_client_opens_the_catalogue_from_anywhere(catalog: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     command = [sys.executable, "-I", "-c", PLAIN_CLIENT, str(catalog)]
@@ -168,11 +175,10 @@ def test_a_plain_client_opens_the_catalogue_from_anywhere(store: Store, tmp_path
     assert comment == {one.view: one.description for one in describe_views()}["saturation"]
 
 
-def test_a_copied_catalogue_does_not_read_the_original(store: Store, tmp_path: Path) -> None:
-    write_catalog(store)
-    copy = Store.open(shutil.copytree(store.location, tmp_path / "copy"))
+def test_a_copied_catalogue_does_not_read_the_original(made: Store, catalog: Path, tmp_path: Path) -> None:
+    copy = Store.open(shutil.copytree(catalog.parent, tmp_path / "copy"))
     written_for = re.escape(
-        f"this catalogue was written for the store {store.location}; for a copy in FOLDER, run kvdrift derive"
+        f"this catalogue was written for the store {made.location}; for a copy in FOLDER, run kvdrift derive"
     )
     with duckdb.connect(f"{copy.location}/catalog.duckdb", read_only=True) as client:
         for view in ("events", "entry"):
@@ -330,13 +336,13 @@ def test_described_views_are_those_that_people_query() -> None:
     assert all(one.description and all(one.columns.values()) for one in described)
 
 
-def test_every_column_says_what_it_is(store: Store) -> None:
+def test_every_column_says_what_it_is(opened: Views, catalog: Path) -> None:
     query = """
         select schema_name || '."' || table_name || '"', column_name, comment from duckdb_columns()
         where schema_name in ('main', 'internal') and not internal
     """
-    with open_views(store) as views, duckdb.connect(str(write_catalog(store)), read_only=True) as client:
-        for connection in (views.connection, client):
+    with duckdb.connect(str(catalog), read_only=True) as client:
+        for connection in (opened.connection, client):
             said = {(relation, column): comment for relation, column, comment in connection.sql(query).fetchall()}
             assert said == {
                 (one.relation, name): text for one in contracts().values() for name, text in one.comments.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,21 @@ from kvdrift.transforms.pipeline import run_derivation
 from kvdrift.transforms.segments import COVERED
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Eight units that are not derived, in segments of two."""
-    run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    run = run_of(load_study(write_finite_study(folder)), folder / "store")
     stages.prepare(run)
     stages.develop(run)
-    monkeypatch.setattr(pipeline, "SEGMENT_ROWS", 2 * run.store.read("units")["event_rows"][0].as_py())
-    return run.store
+    return folder / "store"
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Eight units that are not derived, in segments of two."""
+    store = Store.open(shutil.copytree(made, tmp_path / "store"))
+    monkeypatch.setattr(pipeline, "SEGMENT_ROWS", 2 * store.read("units")["event_rows"][0].as_py())
+    return store
 
 
 @pytest.fixture(scope="module")
