@@ -23,7 +23,6 @@ from fixtures.refusals import refused
 from fixtures.stored_units import (
     HORIZON,
     content,
-    derive,
     edit,
     expected,
     killed_in,
@@ -393,27 +392,6 @@ def test_rows_that_are_derived_say_their_unit(store: Store) -> None:
     rows = derive_trajectories(make_unit().events).steps
     assert "column 'unit' is null in 32 row(s)" in refused(store.put_derived, "steps", rows)
     assert "'units' is not a derived table" in refused(store.put_derived, "units", rows)
-
-
-def test_a_kill_between_trajectories_and_steps_is_repaired(store: Store) -> None:
-    store.append_units([make_unit("d0"), make_unit("d1")])
-    derive(store, ("trajectories",))
-    assert store.read("steps").num_rows == 0
-    assert derive(store) == 2
-    assert derive(store) == 0
-    store.append_units([make_unit("d2")])
-    assert derive(store) == 1
-    assert store.read("trajectories").num_rows == 3 * 4
-    assert store.read("steps").num_rows == 3 * 32
-    assert store.covered_version("steps", "derive") == store.version("events")
-
-
-def test_derivers_at_once_commit_each_unit_once(store: Store) -> None:
-    store.append_units([make_unit(f"d{i}") for i in range(6)])
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: derive(Store.open(store.location)), range(4)))
-    assert store.read("trajectories").num_rows == 6 * 4
-    assert store.read("steps").num_rows == 6 * 32
 
 
 def test_a_unit_between_its_two_commits_is_not_derived_yet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

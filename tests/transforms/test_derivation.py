@@ -129,6 +129,7 @@ def by_key(rows: list[Row], key: Sequence[str]) -> list[Row]:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.by_default(*"01234567")
 def test_against_the_definitions_one_position_at_a_time(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = random_log(rng, pairs=200, longest=(1, 3, 9, 24)[seed % 4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import random
 import shutil
@@ -115,7 +116,10 @@ def test_both_estimators_go_one_way(store: Store, monkeypatch: pytest.MonkeyPatc
     assert_derived_once(store)
 
 
-def test_batches_are_bounded_and_only_the_last_one_covers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_bounded_and_only_the_last_one_covers(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Beam, which derives several segments, prints nothing and leaves logging alone."""
     monkeypatch.setattr(pipeline, "SEGMENTS_PER_RUN", 8)
     monkeypatch.setattr(pipeline, "SEGMENT_ROWS", 30)
     seen: list[tuple[int, int]] = []
@@ -125,7 +129,11 @@ def test_batches_are_bounded_and_only_the_last_one_covers(store: Store, monkeypa
         seen.append((done, todo))
         covered.append(store.covered_version("steps", segments.COVERED))
 
+    root = logging.getLogger()
+    before = (root.level, [*root.handlers], root.manager.disable)
     assert run_derivation(store.location, progress=progress).units == UNITS
+    assert (root.level, [*root.handlers], root.manager.disable) == before
+    assert capfd.readouterr() == ("", "")
     assert seen == [(8, UNITS), (16, UNITS), (UNITS, UNITS)]
     assert covered == [None, None, store.version("events")]
     assert_derived_once(store)
@@ -139,38 +147,29 @@ def test_only_tables_with_rows_of_units_are_opened(store: Store) -> None:
     assert_derived_once(store)
 
 
-def test_nothing_to_do_is_said_without_beam(store: Store) -> None:
-    run_derivation(store.location)
+def test_a_run_prints_nothing_and_leaves_logging_alone(store: Store, made: Path, tmp_path: Path) -> None:
+    """And where there is nothing to do, this is said without Beam."""
+    other = Store.open(shutil.copytree(made, tmp_path / "other"))
+    derived = run_derivation(store.location).units
     versions = store.versions()
-    done = python(
-        """
-        import sys
-        from kvdrift.transforms.pipeline import run_derivation
-        report = run_derivation(sys.argv[1])
-        assert (report.units, report.events, report.trajectories) == (0, 0, 0), report
-        assert report.seconds < 2, report
-        assert not [name for name in sys.modules if name.startswith("apache_beam")]
-        """,
-        store.location,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert store.versions() == versions
-
-
-def test_a_run_prints_nothing_and_leaves_logging_alone(store: Store) -> None:
     done = python(
         """
         import logging, sys
         from kvdrift.transforms.pipeline import run_derivation
         root = logging.getLogger()
         before = (root.level, list(root.handlers), root.manager.disable)
-        assert run_derivation(sys.argv[1]).units == int(sys.argv[2])
+        report = run_derivation(sys.argv[1])
+        assert (report.units, report.events, report.trajectories) == (0, 0, 0), report
+        assert report.seconds < 2, report
+        assert not [name for name in sys.modules if name.startswith("apache_beam")]
+        assert run_derivation(sys.argv[2]).units == int(sys.argv[3])
         assert (root.level, list(root.handlers), root.manager.disable) == before == (logging.WARNING, [], 0)
         """,
-        store.location, str(UNITS),
+        store.location, other.location, str(derived),
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert_derived_once(store)
+    assert store.versions() == versions
+    assert_derived_once(other)
 
 
 def derive_and_die(location: str, method: str, moment: int) -> None:
