@@ -54,7 +54,7 @@ def test_any_order_and_twice_is_the_batch_path(tmp_path: Path, grouped: bool) ->
 @pytest.mark.by_default("False")
 def test_replicates_that_stop_after_both_ends_are_whole(tmp_path: Path, grouped: bool) -> None:  # noqa: FBT001
     """Some rows after the ends come, some of them late, and some with another token that pads."""
-    whole = events(80)
+    whole = events(60)
     ended = pc.and_(whole["x_eos"], whole["y_eos"]).to_numpy()
     first = ended & ~np.roll(ended, 1) | (whole["t"].to_numpy() == 1)
     t, pair = whole["t"].to_numpy(), whole["replicate"].to_numpy()
