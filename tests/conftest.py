@@ -26,10 +26,10 @@ FORKING = (
 LONG = (
     "verification/test_verification.py", "flows/test_object_storage.py", "flows/test_weights_study.py",
     "report/test_report.py", "generator/test_hidden_inputs.py", "faults/test_damage.py",
-    "flows/test_engine_study.py", "flows/test_identities.py", "log/test_rewriting.py",
+    "flows/test_engine_study.py", "sql/test_exact_truth.py", "flows/test_identities.py", "log/test_rewriting.py",
     "kvdrift/test_gate.py", "flows/test_sequential.py", "report/test_explorer_page.py", "ingestion/test_ingestion.py",
-    "flows/test_server_study.py", "flows/test_analysis.py", "sql/test_exact_truth.py",
-    "stats/test_coverage.py", "flows/test_edits.py", "log/test_many_writers.py",  # these and the one before: slow tests
+    "flows/test_server_study.py", "flows/test_analysis.py",
+    "stats/test_coverage.py", "flows/test_edits.py", "log/test_many_writers.py",  # long among the slow tests
     "benchmarks/test_benchmarks.py", "stats/test_document_coverage.py", "stats/test_unbiased.py",
     "stats/test_sequential_coverage.py", "generator/transformer/test_forecasts.py", "stats/test_equivalence.py",
     "transforms/test_streams.py", "flows/test_scores.py", "website/test_readme.py", "flows/cluster/test_commands.py",

@@ -35,7 +35,7 @@ from oracles.exact_systems import (
 from kvdrift.generator.finite.enumeration import pair_paths
 from kvdrift.schema.tables import PLAIN, SWRB
 
-pytestmark = [pytest.mark.usefixtures("exact_systems"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("exact_systems")
 
 RISKS = ("risk", "occurrence", "occupation", "divergence_probability")
 Laws = dict[str, Law]

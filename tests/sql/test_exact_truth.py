@@ -31,7 +31,7 @@ from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
 
-pytestmark = [pytest.mark.usefixtures("exact_systems"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("exact_systems")
 
 COLUMNS: dict[str, tuple[str | None, Sequence[str]]] = {  # of each view the place in a profile, and the moments
     "moments": (None, SCALAR_MOMENTS),
