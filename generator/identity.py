@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -246,8 +246,19 @@ def _file_of(kind: type[Any] | FunctionType) -> Path:
 def _distribution_of(file: Path) -> tuple[str, str] | None:
     """Return the distribution that installed a module's file, as name and version; None for other files."""
     places = [place for place, part in enumerate(file.parts) if part in _INSTALLED]
-    names = packages_distributions().get(Path(file.parts[places[-1] + 1]).stem, []) if places else []
+    if not places:
+        return None
+    module = Path(file.parts[places[-1] + 1]).stem
+    if module not in _distributions():
+        _distributions.cache_clear()  # it may have been installed since
+    names = _distributions().get(module)
     return (names[0], version(names[0])) if names else None
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the distributions of each module; to find them takes a third of a second, since all files are listed."""
+    return packages_distributions()
 
 
 def _file_beside(kind: type[Any] | FunctionType, file: Path, name: str) -> Path | None:

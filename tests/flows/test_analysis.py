@@ -38,13 +38,14 @@ from kvdrift.schema.tables import ACTIONS, DOCUMENTS
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from kvdrift.stats import bootstrap
 from kvdrift.stats.bootstrap import COLUMNS, Estimates, Request, estimate
+from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from kvdrift.stats.reduction import CONTROLS, REDUCED, fit_coefficients, is_reduced, reduced_documents
 from kvdrift.stats.simultaneous import simultaneous_gaps
 from kvdrift.transforms.pipeline import run_derivation
 
-DRAWS = ((("gap", "mismatch"), 300), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60))
-SIZES = Sizes(strata=2, documents=4, actions=2, replicates=3, horizon=16)
+DRAWS = ((("gap", "mismatch"), 100), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 30))
+SIZES = Sizes(strata=2, documents=4, actions=2, replicates=3, horizon=8)
 
 
 @pytest.fixture(scope="module")
@@ -55,49 +56,58 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def small_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[AnalysisPart]:
+@pytest.fixture(scope="module")
+def moments(synthetic: Path) -> DocumentMoments:
+    """The moments of its documents."""
+    with open_views(Store.open(synthetic)) as views:
+        return document_moments(views, STUDY, MODEL, "evaluation")
+
+
+ANALYSIS = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
+
+
+@pytest.fixture(scope="module")
+def whole(moments: DocumentMoments) -> list[dict[str, object]]:
+    """The estimates of the analysis, made without parts."""
+    return by_key(estimate(moments, draws=draws, seed=5, quantities=names) for names, draws in DRAWS)
+
+
+def small_parts(moments: DocumentMoments, monkeypatch: pytest.MonkeyPatch) -> list[AnalysisPart]:
     """An analysis cut into several parts, which its default bound would leave whole."""
-    monkeypatch.setattr(bootstrap, "_GROUP_BYTES", 100_000)
-    with open_views(Store.open(store)) as views:
-        moments = document_moments(views, STUDY, MODEL, "evaluation")
-    analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
-    return parts_of(analysis, moments, subjects_of(moments))
+    left_whole = parts_of(ANALYSIS, moments, subjects_of(moments))
+    monkeypatch.setattr(bootstrap, "_GROUP_BYTES", 20_000)
+    parts = parts_of(ANALYSIS, moments, subjects_of(moments))
+    assert len(parts) > 2 * len(left_whole)
+    return parts
 
 
 def test_parts_give_the_same_bits_abreast_in_other_groups_and_one_by_one(
-    synthetic: Path, monkeypatch: pytest.MonkeyPatch
+    moments: DocumentMoments, whole: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = small_parts(synthetic, monkeypatch)
+    parts = small_parts(moments, monkeypatch)
     sequential = [*one_by_one(parts)]
     with ThreadPoolExecutor(3) as pool:
         abreast = list(pool.map(estimate_part, parts))
     assert [one.columns for one in abreast] == [one.columns for one in sequential]
-    monkeypatch.undo()
-    with open_views(Store.open(synthetic)) as views:
-        moments = document_moments(views, STUDY, MODEL, "evaluation")
-    whole = [estimate(moments, draws=draws, seed=5, quantities=names) for names, draws in DRAWS]
-    assert by_key(sequential) == by_key(whole)
+    assert by_key(sequential) == whole
 
 
-def test_an_action_or_a_contrast_has_the_same_bits_alone(synthetic: Path) -> None:
-    with open_views(Store.open(synthetic)) as views:
-        moments = document_moments(views, STUDY, MODEL, "evaluation")
-    analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
+def test_an_action_or_a_contrast_has_the_same_bits_alone(
+    moments: DocumentMoments, whole: list[dict[str, object]]
+) -> None:
     subjects = subjects_of(moments)
     assert Subject("keep-1", "keep-2") in subjects
-    whole = by_key(one_by_one(parts_of(analysis, moments, subjects)))
-    alone = [one for subject in subjects for one in one_by_one(parts_of(analysis, moments, [subject]))]
+    alone = [one for subject in subjects for one in one_by_one(parts_of(ANALYSIS, moments, [subject]))]
     assert by_key(alone) == whole
 
 
-def test_one_action_with_coefficients_has_reduced_estimates_beside_another_without(synthetic: Path) -> None:
+def test_one_action_with_coefficients_has_reduced_estimates_beside_another_without(
+    moments: DocumentMoments, whole: list[dict[str, object]]
+) -> None:
     """As an ingested action, which has no development documents."""
-    with open_views(Store.open(synthetic)) as views:
-        moments = document_moments(views, STUDY, MODEL, "evaluation")
-    analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
     beta = {"keep-1": np.zeros((len(CONTROLS), len(REDUCED)))}
-    (plain, some) = (by_key(one_by_one(parts_of(analysis, moments, subjects_of(moments), own))) for own in ({}, beta))
-    for row, other in zip(plain, some, strict=True):
+    some = by_key(one_by_one(parts_of(ANALYSIS, moments, subjects_of(moments), beta)))
+    for row, other in zip(whole, some, strict=True):
         if row["action"] == "keep-1" and row["baseline"] is None and other["estimate_reduced"] is not None:
             assert abs(other["estimate_reduced"] - row["estimate"]) < 1e-12, "coefficients of 0 change nothing"
         else:
@@ -132,10 +142,10 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
 
 @pytest.mark.slow
 def test_many_tasks_of_a_flow_lock_no_database(
-    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    moments: DocumentMoments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The test takes about 10 s, most of it for Prefect's server."""
-    parts = small_parts(synthetic, monkeypatch)
+    parts = small_parts(moments, monkeypatch)
     with orchestration(tmp_path / "prefect"):
         # Prefect reads its environment when it is imported.
         from prefect import flow  # noqa: PLC0415
@@ -217,9 +227,9 @@ def test_estimates_stand_where_no_moment_changed(copied: Path) -> None:
 def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three actions, then a fourth, then one redone; the result equals one analysis in another store."""
+    """Two actions, then a third, then one redone; the result equals one analysis in another store."""
     monkeypatch.setattr(estimation, "EXPLORATORY_DRAWS", 100)
-    source = write_study(str(tmp_path / "source"), dataclasses.replace(SIZES, actions=4), seed=5, derived=False)
+    source = write_study(str(tmp_path / "source"), dataclasses.replace(SIZES, actions=3), seed=5, derived=False)
     units = units_of(source)
     parts: list[AnalysisPart] = []
 
@@ -243,14 +253,14 @@ def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(
     for one in (store, fresh):
         one.append_rows("documents", source.read("documents"))
         one.append_rows("actions", source.read("actions"))
-    three = ("keep-1", "keep-2", "keep-3")
-    assert analyzed(store, *three) == (set(three), set(itertools.permutations(three, 2)))
-    four = {pair for name in three for pair in ((name, "keep-4"), ("keep-4", name))}
-    assert analyzed(store, "keep-4") == ({"keep-4"}, four)
+    two = ("keep-1", "keep-2")
+    assert analyzed(store, *two) == (set(two), set(itertools.permutations(two, 2)))
+    third = {pair for name in two for pair in ((name, "keep-3"), ("keep-3", name))}
+    assert analyzed(store, "keep-3") == ({"keep-3"}, third)
     row = source.read("actions").to_pylist()[0] | {"action": "keep-2", "action_revision": 1}
     for one in (store, fresh):
         one.append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
-    redone = {pair for name in ("keep-1", "keep-3", "keep-4") for pair in ((name, "keep-2"), ("keep-2", name))}
+    redone = {pair for name in ("keep-1", "keep-3") for pair in ((name, "keep-2"), ("keep-2", name))}
     assert analyzed(store, "keep-2", revision=1) == ({"keep-2"}, redone)
     fresh.append_units([one for one in units if one.record["action"] != "keep-2"])
     analyzed(fresh, "keep-2", revision=1)
@@ -273,7 +283,7 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path, monk
     """A log from elsewhere: no row in studies, and documents of two splits."""
     monkeypatch.setattr(estimation, "EXPLORATORY_DRAWS", 100)
     store = Store.create(tmp_path / "store")
-    source = Store.open(write_study(str(tmp_path / "source"), SIZES, seed=5).location)
+    source = Store.open(write_study(str(tmp_path / "source"), SIZES, seed=5, derived=False).location)
     documents = [
         row | {"split": "development" if row["doc"].endswith("0") else "evaluation"} for row in document_rows(SIZES)
     ]

@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from fixtures import sequential_study
 from fixtures.command import call, mistake
+from fixtures.finished_studies import undrawn
 from fixtures.own_files import prompts, write_own_study
 from fixtures.refusals import refused
 from fixtures.removed_documents import DOC, columns, grown, traces
@@ -55,7 +56,10 @@ def study(own: Path, tmp_path: Path) -> Path:
     return tmp_path / "own.toml"
 
 
-def test_nothing_is_left_of_a_document_and_the_study_goes_on(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_left_of_a_document_and_the_study_goes_on(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvdrift.report.page.draw_figures", undrawn)
     location = study.parent / "store"
     store = Store(location)
     (location / "report" / "own").mkdir(parents=True)

@@ -86,10 +86,10 @@ def test_systems_are_those_of_the_study(tmp_path: Path) -> None:
 def test_a_limit_is_shared_by_the_studies_of_a_file(tmp_path: Path) -> None:
     """The next run generates the documents beyond the limit; a repeated stage counts no document twice."""
     limit = DocumentLimit(3)
-    study = load_study(write_study(tmp_path))
+    study = load_study(write_finite_study(tmp_path))
     run = StudyRun(study, str(tmp_path / "store"), storing(LocalGenerator()), limit=limit)
     stages.prepare(run)
-    assert stages.develop(run) == 3 * 3  # documents by actions
+    assert stages.develop(run) == 3 * 2  # documents by actions
     assert limit.left_over == 1
     assert stages.develop(run) == 0
     assert limit.left_over == 1
@@ -99,7 +99,7 @@ def test_a_limit_is_shared_by_the_studies_of_a_file(tmp_path: Path) -> None:
     assert [len(once.take(model, work)) for model in ("m", "m", "other")] == [2, 2, 0]
     assert once.left_over == 6
     again = StudyRun(study, run.location, storing(LocalGenerator()))
-    assert stages.develop(again) == 3
+    assert stages.develop(again) == 2
     assert again.limit.left_over == 0
 
 
@@ -113,7 +113,8 @@ def test_two_threads_that_are_interrupted_are_gone_on_from(tmp_path: Path, monke
             raise KeyboardInterrupt
 
     local = LocalGenerator()
-    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), storing(local), Interrupting())
+    study = load_study(write_study(tmp_path, ("horizon = 12", "horizon = 4")))
+    run = StudyRun(study, str(tmp_path / "store"), storing(local), Interrupting())
     stages.prepare(run)
     with pytest.raises(KeyboardInterrupt):
         stages.develop(run)
@@ -136,7 +137,7 @@ def failing(generator: LocalGenerator, *docs: str) -> Generate:
 
 def test_a_document_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     """The other documents are generated, then the run fails and names the failing document."""
-    local, study = LocalGenerator(), load_study(write_study(tmp_path))
+    local, study = LocalGenerator(), load_study(write_finite_study(tmp_path))
     run = StudyRun(study, str(tmp_path / "store"), storing(local))
     stages.prepare(run)
     first, second, third, fourth = [document.doc for document in run.material.of_split("development")]
@@ -146,7 +147,7 @@ def test_a_document_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     assert set(run.store.units()["doc"].to_pylist()) == {first, third}
     line = refused(lambda: stages.develop(replaced(run, failing(local, second, fourth))), error=OperationError)
     assert line == "a selector fails"
-    assert stages.develop(run) == 2 * 3
+    assert stages.develop(run) == 2 * 2
 
 
 def test_documents_that_fail_one_after_the_other_end_the_work(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_documents_that_fail_one_after_the_other_end_the_work(tmp_path: Path) ->
             raise OperationError("no model is there")
         yield []
 
-    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), storing(LocalGenerator()))
+    run = StudyRun(load_study(write_finite_study(tmp_path)), str(tmp_path / "store"), storing(LocalGenerator()))
     stages.prepare(run)
     assert refused(lambda: stages.develop(replaced(run, made)), error=OperationError) == "no model is there"
     assert tried == [4, 1, 3, 1, 2, 1]
@@ -171,18 +172,25 @@ def replaced(run: StudyRun, made_by: Generate) -> StudyRun:
 ID = 'id = "binary"'
 
 
-@pytest.fixture
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
-    """A study with units of NVIDIA X; the machine that goes on has NVIDIA Y."""
-    run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
-    with monkeypatch.context() as elsewhere:
+@pytest.fixture(scope="module")
+def begun_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> StudyRun:
+    """A study with units of NVIDIA X, to which nothing may be written."""
+    folder = tmp_path_factory.mktemp("begun")
+    run = run_of(load_study(write_finite_study(folder)), folder / "store")
+    with pytest.MonkeyPatch.context() as elsewhere:
         elsewhere.setattr(
             "kvdrift.generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"}
         )
         stages.prepare(run)
         stages.develop(run)
-    monkeypatch.setattr("kvdrift.flows.run.study_run.gpu_here", lambda _: "NVIDIA Y")
     return run
+
+
+@pytest.fixture
+def begun(begun_elsewhere: StudyRun, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
+    """That study; the machine that goes on has NVIDIA Y."""
+    monkeypatch.setattr("kvdrift.flows.run.study_run.gpu_here", lambda _: "NVIDIA Y")
+    return begun_elsewhere
 
 
 def again(run: StudyRun, *changes: tuple[str, str]) -> StudyRun:
@@ -223,7 +231,7 @@ def test_nothing_is_refused_on_a_cpu_or_the_same_kind_or_where_nothing_is_to_be_
 
 
 def test_the_command_refuses_before_it_writes(begun: StudyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    study = Path(begun.location).parent / "finite.toml"
+    study = write_finite_study(Path(begun.location).parent)
     before = Store.open(begun.location).read("actions")
     for options in ((), ("--redo", "mixture"), ("--dry-run",)):
         line = mistake(capsys, "run", study, "--store", begun.location, *options)

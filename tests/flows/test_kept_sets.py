@@ -12,7 +12,7 @@ from fixtures.command import call
 from fixtures.own_files import prompts, write_own_study
 from fixtures.own_selectors import IMPORTS
 from fixtures.refusals import refused
-from fixtures.small_study import finish, run_of
+from fixtures.small_study import evaluate, finish, run_of
 from fixtures.study_files import changed, load_study
 
 from kvdrift.flows.run import stages
@@ -125,10 +125,10 @@ def test_what_is_read_of_a_codec_or_policy_is_held_too(
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished study whose replicates 2 and 3 keep other entries, as versions before the check stored them."""
+    """An evaluated study whose replicates 2 and 3 keep other entries, as versions before the check stored them."""
     folder = tmp_path_factory.mktemp("mixed")
     written(folder)
-    finish(run_in(folder))
+    evaluate(run_in(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvdrift.log.units.commits.check_same_entries", lambda *_: None)
         variable(patch)

@@ -105,21 +105,21 @@ def test_writers_at_once_lose_and_double_nothing(server: S3Server) -> None:
         for pair in zip(own, shared, strict=True):
             Store.open(location).append_units(pair)
 
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
     docs = Store.open(location).units(columns=["doc"])["doc"].to_pylist()
     assert sorted(docs) == sorted(
-        [f"of-{number}-{turn}" for number in range(3) for turn in range(2)] + doc_names(shared)
+        [f"of-{number}-{turn}" for number in range(2) for turn in range(2)] + doc_names(shared)
     )
 
 
 def test_a_store_that_is_open_sees_what_others_commit(server: S3Server) -> None:
     location = f"{server.url}/open"
     writer, reader = Store.create(location), Store.open(location)
-    for number in range(3):
+    for number in range(2):
         writer.append_units([make_unit(doc=str(number))])
         assert reader.units(columns=["doc"]).num_rows == number + 1
         before = server.counts()

@@ -17,7 +17,7 @@ from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
 from oracles.plain_scores import SCORES, plain_span, up_to_eos
 
-from kvdrift.flows.estimate import scores
+from kvdrift.flows.estimate import estimation, scores
 from kvdrift.flows.estimate.scores import Scoring, answers_are_current, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.flows.run import stages
@@ -167,7 +167,8 @@ def test_without_a_tokenizer_one_line_says_so(store: Store, monkeypatch: pytest.
     assert "'kvdrift/tiny'" in line
 
 
-def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store) -> None:
+def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimation, "EXPLORATORY_DRAWS", 100)
     run_derivation(store.location)
     heard = Heard()
     assert analyze_stored(store, STUDY, MODEL, progress=heard) > 0, "not scored yet: all but answers"
@@ -230,14 +231,18 @@ def right(doc: str, action: str, replicate: int, side: str) -> bool:
     return SCORES["all"](text, DOCUMENTS_OF[doc].answers) == 1
 
 
+def check_of_scores(store: Store) -> Any:
+    """The check of scores that ``verify`` makes, after which it makes no other one."""
+    return next(check for check in verify(store) if check.subject == "scores")
+
+
 def test_verification_names_scores_of_no_pair(store: Store) -> None:
     score(store)
-    assert [check.faults for check in verify(store) if check.subject == "scores"] == [()]
+    assert check_of_scores(store).faults == ()
     rows = store.read("scores").slice(0, 1).to_pylist()
     wrong = [rows[0] | {"replicate": 99, "score_y": 2.0}, rows[0] | {"doc": "unknown", "span_last": 77}]
     store.append_rows("scores", pa.Table.from_pylist(wrong, schema=store.read("scores").schema))
-    (check,) = [check for check in verify(store) if check.subject == "scores"]
-    said = " ".join(map(str, check.faults))
+    said = " ".join(map(str, check_of_scores(store).faults))
     for part in ("its replicate is in no", "score_y is 2.0, must be within 0..1", "its document has no answers"):
         assert part in said
 

@@ -22,10 +22,11 @@ from kvdrift.verification.whole_store import verify
 
 Pair = tuple[FakeServer, FakeServer]
 SMALLER = (
-    ("evaluation = 4", "evaluation = 3"),
+    ("horizon = 12", "horizon = 6"),
+    ("evaluation = 4", "evaluation = 2"),
     (
         "replicates = 4\ndocuments = 4\ndevelopment_replicates = 4",
-        "replicates = 2\ndocuments = 3\ndevelopment_replicates = 2",
+        "replicates = 2\ndocuments = 2\ndevelopment_replicates = 2",
     ),
 )
 
@@ -106,7 +107,7 @@ def test_the_dry_run_says_what_a_position_costs(
 def test_greedy_tokens_have_a_status_of_their_own(tmp_path: Path) -> None:
     changes = (
         *SMALLER,
-        ("horizon = 12", "horizon = 12\ntemperature = 0"),
+        ("horizon = 6", "horizon = 6\ntemperature = 0"),
         ('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'),
     )
     with fake_servers(tmp_path, "openai") as pair:

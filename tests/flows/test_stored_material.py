@@ -21,7 +21,7 @@ from fixtures.event_logs import make_log, write
 from fixtures.finite_study import write_finite_study
 from fixtures.heard import Heard
 from fixtures.small_study import TEXT, run_of, write_study
-from fixtures.study_files import load_study
+from fixtures.study_files import changed, load_study
 
 from kvdrift.command import main
 from kvdrift.flows.estimate.scores import record_tokens
@@ -42,6 +42,7 @@ from kvdrift.schema.study import load_studies
 from kvdrift.sql.catalog import open_views
 
 OFF = TEXT.replace("seed = 3", "seed = 3\nstore_prompts = false")
+SHORT = (("horizon = 12", "horizon = 4"), ("development_replicates = 4", "development_replicates = 2"))
 
 
 def developed(folder: Path, text: str) -> StudyRun:
@@ -57,7 +58,7 @@ def developed(folder: Path, text: str) -> StudyRun:
 
 def test_prompts_are_stored_unless_the_study_leaves_them_out(tmp_path: Path) -> None:
     """Its events are the same, and so is its hash: nothing depends on it."""
-    run, other = developed(tmp_path / "on", TEXT), developed(tmp_path / "off", OFF)
+    run, other = (developed(tmp_path / name, changed(text, *SHORT)) for name, text in (("on", TEXT), ("off", OFF)))
     assert run.study.sha256 == other.study.sha256
     assert other.store.read("prompts").num_rows == 0
     keys = [("doc", "ascending"), ("action", "ascending"), ("replicate", "ascending"), ("t", "ascending")]

@@ -9,7 +9,11 @@ import pytest
 from fixtures.command import call
 from fixtures.engine_study import study_text
 from fixtures.house import ROOT
+from fixtures.refusals import refused
+from fixtures.small_study import finish, run_of
+from fixtures.study_files import changed, load_study
 
+from kvdrift.flows.run import stages
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import open_views
 from kvdrift.verification.whole_store import verify
@@ -38,22 +42,26 @@ settings = { press = "DecodingPress(KnormPress(), compression_interval=4, target
 """
 MODEL = 'engine = "transformers"\nid = "kvdrift/tiny"'
 SLIDING = 'settings = { cache = "my_cache.Sliding(window=96)" }'
+SMALLER = (
+    ("horizon = 12", "horizon = 6"), ("evaluation = 4", "evaluation = 2"),
+    ("replicates = 4", "replicates = 2"), ("documents = 4", "documents = 2"),
+    ("development_replicates = 4", "development_replicates = 2"),
+)  # fmt: skip
 
 
-def run(folder: Path, more: str, capsys: pytest.CaptureFixture[str]) -> Path:
-    """Run a study of the page's own cache and ``more`` actions; return its store."""
+def write(folder: Path, more: str, *changes: tuple[str, str]) -> Path:
+    """Write a study of the page's own cache and ``more`` actions; return its file."""
     page = (ROOT / "docs" / "kvpress.md").read_text(encoding="utf-8")
     (folder / "my_cache.py").write_text(page.split("```python\n")[1].split("```")[0])
-    (folder / "study.toml").write_text(study_text("presses", MODEL, SLIDING, more, of="sliding"))
-    code, _, said = call(capsys, "run", folder / "study.toml", "--store", folder / "store")
-    assert code == 0, said
-    return folder / "store"
+    (folder / "study.toml").write_text(changed(study_text("presses", MODEL, SLIDING, more, of="sliding"), *changes))
+    return folder / "study.toml"
 
 
-def test_a_study_of_a_cache_a_patch_and_fp8_runs_to_its_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = run(tmp_path, OWN, capsys)
+def test_a_study_of_a_cache_a_patch_and_fp8_runs_to_its_page(tmp_path: Path) -> None:
+    study, store = load_study(write(tmp_path, OWN, *SMALLER)), tmp_path / "store"
+    run = run_of(study, store)
+    finish(run)
+    stages.report(run)
     pooled = {"split": "evaluation", "stratum": "pooled"}
     with open_views(Store.open(store)) as views:
         risk = {row["action"]: row["rollout_tv"] for row in views.rows("decomposition", **pooled).to_pylist()}
@@ -74,19 +82,19 @@ def test_a_study_of_a_cache_a_patch_and_fp8_runs_to_its_page(
     assert (store / "report" / "presses" / "index.html").is_file()
     assert [check.subject for check in verify(Store.open(store)) if check.faults] == []
 
-    again = call(capsys, "run", tmp_path / "study.toml", "--store", store)
-    assert again[0] == 0
+    assert stages.is_finished(run_of(study, store))
     cache = tmp_path / "my_cache.py"
     cache.write_text(cache.read_text().replace("range(4)", "range(8)").replace("range(4 +", "range(8 +"))
-    code, _, said = call(capsys, "run", tmp_path / "study.toml", "--store", store)
-    assert code == 2
-    assert "sliding" in said
-    assert "--redo" in said
+    line = refused(stages.prepare, run_of(study, store))
+    assert "sliding" in line
+    assert "--redo" in line
 
 
 @pytest.mark.kvpress
 def test_a_study_of_presses_runs_to_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = run(tmp_path, PRESSES, capsys)
+    store = tmp_path / "store"
+    code, _, said = call(capsys, "run", write(tmp_path, PRESSES), "--store", store)
+    assert code == 0, said
     pooled = {"split": "evaluation", "stratum": "pooled"}
     with open_views(Store.open(store)) as views:
         shares = {row["action"]: row["cache_share"] for row in views.rows("frontier", **pooled).to_pylist()}

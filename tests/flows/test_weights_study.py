@@ -9,6 +9,7 @@ from shutil import copytree
 import pytest
 from fixtures.command import call, mistake
 from fixtures.families import save_for_study
+from fixtures.finished_studies import undrawn
 from fixtures.own_selectors import LOOKING
 from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
@@ -54,6 +55,8 @@ SMALLER = (
     ("replicates = 5", "replicates = 3"),
     ("development_replicates = 4", "development_replicates = 2"),
     ("draws = 200", "draws = 100"),
+    ("evaluation = 3", "evaluation = 2"),
+    ("documents = 3", "documents = 2"),
 )
 
 
@@ -66,7 +69,7 @@ def study_in(folder: Path, *changes: tuple[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of two temperatures, evaluated at both, with the page of the second."""
+    """A study of two temperatures, evaluated at both, with the page of the second, which has no figures."""
     folder, local = tmp_path_factory.mktemp("weights"), LocalGenerator()
     studies = load_studies(study_in(folder, *SMALLER))
     runs = [StudyRun(study, str(folder / "store"), storing(local)) for study in studies]
@@ -79,7 +82,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stages.evaluate(*runs)
     stages.derive(runs[0])
     stages.analyze(runs[1])
-    stages.report(runs[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvdrift.report.page.draw_figures", undrawn)
+        stages.report(runs[1])
     return folder
 
 
@@ -143,15 +148,9 @@ def test_changed_weights_are_refused_until_they_are_redone(tmp_path: Path, capsy
     assert code == 0, out
 
 
-def test_a_dry_run_counts_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = call(capsys, "run", study_in(tmp_path), "--store", tmp_path / "store", "--dry-run")
-    assert "action recent-half: weights int4: 392 to 396 prompt entries, 0.6 MiB of prompt cache" in out
-    assert "memory of generation: 3.6 MiB of weights of 2 models and " in out
-
-
 def test_a_dry_run_counts_models_as_they_are_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By their places, whatever an action writes for them; also the reference's."""
-    path = study_in(tmp_path, ('id = "kvdrift/tiny"', 'id = "tiny"'))
+    """By their places, whatever an action writes for them; also the reference's. The lines have the folders' names."""
+    path = study_in(tmp_path, ('id = "kvdrift/tiny"', 'id = "tiny"'), ("horizon = 12", "horizon = 6"))
     copytree(EMBEDDED_FOLDERS["kvdrift/tiny"], path.parent / "tiny")
     text = path.read_text()
     for written in ("./int4/", path.parent / "int4", "./tiny"):
@@ -162,6 +161,7 @@ def test_a_dry_run_counts_models_as_they_are_loaded(tmp_path: Path, capsys: pyte
     assert len(loaded.models) == 2
     code, out, err = call(capsys, "run", path, "--store", tmp_path / "store", "--dry-run")
     assert code == 0, err
+    assert "action recent-half: weights int4: 392 to 396 prompt entries, 0.6 MiB of prompt cache" in out
     assert "memory of generation: 3.6 MiB of weights of 2 models and " in out
 
 
