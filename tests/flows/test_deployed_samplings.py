@@ -15,6 +15,7 @@ from oracles.plain_distributions import plain_distribution
 
 from kvdrift.flows.plan.frozen_plan import grown_plan, require_plan
 from kvdrift.flows.plan.making import NOTHING, size_bounds
+from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import remarks
 from kvdrift.generator.finite.study_systems import study_systems
 from kvdrift.schema.errors import InputError
@@ -37,11 +38,14 @@ def test_tables_of_systems_have_the_study_s_law(tmp_path: Path) -> None:
 
 
 def test_views_agree_with_enumeration_at_temperature_one_half(tmp_path: Path) -> None:
-    """For each of 6 systems, R and O of 2,000 pairs are within 5 standard errors: a false failure is below 1e-5.
+    """For each of 3 systems, R and O of 2,000 pairs are within 5 standard errors: a false failure is below 1e-5.
 
     The exact values are those of the sharper laws, which part less often than the tables' own laws.
     """
-    changes = [HALF, ("replicates = 16", "replicates = 2000")]
+    changes = [
+        HALF, ("replicates = 16", "replicates = 2000"), ("development = 4", "development = 2"),
+        ("evaluation = 6", "evaluation = 3"), ("documents = 6", "documents = 3"),
+    ]  # fmt: skip
     run = run_of(load_study(write_finite_study(tmp_path, *changes)), tmp_path / "store")
     evaluate(run)
     with open_views(run.store) as views:
@@ -54,7 +58,7 @@ def test_views_agree_with_enumeration_at_temperature_one_half(tmp_path: Path) ->
         (row,) = views.rows("studies").to_pylist()
     assert Sampling.of(row) == Sampling(0.5)
     evaluated = [list(row.values()) for row in rows if row["count_star()"] == 2000]
-    assert len(evaluated) == 2 * 6
+    assert len(evaluated) == 2 * 3
     for _, _, quantity, exact, mismatch, mismatch_error, occurrence, occurrence_error, _ in evaluated:
         found, error = (mismatch, mismatch_error) if quantity == "mismatch" else (occurrence, occurrence_error)
         assert abs(found - exact) < 5 * error, quantity
@@ -116,7 +120,10 @@ def test_a_greedy_plan_stands_whatever_is_asked(tmp_path: Path) -> None:
     greedy = ("seed = 24", "seed = 24\ntemperature = 0")
     study = load_study(write_finite_study(tmp_path, greedy))
     run = run_of(study, tmp_path / "store")
-    evaluate(run)
+    stages.prepare(run)
+    stages.develop(run)
+    stages.derive(run)
+    stages.plan(run)
     plan = require_plan(run.store, study)
     assert (study.plan.replicates, plan.replicates) == (16, 1)
     seconds = with_measured(plan.content)["development"]

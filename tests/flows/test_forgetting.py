@@ -87,8 +87,6 @@ def test_nothing_is_left_of_a_document_and_the_study_goes_on(
     assert {table: columns(store, table) for table in others} == others
     (plan,) = store.read("plans").to_pylist()
     assert json.loads(plan["plan"])["forgotten"] == {"evaluation": {"words": 1}}
-    code, out, _ = call(capsys, "verify", location)
-    assert (code, out.splitlines()[-1]) == (0, f"{location}: sound")
 
     # The source still has the row. A run neither brings it back nor takes another one in its place.
     finish(run_of(load_study(study), location))

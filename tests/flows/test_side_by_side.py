@@ -264,17 +264,28 @@ def unwritten_figures() -> None:
 
 
 def test_the_command_writes_one_page(
-    stores: dict[str, Path], finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stores: dict[str, Path],
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twice the same, with figures and tables as files."""
+    """With figures and tables as files, and the same when it is built again."""
     capsys.readouterr()
-    pages = []
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        code, out, err = call(capsys, "report", *stores.values(), finished, "-o", folder)
-        assert (code, out) == (0, f"report: {folder / 'index.html'}\n"), err
-        pages.append((folder / "index.html").read_text(encoding="utf-8"))
-    assert pages[0] == pages[1]
-    own = [link for link in check(pages[0]).links if link.endswith(".html")]
+    folder, built = tmp_path / "page", list[Comparison]()
+
+    def build(comparison: Comparison, where: Path) -> Path:
+        built.append(comparison)
+        return build_comparison(comparison, where)
+
+    monkeypatch.setattr("kvdrift.flows.pages.side_by_side.build_comparison", build)
+    code, out, err = call(capsys, "report", *stores.values(), finished, "-o", folder)
+    assert (code, out) == (0, f"report: {folder / 'index.html'}\n"), err
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    (comparison,) = built
+    again = build_comparison(comparison, tmp_path / "again")
+    assert again.read_text(encoding="utf-8") == page
+    own = [link for link in check(page).links if link.endswith(".html")]
     assert [(folder / link).resolve() for link in own] == [finished / "report" / "small" / "index.html"]
     with (folder / "tables" / "leaderboard.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -283,8 +294,8 @@ def test_the_command_writes_one_page(
     with (folder / "tables" / "differences.csv").open() as file:
         differences = list(csv.DictReader(file))
     assert {(line["first_action"], line["quantity"]) for line in differences} >= {("half", "gap"), ("third", "gap")}
-    assert "first/store and fewer/store share 8 documents, of 12 and 9" in pages[0]
-    assert "no document is the same in both" in pages[0]
+    assert "first/store and fewer/store share 8 documents, of 12 and 9" in page
+    assert "no document is the same in both" in page
     for name in ("figures/leaderboard.svg", "figures/leaderboard.pdf"):
         assert (folder / name).is_file()
 

@@ -14,7 +14,7 @@ from fixtures.command import mistake
 from fixtures.dask_cluster import DaskCluster, run_on, wait_for
 from fixtures.finite_study import write_finite_study
 from fixtures.processes import forked
-from fixtures.small_study import evaluate, run_of, write_study
+from fixtures.small_study import TEXT, evaluate, run_of, write_study
 from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
@@ -206,7 +206,10 @@ def test_a_sick_worker_takes_nobody_elses_work_with_it(dask_cluster: DaskCluster
             stages.develop(run)  # twice at the only one
 
 
-def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+def test_workers_that_do_not_fit_are_refused(
+    dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvdrift.flows.cluster.connection._LOOK_SECONDS", 0.2)
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         assert run.derived_by(run.location).units == 0  # without a worker
@@ -244,19 +247,21 @@ def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
     assert line.endswith(": 1")
 
 
-@pytest.mark.by_default("True")
-@pytest.mark.parametrize("dashboard", [True, False])
-def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, dashboard: bool) -> None:
+def said_and_link(address: str) -> tuple[list[str], str]:
+    """What is said when a cluster is connected to, and Dask's link to its dashboard."""
+    said: list[str] = []
+    with Cluster(ClusterAddress.parse(address), said.append) as cluster:
+        link = cluster.client.dashboard_link
+    assert re.fullmatch(r"http://127.0.0.1:\d+/status", link)
+    return said, link
+
+
+@pytest.mark.slow
+def test_no_address_of_a_dashboard_is_said_if_there_is_none(dask_cluster: DaskCluster) -> None:
     """Dask also has a link for a scheduler without bokeh."""
-    served, said = DaskCluster(tmp_path, dashboard=dashboard), list[str]()
-    try:
-        served.add_worker()
-        with Cluster(ClusterAddress.parse(served.address), said.append) as cluster:
-            link = cluster.client.dashboard_link
-            assert re.fullmatch(r"http://127.0.0.1:\d+/status", link)
-    finally:
-        served.close()
-    assert said == [f"cluster {served.address}: 1 worker" + (f"; dashboard {link}" if dashboard else "")]
+    dask_cluster.add_worker()
+    said, _ = said_and_link(dask_cluster.address)
+    assert said == [f"cluster {dask_cluster.address}: 1 worker"]
 
 
 @pytest.mark.slow
@@ -315,28 +320,42 @@ def test_dask_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
 
 POLICY = '[[actions]]\nname = "tova-half"\npolicy = "tova"\nkeep = "1/2"\n'
+FEWER = (
+    (TEXT[TEXT.rindex("[[documents]]") : TEXT.index("[[actions]]")], ""),
+    ("development_replicates = 4", "development_replicates = 2"),
+)
 CODED = (
     'name = "recent-half"\nselector = "recent"\nkeep = "1/2"\n',
     f'name = "coded"\ncodec = {{ name = "int4", group = 8, residual = 4, generated = true }}\n\n{POLICY}',
 )
 
 
+@pytest.fixture
+def with_dashboard(tmp_path: Path) -> Iterator[DaskCluster]:
+    """A scheduler with an application beside its own."""
+    cluster = DaskCluster(tmp_path, dashboard=True)
+    yield cluster
+    cluster.close()
+
+
 def test_a_worker_makes_what_this_process_does_and_knows_weights_that_are_not_here(
-    dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_dashboard: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The actions include a codec that codes generated entries, and a policy."""
-    file = write_study(tmp_path, ("horizon = 12", "horizon = 6"), CODED)
+    """The actions include a codec that codes generated entries, and a policy. The dashboard's address is said."""
+    file = write_study(tmp_path, ("horizon = 12", "horizon = 6"), *FEWER, CODED)
     study = load_study(file)
     (action,) = build_actions(study)[:1]
     expected = LocalGenerator().identify(study, required=True)(action)
     absent = ModelIdentity(None, expected.tokenizer_sha256)
     monkeypatch.setattr("kvdrift.flows.cluster.generator.model_files", lambda *_: absent)
-    dask_cluster.add_worker()
-    with run_in(tmp_path, dask_cluster.address) as run:
+    with_dashboard.add_worker()
+    said, link = said_and_link(with_dashboard.address)
+    assert said == [f"cluster {with_dashboard.address}: 1 worker; dashboard {link}"]
+    with run_in(tmp_path, with_dashboard.address) as run:
         assert run.identify(study, required=False)(action).weights_sha256 is None
         assert run.identify(study, required=True)(action) == expected
     monkeypatch.undo()
-    with run_on(dask_cluster.address, file, tmp_path / "there") as run:
+    with run_on(with_dashboard.address, file, tmp_path / "there") as run:
         for one in (run, run_of(study, tmp_path / "here")):
             stages.prepare(one)
             stages.develop(one)
