@@ -18,7 +18,8 @@ from fixtures.study_files import load_study
 from oracles.plain_scores import SCORES, plain_span, up_to_eos
 
 from kvdrift.flows.estimate import estimation, scores
-from kvdrift.flows.estimate.scores import Scoring, answers_are_current, score_stored
+from kvdrift.flows.estimate.moments import answer_moments, replicate_answers
+from kvdrift.flows.estimate.scores import Scoring, answers_are_current, known_answers, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import forecast
@@ -26,6 +27,7 @@ from kvdrift.generator.embedded import vocabulary
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.tables import DOCUMENTS, EVENTS, TABLES
+from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.quantities import ANSWER_QUANTITIES
 from kvdrift.transforms.pipeline import run_derivation
@@ -188,6 +190,16 @@ def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store, monk
         estimated = {
             row["action"]: row for row in views.rows("estimates", stratum="pooled", quantity="lost").to_pylist()
         }
+        windows = Windows.of(H)
+        known = known_answers(store, STUDY, MODEL)
+        documents = answer_moments(views, STUDY, MODEL, "evaluation", windows, known)
+        replicates = replicate_answers(views, STUDY, MODEL, "evaluation", windows)
+    assert documents is not None
+    assert replicates is not None
+    means = replicates.document_means().scalars
+    assert means.keys() == documents.scalars.keys()
+    for name, values in documents.scalars.items():
+        assert means[name] == pytest.approx(values, abs=1e-12), name
     for action in ACTIONS:
         rights = [
             statistics.fmean(right(doc, action, replicate, side) for doc in DOCUMENTS_OF for replicate in range(6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 
@@ -24,6 +25,8 @@ from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDERS
 from kvdrift.generator.transformer.other_weights.model import ModelWithOthers, load_transformer
 from kvdrift.log.store import Store
+from kvdrift.report.page import draw_figures
+from kvdrift.report.sections.section import Drawing
 from kvdrift.schema.progress import SILENT
 from kvdrift.schema.study import load_studies
 from kvdrift.verification.whole_store import verify
@@ -67,9 +70,14 @@ def study_in(folder: Path, *changes: tuple[str, str]) -> Path:
     return write_study(folder, *ACTIONS, *changes)
 
 
+def draw_bytes(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
+    """Draw the figure of actions against their bytes alone."""
+    return undrawn(drawings, folder) | draw_figures([one for one in drawings if one.name == "bytes"], folder)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of two temperatures, evaluated at both, with the page of the second, which has no figures."""
+    """A study of two temperatures, evaluated at both, with the page of the second and its figure of bytes."""
     folder, local = tmp_path_factory.mktemp("weights"), LocalGenerator()
     studies = load_studies(study_in(folder, *SMALLER))
     runs = [StudyRun(study, str(folder / "store"), storing(local)) for study in studies]
@@ -83,7 +91,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stages.derive(runs[0])
     stages.analyze(runs[1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvdrift.report.page.draw_figures", undrawn)
+        patch.setattr("kvdrift.report.page.draw_figures", draw_bytes)
         stages.report(runs[1])
     return folder
 
