@@ -23,6 +23,7 @@ from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study
 from kvdrift.flows.run.comparison import check_agrees, differences, redo_actions
 from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator import identity
 from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.selectors import SELECTORS
 from kvdrift.log.store import Store, Unit
@@ -201,6 +202,33 @@ def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:
     (found_unit,) = faults(store, "identities")
     assert "action=two" in found_unit
     assert f"selector_sha256 is '{'1' * 64}' in 1 unit" in found_unit
+
+
+def test_distributions_are_listed_once_and_again_for_a_module_that_came_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, listed = {"one": ["first"]}, list[int]()
+
+    def all_distributions() -> dict[str, list[str]]:
+        listed.append(len(installed))
+        return dict(installed)
+
+    def distribution_of(module: str) -> tuple[str, str] | None:
+        return identity._distribution_of(tmp_path / "site-packages" / module / "__init__.py")
+
+    monkeypatch.setattr(identity, "packages_distributions", all_distributions)
+    monkeypatch.setattr(identity, "version", lambda _: "1.0")
+    identity._distributions.cache_clear()
+    try:
+        assert [distribution_of("one") for _ in range(2)] == [("first", "1.0")] * 2
+        assert listed == [1]
+        installed["two"] = ["second"]
+        assert [distribution_of("two") for _ in range(2)] == [("second", "1.0")] * 2
+        assert identity._distribution_of(tmp_path / "mine.py") is None
+        assert listed == [1, 2]
+        assert distribution_of("three") is None
+    finally:
+        identity._distributions.cache_clear()
 
 
 @pytest.fixture
