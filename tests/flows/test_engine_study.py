@@ -12,6 +12,7 @@ from fixtures.browser import Tabs
 from fixtures.command import call, mistake
 from fixtures.engine_study import ENGINE, write_engine_study
 from fixtures.fake_engine import FakeEngine, FakeSession
+from fixtures.finished_studies import draw_bytes
 from fixtures.small_study import evaluate, finish, run_of
 from fixtures.study_files import load_study
 
@@ -41,7 +42,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engine")
     run = run_of(load_study(write_engine_study(folder)), folder / "store")
     finish(run)
-    stages.report(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvdrift.report.page.draw_figures", draw_bytes)
+        stages.report(run)
     return folder
 
 

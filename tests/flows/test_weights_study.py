@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 from fixtures.command import call, mistake
 from fixtures.families import save_for_study
-from fixtures.finished_studies import undrawn
+from fixtures.finished_studies import draw_bytes
 from fixtures.own_selectors import LOOKING
 from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
@@ -25,8 +24,6 @@ from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDERS
 from kvdrift.generator.transformer.other_weights.model import ModelWithOthers, load_transformer
 from kvdrift.log.store import Store
-from kvdrift.report.page import draw_figures
-from kvdrift.report.sections.section import Drawing
 from kvdrift.schema.progress import SILENT
 from kvdrift.schema.study import load_studies
 from kvdrift.verification.whole_store import verify
@@ -68,11 +65,6 @@ def study_in(folder: Path, *changes: tuple[str, str]) -> Path:
     folder.mkdir(exist_ok=True)
     copytree(EMBEDDED_FOLDERS["kvdrift/tiny-int4"], folder / "int4", dirs_exist_ok=True)
     return write_study(folder, *ACTIONS, *changes)
-
-
-def draw_bytes(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
-    """Draw the figure of actions against their bytes alone."""
-    return undrawn(drawings, folder) | draw_figures([one for one in drawings if one.name == "bytes"], folder)
 
 
 @pytest.fixture(scope="module")
