@@ -31,8 +31,8 @@ _PROMPT_READ_ROWS = (1, 2, 4)  # multiples of the streams that read a prompt at 
 _LAYER_ROWS = 2  # multiple of rows if oneDNN computes all products; a single row takes other code paths
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples of rows, whose results are compared with those of eight multiples
 _ENTRIES = 1000  # prompt entries attended to
-# Numbers of rows with which numbers of threads are compared. oneDNN keeps a kernel of half a MiB for each, for every size
-# of product and each number of threads.
+# Numbers of rows with which numbers of threads are compared. oneDNN keeps a kernel of half a MiB for each of them, for
+# every size of product and each number of threads.
 _ROWS = (2, 4, 6, 8, 16, 24, 32, 64, 96, 128)
 
 
