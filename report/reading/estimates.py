@@ -177,6 +177,9 @@ class ReportedEstimates:
             series = (row.quantity, row.stratum, row.action, row.baseline)
             self._series.setdefault(series, {})[row.x] = row
         self.stale: list[str] = []  # the actions whose stored estimates are older than their events
+        # The number of pairs of actions whose intervals hold for all pairs together. It is counted once, since the
+        # verdict asks for it at each pair of actions.
+        self.pairs = sum(quantity == SIMULTANEOUS_GAP for quantity, *_ in self._series) // 2
 
     def get(
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED, x: int | None = None
@@ -195,11 +198,6 @@ class ReportedEstimates:
     def has(self, quantity: str, action: str, baseline: str | None = None) -> bool:
         """Tell whether there is a pooled estimate of a quantity, with or without a number."""
         return (quantity, POOLED, action, baseline) in self._series
-
-    @property
-    def pairs(self) -> int:
-        """The number of pairs of actions whose intervals hold for all pairs together."""
-        return sum(series[0] == SIMULTANEOUS_GAP for series in self._series) // 2
 
     def all(self) -> list[Estimate]:
         """Return all estimates, in a fixed order."""

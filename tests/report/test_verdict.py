@@ -9,7 +9,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 from fixtures.house import ROOT
-from fixtures.report_views import PAIR, FakeViews, content_of, make_views
+from fixtures.report_views import PAIR, PREFIXES, FakeViews, content_of
+from fixtures.report_views import make_views as make_all_views
 
 from kvdrift.report.printing.tables import PrintedTable
 from kvdrift.report.reading.estimates import Estimate
@@ -23,6 +24,15 @@ from kvdrift.report.sections.verdict import MOST_WORDS, action_verdicts, glance_
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 TWELVE = tuple(f"{selector}-{share}" for selector in ("snapkv", "recent", "knorm") for share in (90, 75, 50, 25))
 GAPS = ("gap", "gap_simultaneous")
+
+
+def make_views(*given: Any, **options: Any) -> FakeViews:
+    """Views without profiles, which the verdict does not read."""
+    views = make_all_views(*given, **options)
+    views.views["estimates"] = [row for row in views.views["estimates"] if row["x"] is None]
+    return FakeViews(
+        {name: [] if name in PREFIXES.keys() - {"decomposition"} else rows for name, rows in views.views.items()}
+    )
 
 
 def decided(views: FakeViews) -> tuple[Choice, dict[str, Any]]:
