@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fixtures.command import call
 from fixtures.house import ROOT
+from fixtures.part_checks import of_this_process
 from fixtures.small_study import write_study
 
+from kvdrift.generator.checks.selectors import SelectorTrial
 from kvdrift.log.store import Store
 
 EXAMPLES = ROOT / "examples"
@@ -48,16 +49,34 @@ def test_a_study_a_query_and_a_gate(
     assert "recent-half: equivalent or better: " in capsys.readouterr().out
 
 
-def test_a_custom_selector(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.by_default("False")
+def test_a_custom_selector(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, whole: bool) -> None:
+    """By default without the checks that start a second interpreter."""
     monkeypatch.chdir(EXAMPLES)
+    if not whole:
+        monkeypatch.setattr(SelectorTrial, "checks", (*of_this_process(SelectorTrial.checks),))
     code, out, err = call(capsys, "check", "long_keys:LongKeys")
     assert (code, err) == (0, ""), out
+    assert out.endswith(f"long_keys:LongKeys: all {len(SelectorTrial.checks)} checks hold\n")
 
 
-def test_events_of_another_generator(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "ingest.py", "store"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    page = Path(done.stdout.splitlines()[-1].removeprefix("report: "))
+@pytest.mark.usefixtures("undrawn")
+def test_events_of_another_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands are called in this process."""
+    said = []
+
+    def called(command: list[str], *, check: bool) -> None:
+        assert (command[:3], check) == ([sys.executable, "-m", "kvdrift"], True)
+        code, out, _ = call(capsys, *command[3:])
+        assert code == 0, out
+        said.append(out)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.run", called)
+    assert ran("ingest", monkeypatch, "store") == 0
+    page = Path(said[-1].splitlines()[-1].removeprefix("report: "))
     assert (tmp_path / page).is_file()
     assert Store.open(tmp_path / "store").row_count("events") == 12 * 3 * 16 * 32

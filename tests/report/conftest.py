@@ -46,15 +46,6 @@ def path(content: PageContent, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of words and tables: figures are made but not written, and of real views not made."""
-    monkeypatch.setattr("kvdrift.report.page.save", lambda *_: "<svg></svg>")
-    monkeypatch.setattr(
-        "kvdrift.report.page.draw_figures", lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
-    )
-
-
-@pytest.fixture
 def page(tmp_path: Path, undrawn: None) -> Page:  # noqa: ARG001 - by its effect
     """The page of given views, without its figures' files."""
     return functools.partial(build, tmp_path)
