@@ -148,8 +148,8 @@ def test_it_is_accessible(site: Path, tabs: Tabs, name: str, scheme: Literal["li
 def test_the_first_classes_of_the_reference_are_accessible(site: Path, tabs: Tabs) -> None:
     """Its other classes and functions have the same form; the slow tests take the whole page."""
     tab = tabs.open(site / "python.html", scheme="dark", width=390)
-    after_four = ".doc-object" + " ~ .doc-object" * 4
-    tab.evaluate(f"document.querySelectorAll('{after_four}').forEach(one => one.remove())")
+    after_five = ".doc-object" + " ~ .doc-object" * 5
+    tab.evaluate(f"document.querySelectorAll('{after_five}').forEach(one => one.remove())")
     assert tab.locator(".doc-class .doc-function").count()
     assert tab.locator("article .highlight").count()
     assert findings(tab) == []
