@@ -204,6 +204,7 @@ def test_one_form_at_a_time(waiting: Path, capsys: pytest.CaptureFixture[str]) -
     assert "leave --watch out" in mistake(capsys, "status", waiting, "--metrics", "--watch")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_pages_of_old_studies_are_pruned_and_made_again(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("derive", "analyze", "report"):
         assert call(capsys, command, waiting)[0] == 0

@@ -40,6 +40,7 @@ def test_it_has_every_file_under_one_name(wheel: Path) -> None:
     assert {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name} == expected
 
 
+@pytest.mark.slow
 def test_another_distribution_named_schema_is_left_alone(wheel: Path, tmp_path: Path) -> None:
     """The wheel is installed beside one, used, and uninstalled."""
     environment = tmp_path / "environment"

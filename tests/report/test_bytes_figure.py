@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.report_views import content_of, make_views
+from fixtures.report_views import content_of, make_scalar_views
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
@@ -45,7 +45,7 @@ def study(
 ) -> PageContent:
     """Make a page's content of actions with a share of the bytes and an R, and of noise floors with R and interval."""
     ends = {action: (risk, 0.8 * risk, 1.2 * risk) for action, (_, risk) in places.items()} | dict(floors or {})
-    views = make_views(tuple(ends), strata=("NIAH-4K",), documents_each=2)
+    views = make_scalar_views(tuple(ends), strata=("NIAH-4K",), documents_each=2)
     for row in views.views["units"]:
         held = int(2**20 * places.get(row["action"], (1.0,))[0])
         row.update(payload_bytes=held, index_bytes=0, metadata_bytes=0, resident_bytes=held)
@@ -89,22 +89,10 @@ def test_actions_stand_at_their_shares_with_their_names() -> None:
 
 
 def test_of_a_control_that_moved_there_are_no_shares() -> None:
-    views = make_views()
+    views = make_scalar_views()
     views.views["controls"][0]["moved_pairs"] = 1
     axes, _ = drawn(content_of(views))
     assert "KiB" in axes.get_xlabel()
-
-
-def test_ids_tell_the_action(tmp_path: Path) -> None:
-    """All that shows an action has an id that begins with its place in the content, also a noise floor's band."""
-    content = study(ELEVEN, FLOORS)
-    with drawing():
-        svg = save(bytes_figure(content, choose(content)), "bytes", tmp_path, "")
-    ids = re.findall(r'\bid="(bytes-action-\d+-\w+)"', svg)
-    assert len(set(ids)) == len(ids)
-    for action in content.actions:
-        parts = {"bar", "name"} if action in FLOORS else {"bar", "mark", "name"}
-        assert {f"bytes-{part(content, action, name)}" for name in parts} <= set(ids), action
 
 
 def test_markers_tell_kinds_apart_and_the_key_has_those_that_occur() -> None:
@@ -160,7 +148,8 @@ def test_r_has_a_logarithmic_scale_if_values_differ_much_and_none_is_0() -> None
     assert "full: R = 0" in {text.get_text() for text in axes.texts}
 
 
-def test_names_of_eleven_actions_overlap_nothing() -> None:
+def test_names_of_eleven_actions_overlap_nothing_and_ids_tell_the_action(tmp_path: Path) -> None:
+    """All that shows an action has an id that begins with its place in the content, also a noise floor's band."""
     content = study(ELEVEN, FLOORS)
     axes, artists = drawn(content)
     names = {text.get_text(): list(Text.get_window_extent(text).extents) for text in axes.texts}
@@ -181,6 +170,13 @@ def test_names_of_eleven_actions_overlap_nothing() -> None:
         assert not [other for other in others if overlap(box, other)], name
         assert axes.bbox.x0 <= box[0]
         assert box[2] <= axes.bbox.x1
+    with drawing():
+        svg = save(axes.figure, "bytes", tmp_path, "")
+    ids = re.findall(r'\bid="(bytes-action-\d+-\w+)"', svg)
+    assert len(set(ids)) == len(ids)
+    for action in content.actions:
+        parts = {"bar", "name"} if action in FLOORS else {"bar", "mark", "name"}
+        assert {f"bytes-{part(content, action, name)}" for name in parts} <= set(ids), action
 
 
 def overlap(one: list[float], other: list[float]) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 from fixtures.browser import Tabs, overflow
-from fixtures.report_views import MODEL, STUDY, FakeViews, make_views
+from fixtures.report_views import MODEL, STUDY, FakeViews, make_scalar_views, make_views
 
 from kvdrift.report.page import build_report
 from kvdrift.stats.quantities import QUANTITIES
@@ -75,8 +75,8 @@ def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) ->
 
 def scored_views(actions: tuple[str, ...]) -> FakeViews:
     """Views with answers scored, and intervals of the widest numbers."""
-    views = make_views(actions, strata=("NIAH-4K",))
-    scalar = [row for row in views.views["estimates"] if row["x"] is None]
+    views = make_scalar_views(actions, strata=("NIAH-4K",))
+    scalar = views.views["estimates"]
     whole = [row for row in scalar if row["quantity"] == "divergence_probability"]
     scored = [row | {"quantity": name} for row in whole for name in ("accuracy", "accuracy_reference", "lost_share")]
     views.views["estimates"] = scalar + [row | {"estimate": 0.99951, "low": 0.9951, "high": 1.0} for row in scored]
@@ -106,7 +106,7 @@ def test_no_table_of_twelve_actions_scrolls_on_a_wide_page(tabs: Tabs, tmp_path:
         "int4", "fp8", "int2", "int8", "noise-floor", "rotated-int4", "snapkv-eighth", "snapkv-half", "snapkv-half-int4",
         "snapkv-half-int8", "snapkv-quarter", "snapkv-three-quarters",
     )  # fmt: skip
-    views = make_views(actions, strata=("needle-768",))
+    views = make_scalar_views(actions, strata=("needle-768",))
     estimates = views.views["estimates"]
     diverged = [row for row in estimates if row["quantity"] == "divergence_probability_difference"]
     known = {row["quantity"] for row in estimates}

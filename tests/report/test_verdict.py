@@ -9,8 +9,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from fixtures.house import ROOT
-from fixtures.report_views import PAIR, PREFIXES, FakeViews, content_of
-from fixtures.report_views import make_views as make_all_views
+from fixtures.report_views import PAIR, FakeViews, content_of, make_scalar_views
 
 from kvdrift.report.printing.tables import PrintedTable
 from kvdrift.report.reading.estimates import Estimate
@@ -24,15 +23,6 @@ from kvdrift.report.sections.verdict import MOST_WORDS, action_verdicts, glance_
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 TWELVE = tuple(f"{selector}-{share}" for selector in ("snapkv", "recent", "knorm") for share in (90, 75, 50, 25))
 GAPS = ("gap", "gap_simultaneous")
-
-
-def make_views(*given: Any, **options: Any) -> FakeViews:
-    """Views without profiles, which the verdict does not read."""
-    views = make_all_views(*given, **options)
-    views.views["estimates"] = [row for row in views.views["estimates"] if row["x"] is None]
-    return FakeViews(
-        {name: [] if name in PREFIXES.keys() - {"decomposition"} else rows for name, rows in views.views.items()}
-    )
 
 
 def decided(views: FakeViews) -> tuple[Choice, dict[str, Any]]:
@@ -141,7 +131,7 @@ def deciding(views: FakeViews) -> dict[tuple[str, str], tuple[Any, ...]]:
 
 
 def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
-    views = make_views(documents_each=12)
+    views = make_scalar_views(documents_each=12)
     choice, record = decided(views)
     assert (choice.recommended, choice.ruled_out) == (["snapkv-half"], {"recent-half": "snapkv-half"})
     assert "snapkv-half, with 50%" in record["sentence"]
@@ -157,7 +147,7 @@ def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
 
 def test_the_first_table_says_when_how_much_and_at_what_cost() -> None:
     """The numbers equal the estimates; accuracy has a column only if answers are scored."""
-    views = make_views(THREE, documents_each=12)
+    views = make_scalar_views(THREE, documents_each=12)
     estimates = views.views["estimates"]
     pooled = {
         (row["action"], row["quantity"]): row for row in estimates
@@ -187,18 +177,18 @@ def test_the_first_table_says_when_how_much_and_at_what_cost() -> None:
 
 
 def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_out() -> None:
-    views = make_views(THREE, documents_each=12)
+    views = make_scalar_views(THREE, documents_each=12)
     choice, words = decided(views)
     assert (choice.recommended, choice.ruled_out) == (["snapkv-half", "snapkv-10"], {"recent-half": "snapkv-half"})
     assert "snapkv-half and snapkv-10" in words["sentence"], "fewer bytes come later"
     assert deciding(views)["snapkv-half", "snapkv-10"][:3] == ("differs from", 5.03, -33.6)
-    halved = decided(bytes_of(make_views(documents_each=12), "recent-half", 0.5))[0]
+    halved = decided(bytes_of(make_scalar_views(documents_each=12), "recent-half", 0.5))[0]
     assert (halved.recommended, halved.ruled_out) == (["snapkv-half", "recent-half"], {}), "no other has as few bytes"
 
 
 def test_points_alone_decide_nothing() -> None:
     """With intervals that include 0, equal differences are not settled, and the page says what would settle them."""
-    views = gaps(make_views(documents_each=12), low=-0.5, high=0.9)
+    views = gaps(make_scalar_views(documents_each=12), low=-0.5, high=0.9)
     choice, words = decided(views)
     assert (choice.recommended, choice.unsettled) == ([], [PAIR])
     assert set(choice.places.values()) == {(1, 2)}
@@ -220,7 +210,7 @@ def test_the_documents_that_would_distinguish_two_actions() -> None:
 
 def test_of_many_actions_the_first_sentence_counts_those_that_it_does_not_name() -> None:
     """Whatever the intervals leave open, the tables have all actions and pairs."""
-    views = gaps(make_views(TWELVE, strata=("NIAH-4K",), documents_each=12), low=-0.5, high=0.9)
+    views = gaps(make_scalar_views(TWELVE, strata=("NIAH-4K",), documents_each=12), low=-0.5, high=0.9)
     choice, words = decided(views)
     assert len(choice.unsettled) == len(deciding(views)) // 2 == 66
     assert "66 of 66" in words["sentence"]
@@ -251,7 +241,7 @@ def test_of_many_actions_the_first_sentence_counts_those_that_it_does_not_name()
 
 def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> None:
     views = planned(
-        gaps(make_views(documents_each=12), low=-0.5, high=0.9), estimate=0.3, low=0.2, high=0.4
+        gaps(make_scalar_views(documents_each=12), low=-0.5, high=0.9), estimate=0.3, low=0.2, high=0.4
     )  # fmt: skip
     choice, words = decided(views)
     assert choice.ruled_out == {"recent-half": "snapkv-half"}
@@ -260,7 +250,7 @@ def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> No
 
 
 def test_what_loses_most_right_answers_is_not_recommended() -> None:
-    views = make_views(THREE, documents_each=12)
+    views = make_scalar_views(THREE, documents_each=12)
     lost = {"snapkv-half": 0.2, "recent-half": 0.9, "snapkv-10": 0.95}
     template = next(
         row for row in views.views["estimates"] if row["quantity"] == "mismatch" and row["stratum"] == "pooled"
@@ -284,13 +274,13 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
 
 
 def moved() -> FakeViews:
-    views = make_views()
+    views = make_scalar_views()
     views.views["controls"][0]["moved_pairs"] = 1
     return views
 
 
 def of_unknown_bytes() -> FakeViews:
-    views = make_views()
+    views = make_scalar_views()
     for row in views.views["units"]:
         row["payload_bytes"] = None
     return views
@@ -299,10 +289,10 @@ def of_unknown_bytes() -> FakeViews:
 @pytest.mark.parametrize(
     ("views", "words", "remedy"),
     [
-        (make_views(("snapkv-half",)), "snapkv-half is the only action", "Add a second action"),
-        (make_views(split="development", analyzed=False), "no evaluation document", "kvdrift run"),
-        (make_views(analyzed=False), "no intervals yet", "kvdrift analyze"),
-        (make_views(("numerics-floor",)), "no entries are left out", ""),
+        (make_scalar_views(("snapkv-half",)), "snapkv-half is the only action", "Add a second action"),
+        (make_scalar_views(split="development", analyzed=False), "no evaluation document", "kvdrift run"),
+        (make_scalar_views(analyzed=False), "no intervals yet", "kvdrift analyze"),
+        (make_scalar_views(("numerics-floor",)), "no entries are left out", ""),
         (moved(), "control full is not", "control must be"),
         (of_unknown_bytes(), "bytes that the actions hold", "payload_bytes"),
     ],
@@ -317,7 +307,7 @@ def test_what_stands_in_the_way_and_what_would_remove_it(views: FakeViews, words
 
 def test_a_look_that_nobody_planned_recommends_nothing() -> None:
     """Documents of the plan are missing, of one action or of all; or a sequential study stands between two looks."""
-    views = make_views(documents_each=12)
+    views = make_scalar_views(documents_each=12)
     plan = views.views["plans"][0]
     frozen = json.loads(plan["plan"])
     assert not decided(views)[0].obstacle
@@ -334,7 +324,7 @@ def test_a_look_that_nobody_planned_recommends_nothing() -> None:
 
 
 def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
-    table = ranked(make_views(THREE))
+    table = ranked(make_scalar_views(THREE))
     cells = {
         row.cells[0].text: dict(zip([c.head for c in table.columns], row.cells, strict=True)) for row in table.rows
     }
@@ -349,29 +339,31 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     ]  # fmt: skip
     (record, *_) = table.records
     assert record["prompt_cache_bytes"] == pytest.approx(389.8 * 1560 + 96, rel=0.01)
-    (out,) = [row for row in ranked(planned(make_views(documents_each=12))).rows if row.cells[0].text == "recent-half"]
+    (out,) = [
+        row for row in ranked(planned(make_scalar_views(documents_each=12))).rows if row.cells[0].text == "recent-half"
+    ]
     assert out.cells[-1].under == "by snapkv-half, 95%, prespecified", "the status is that of the deciding interval"
 
 
 def test_numerics_alone_are_named_beside_what_actions_cost() -> None:
-    content = content_of(make_views((*PAIR, "numerics-floor"), documents_each=12))
+    content = content_of(make_scalar_views((*PAIR, "numerics-floor"), documents_each=12))
     (floor,) = (row for row in action_verdicts(content, choose(content)) if row.action == "numerics-floor")
     assert floor.badge == "noise floor"
     assert "rounding alone" in floor.remark
 
 
 def test_the_front_is_what_no_other_action_beats_in_both() -> None:
-    content = content_of(make_views(THREE))
+    content = content_of(make_scalar_views(THREE))
     assert undominated(content, choose(content)) == ["snapkv-half", "snapkv-10"]
     values = frontier_values(content, choose(content))
     assert values == {"front": "snapkv-half and snapkv-10", "kinds": "circle, entries evicted", "policies": ""}
-    dear = content_of(bytes_of(make_views(THREE), "snapkv-10", 20))
+    dear = content_of(bytes_of(make_scalar_views(THREE), "snapkv-10", 20))
     assert undominated(dear, choose(dear)) == ["snapkv-half"]
 
 
 def test_the_bytes_of_a_policy_are_those_of_a_cache() -> None:
     """They count generated entries too, so the column is not the prompt's."""
-    views = make_views(documents_each=12)
+    views = make_scalar_views(documents_each=12)
     for row in views.views["actions"]:
         if row["action"] == "recent-half":
             row.update(selector="full", policy="sliding", policy_parameters='{"sinks": 4}')
@@ -383,7 +375,7 @@ def test_the_bytes_of_a_policy_are_those_of_a_cache() -> None:
 
 def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
     """Each cache has 100 KiB of windows and states; nothing is told of models that have none, or do not say."""
-    views = make_views(documents_each=12)
+    views = make_scalar_views(documents_each=12)
     for row in views.views["units"]:
         row["fixed_bytes"], row["payload_bytes"] = 100 * 2**10, row["payload_bytes"] + 100 * 2**10
     content = content_of(views)
@@ -406,7 +398,7 @@ def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
 
 def test_a_chat_in_which_no_text_ended_is_told() -> None:
     """What ended, whether a template was applied and which tokens end a text are facts of the store."""
-    views = make_views(documents_each=1)
+    views = make_scalar_views(documents_each=1)
     trajectories = views.views["analyzed_trajectories"]
     for row in views.views["units"]:
         row["eos_tokens"] = "2,0"
@@ -435,19 +427,19 @@ def weighted(views: FakeViews, **sizes: int) -> FakeViews:
 
 def test_bytes_of_cache_and_of_weights_are_both_compared() -> None:
     """With the same bytes of cache, less R and no more weights rule out; less R for more weights is a choice."""
-    lighter = weighted(make_views(documents_each=12), snapkv_half=2**20, recent_half=2**21)
+    lighter = weighted(make_scalar_views(documents_each=12), snapkv_half=2**20, recent_half=2**21)
     choice, words = decided(lighter)
     assert choice.ruled_out == {"recent-half": "snapkv-half"}
     assert "25% of the reference’s weights" in words["sentence"]
     (verdict,) = (column for column in ranked(lighter).columns if column.head == "verdict")
     assert "weights" in verdict.meaning
-    heavier = weighted(make_views(documents_each=12), snapkv_half=2**21, recent_half=2**20)
+    heavier = weighted(make_scalar_views(documents_each=12), snapkv_half=2**21, recent_half=2**20)
     assert decided(heavier)[0].recommended == ["snapkv-half", "recent-half"], "the order is by weights"
-    assert "weights" not in decided(make_views(THREE, documents_each=12))[1]["sentence"]
+    assert "weights" not in decided(make_scalar_views(THREE, documents_each=12))[1]["sentence"]
 
 
 def test_the_first_screen_has_the_bytes_of_weights_beside_those_of_caches() -> None:
-    content = content_of(weighted(make_views(THREE, documents_each=12), snapkv_half=2**20))
+    content = content_of(weighted(make_scalar_views(THREE, documents_each=12), snapkv_half=2**20))
     rows = {row.verdict.action: row.weights for row in glance_rows(content, action_verdicts(content, choose(content)))}
     assert (rows["snapkv-half"].text, rows["snapkv-half"].value) == ("25%", 25.0)
     assert (rows["recent-half"].text, rows["recent-half"].value) == ("100%", 100.0)
