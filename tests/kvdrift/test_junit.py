@@ -65,15 +65,23 @@ def passed(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_file_has_the_answer(copied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_answers_are_exit_codes_and_a_file_has_them(
+    copied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """SnapKV is better by tens of points, and six documents do not decide on one point."""
     file = tmp_path / "new" / "gate.xml"
     cases = {0: (*BETTER, "--margin", "0.02"), 1: (*WORSE, "--margin", "0.02"), 3: (*WORSE, "--margin", "0.4")}
     kinds = {0: None, 1: "failure", 3: "skipped"}
+    decisions = {0: "equivalent or better", 1: "worse", 3: "unresolved"}
     for code, options in cases.items():
-        found, out, _ = call(capsys, "gate", copied, "--quantity", "mismatch", *options, "--junit", file)
+        found, out, err = call(capsys, "gate", copied, "--quantity", "mismatch", *options, "--junit", file)
         suite = checked(file)
         (case,) = suite.iter("testcase")
-        assert found == code
+        assert (found, err, out.count("\n")) == (code, "", 1), out
+        assert out.startswith(f"{decisions[code]}: mismatch, ")
+        assert "6 documents in 6 clusters (few); " in out
+        assert out.endswith("; prespecified\n")
+        assert ("rare failures" in out) == (code == 0)
         counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "skipped", "errors")}
         assert counts == {"tests": 1, "failures": int(code == 1), "skipped": int(code == 3), "errors": 0}
         told = [child for child in case if child.tag in {"failure", "skipped", "error"}]

@@ -33,7 +33,7 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvdrift.live.time.sleep", stop)
 
 
-@pytest.mark.usefixtures("once")
+@pytest.mark.usefixtures("once", "undrawn")
 def test_a_study_that_moves_has_a_page_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Development documents alone, not derived by anybody else: they are derived, and nothing is stored of estimates."""
     run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")

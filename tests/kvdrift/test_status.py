@@ -97,7 +97,10 @@ def test_a_file_of_waiting_rows_that_cannot_be_read_is_named(waiting: Path, caps
     assert f"fault: pieces: {file}: cannot be read" in out
 
 
-def test_times_and_sizes_in_json(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_times_and_sizes_in_json_and_pages_that_are_pruned_and_made_again(
+    waiting: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = status_of(waiting, capsys)
     assert [before[name] for name in ("last_run", "last_estimate", "last_check", "check_faults")] == [None] * 4
     lowest = datetime.now(UTC).replace(microsecond=0)
@@ -118,6 +121,32 @@ def test_times_and_sizes_in_json(waiting: Path, capsys: pytest.CaptureFixture[st
     assert after["size"]["tables"]["events"] == {
         "files": len(events), "bytes": sum(path.stat().st_size for path in events),
     }  # fmt: skip
+
+    assert call(capsys, "report", waiting)[0] == 0
+    folder = waiting / "report" / "ext"
+    for kept in (folder / "gates.json", folder / "tables" / "mine.csv"):
+        kept.write_text("[]")
+    hostile = ["../../.checked", "tables/../gates.json", str(waiting / ".checked"), ""]
+    (folder / FILES).write_text(json.dumps([*page_files(folder), *hostile]))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    listed = {path: path.stat().st_size for path in waiting.rglob("*") if path.is_file() and folder not in path.parents}
+
+    assert call(capsys, "report", waiting, "--prune", "1d")[1].startswith("nothing to delete: ")
+    for path in (*before, *(waiting / ".last").iterdir()):
+        os.utime(path, (0, 0))
+    assert call(capsys, "report", waiting, "--prune", "1d")[1].startswith("nothing"), "it was estimated today"
+    code, out, _ = call(capsys, "report", waiting, "--prune", "0m", "--study", "ext")
+    assert code == 0
+    gone = sum(len(content) for path, content in before.items() if not path.exists())
+    left = {path for path in folder.rglob("*") if path.is_file()}
+    assert left == {folder / "gates.json", folder / "tables" / "mine.csv"}
+    assert out == f"deleted: {folder} ({len(before) - 2} files, {gone / 1e6:,.1f} MB)\n"
+    assert listed == {path: path.stat().st_size for path in listed}, "nothing else is touched"
+    assert status_of(waiting, capsys)["studies"][0]["next"] == f"kvdrift report {waiting}"
+    assert call(capsys, "report", waiting)[0] == 0
+    again = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert again.keys() == before.keys()
+    assert all(again[path] == before[path] for path in before if path.name not in {FILES, "inputs.json"})
 
     record_estimates(str(waiting), "ext", "org/m", 10**6)  # by a process that was killed before it stored them
     assert status_of(waiting, capsys)["last_estimate"] is None
@@ -202,36 +231,6 @@ def test_the_documentation_names_every_key_and_metric(waiting: Path, capsys: pyt
 def test_one_form_at_a_time(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--json and --metrics" in mistake(capsys, "status", waiting, "--metrics", "--json")
     assert "leave --watch out" in mistake(capsys, "status", waiting, "--metrics", "--watch")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_pages_of_old_studies_are_pruned_and_made_again(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("derive", "analyze", "report"):
-        assert call(capsys, command, waiting)[0] == 0
-    folder = waiting / "report" / "ext"
-    for kept in (folder / "gates.json", folder / "tables" / "mine.csv"):
-        kept.write_text("[]")
-    hostile = ["../../.checked", "tables/../gates.json", str(waiting / ".checked"), ""]
-    (folder / FILES).write_text(json.dumps([*page_files(folder), *hostile]))
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    listed = {path: path.stat().st_size for path in waiting.rglob("*") if path.is_file() and folder not in path.parents}
-
-    assert call(capsys, "report", waiting, "--prune", "1d")[1].startswith("nothing to delete: ")
-    for path in (*before, *(waiting / ".last").iterdir()):
-        os.utime(path, (0, 0))
-    assert call(capsys, "report", waiting, "--prune", "1d")[1].startswith("nothing"), "it was estimated today"
-    code, out, _ = call(capsys, "report", waiting, "--prune", "0m", "--study", "ext")
-    assert code == 0
-    gone = sum(len(content) for path, content in before.items() if not path.exists())
-    left = {path for path in folder.rglob("*") if path.is_file()}
-    assert left == {folder / "gates.json", folder / "tables" / "mine.csv"}
-    assert out == f"deleted: {folder} ({len(before) - 2} files, {gone / 1e6:,.1f} MB)\n"
-    assert listed == {path: path.stat().st_size for path in listed}, "nothing else is touched"
-    assert status_of(waiting, capsys)["studies"][0]["next"] == f"kvdrift report {waiting}"
-    assert call(capsys, "report", waiting)[0] == 0
-    again = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert again.keys() == before.keys()
-    assert all(again[path] == before[path] for path in before if path.name not in {FILES, "inputs.json"})
 
 
 def test_what_prune_refuses(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:

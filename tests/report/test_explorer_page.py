@@ -44,6 +44,10 @@ def column(tab: Page, t: int) -> list[str]:
     return [cell.inner_text() for cell in tab.locator(f"#score :is(.x, .y) [data-t='{t}']").all()]
 
 
+FOLLOWED = """hash => new Promise(done => {
+    addEventListener("hashchange", () => setTimeout(done), { once: true });
+    location.hash = hash;
+})"""
 WITHIN = """
 with own as (
     from analyzed_trajectories where split = 'evaluation' and action = $1 and coalesce(stratum = $2, true)
@@ -136,10 +140,11 @@ def test_the_line_below_shades_a_token_of_y_where_it_differs_from_x(tabs: Tabs, 
     for doc, replicate, t, differ in rows_of(views, query):
         kinds.setdefault(tuple(differ), (doc, replicate, t))
     assert len(kinds) >= 3
+    tab = opened(tabs, path)
     for turn, ((recent, snapkv), (doc, replicate, t)) in enumerate(kinds.items()):
         chosen = (("recent-half", recent, snapkv), ("snapkv-half", snapkv, recent))
         action, own, other = chosen[turn % 2]
-        tab = opened(tabs, path, f"{address(doc, action, replicate)}&compare=1&t={t}")
+        tab.evaluate(FOLLOWED, f"{address(doc, action, replicate)}&compare=1&t={t}")
         shaded = [code.get_attribute("class") == "apart" for code in tab.locator("#here code").all()]
         assert shaded == [False, own, other]
         tab.uncheck("#compare")

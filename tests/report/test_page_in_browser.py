@@ -33,8 +33,8 @@ def column(tab: Page, head: str) -> list[str]:
     return [text.split("\n")[0] for text in cells]
 
 
-def test_each_section_opens_with_its_figure_then_a_sentence_then_tables(tabs: Tabs, page: Path) -> None:
-    """Explanations come after; the plan opens with what was frozen, and the study with its settings."""
+def test_each_section_opens_with_its_figure_and_readers_who_do_not_see_it_have_all(tabs: Tabs, page: Path) -> None:
+    """Then come a sentence, tables and explanations; the plan opens with what was frozen, the study with settings."""
     tab = tabs.open(page)
     sections = tab.evaluate(
         "[...document.querySelectorAll('#why > section, #specialists > details')].map(section => [section.id,"
@@ -46,6 +46,14 @@ def test_each_section_opens_with_its_figure_then_a_sentence_then_tables(tabs: Ta
         whole = dict(sections)[name]
         assert opening[name] in (["FIGURE.", "P.shows"], ["P.shows"]), name
         assert ("FIGURE." in whole) == ("FIGURE." in opening[name]), name
+    assert tab.locator("h1").count() == 1
+    assert tab.locator("html").get_attribute("lang") == "en"
+    assert tab.locator("svg:not([role=img][aria-label])").count() == 0
+    assert tab.locator("thead th:not([scope]), tbody th:not([scope])").count() == 0
+    levels = [
+        int(name[1]) for name in tab.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(one => one.tagName)")
+    ]
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -133,6 +141,7 @@ def test_what_scrolls_is_reached_by_keyboard(tabs: Tabs, page: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.by_default("dark")
 def test_a_phone_shows_verdicts_and_figures_whole(tabs: Tabs, page: Path, scheme: Literal["light", "dark"]) -> None:
     """At 390 pixels nothing of the first two tables or of a figure is beyond the window's side."""
     tab = tabs.open(page, width=390, scheme=scheme)
@@ -172,8 +181,9 @@ def test_a_tap_enlarges_a_figure_on_a_phone_and_another_one_shows_it_whole(tabs:
 
 
 def test_the_rows_of_actions_are_on_the_first_screen(tabs: Tabs, page: Path) -> None:
+    tab = tabs.open(page)
     for width, height in ((1280, 800), (390, 844)):
-        tab = tabs.open(page, width=width, height=height)
+        tab.set_viewport_size({"width": width, "height": height})
         rows = tab.locator("#table-glance tbody tr")
         assert rows.evaluate_all("all => all.map(row => row.dataset.badge)")[-1] == "control"
         assert rows.last.evaluate("one => one.getBoundingClientRect().bottom") < height
@@ -235,18 +245,6 @@ def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(tabs: Tabs, 
     assert not tab.locator("#means-e").is_visible()
     tab.locator('a[href="#means-e"]').first.click()
     assert tab.locator("#means-e").is_visible(), "a link opens what it leads to"
-
-
-def test_readers_who_do_not_see_it_have_all_of_it(tabs: Tabs, page: Path) -> None:
-    tab = tabs.open(page)
-    assert tab.locator("h1").count() == 1
-    assert tab.locator("html").get_attribute("lang") == "en"
-    assert tab.locator("svg:not([role=img][aria-label])").count() == 0
-    assert tab.locator("thead th:not([scope]), tbody th:not([scope])").count() == 0
-    levels = [
-        int(name[1]) for name in tab.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(one => one.tagName)")
-    ]
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 def test_an_unfinished_page_reloads_until_its_reader_stops_it(tabs: Tabs, tmp_path: Path) -> None:
