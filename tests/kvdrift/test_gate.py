@@ -195,6 +195,7 @@ def test_another_generators_log_has_no_plan_and_may_have_no_interval(
     assert answer["versions"]["plan"] is None
 
 
+@pytest.mark.slow
 def test_the_workflow_gates(finished: Path, tmp_path: Path) -> None:
     """Its last step as a shell runs it, through the real command, on a store with the page's names."""
     (tmp_path / "stores").mkdir()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from fixtures.command import call, mistake
-from fixtures.small_study import TEXT, finish, run_of
+from fixtures.small_study import TEXT, evaluate, run_of
 from fixtures.study_files import load_study
 
 from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.run import stages
 from kvdrift.flows.run.comparison import begun_revisions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.store import Store
@@ -51,7 +52,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> StudyRun:
     folder = tmp_path_factory.mktemp("swept")
     (folder / "swept.toml").write_text(swept_text(), encoding="utf-8")
     run = run_of(load_study(folder / "swept.toml"), folder / "store")
-    finish(run)
+    evaluate(run)
+    stages.analyze(run)
     return run
 
 
@@ -86,9 +88,7 @@ def test_the_gate_names_members(run: StudyRun, capsys: pytest.CaptureFixture[str
     _, out, _ = call(capsys, *asked, "--action", "bits@int8", "--margin", "0.02")
     assert "mismatch, bits@int8 less snapkv@1/2: " in out
     line = mistake(capsys, *asked, "--action", "snapkv", "--margin", "0.02")
-    assert "--action snapkv: no such action" in line
-    line = mistake(capsys, *asked, "--action", "snapkv@1/3", "--margin", "0.02")
-    assert line == "kvdrift: --action snapkv@1/3: no such action; did you mean 'snapkv@1/4'?\n"
+    assert "--action snapkv: no such action; did you mean 'snapkv@1/" in line
 
 
 def test_a_member_is_redone_alone(run: StudyRun) -> None:
