@@ -16,7 +16,9 @@ from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.registry import DIFFERENCE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
 
 OPEN = "document.querySelectorAll('details').forEach(one => { one.open = true })"
 
@@ -26,6 +28,15 @@ def page(finished: Path) -> Path:
     return finished / "report" / "small" / "index.html"
 
 
+@pytest.fixture(scope="module")
+def wide(browser: Browser, finished: Path) -> Iterator[Page]:
+    """The page in a wide window, for tests that leave it as it was but for its order."""
+    opened = Tabs(browser)
+    yield opened.open(finished / "report" / "small" / "index.html", height=800)
+    opened.close()
+    assert opened.complaints == []
+
+
 def column(tab: Page, head: str) -> list[str]:
     """The first line of each cell under a head of the ranked table."""
     heads = [text.split("\n")[0].lstrip("↑↓ ") for text in tab.locator("#table-ranking thead th").all_inner_texts()]
@@ -33,10 +44,9 @@ def column(tab: Page, head: str) -> list[str]:
     return [text.split("\n")[0] for text in cells]
 
 
-def test_each_section_opens_with_its_figure_and_readers_who_do_not_see_it_have_all(tabs: Tabs, page: Path) -> None:
+def test_each_section_opens_with_its_figure_and_readers_who_do_not_see_it_have_all(wide: Page) -> None:
     """Then come a sentence, tables and explanations; the plan opens with what was frozen, the study with settings."""
-    tab = tabs.open(page)
-    sections = tab.evaluate(
+    sections = wide.evaluate(
         "[...document.querySelectorAll('#why > section, #specialists > details')].map(section => [section.id,"
         " [...section.children].slice(1).map(child => child.tagName + '.' + child.className.split(' ')[0])])"
     )
@@ -46,12 +56,12 @@ def test_each_section_opens_with_its_figure_and_readers_who_do_not_see_it_have_a
         whole = dict(sections)[name]
         assert opening[name] in (["FIGURE.", "P.shows"], ["P.shows"]), name
         assert ("FIGURE." in whole) == ("FIGURE." in opening[name]), name
-    assert tab.locator("h1").count() == 1
-    assert tab.locator("html").get_attribute("lang") == "en"
-    assert tab.locator("svg:not([role=img][aria-label])").count() == 0
-    assert tab.locator("thead th:not([scope]), tbody th:not([scope])").count() == 0
+    assert wide.locator("h1").count() == 1
+    assert wide.locator("html").get_attribute("lang") == "en"
+    assert wide.locator("svg:not([role=img][aria-label])").count() == 0
+    assert wide.locator("thead th:not([scope]), tbody th:not([scope])").count() == 0
     levels = [
-        int(name[1]) for name in tab.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(one => one.tagName)")
+        int(name[1]) for name in wide.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(one => one.tagName)")
     ]
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
@@ -180,50 +190,46 @@ def test_a_tap_enlarges_a_figure_on_a_phone_and_another_one_shows_it_whole(tabs:
     assert wide.locator("#figure-answers .on-phone").is_hidden()
 
 
-def test_the_rows_of_actions_are_on_the_first_screen(tabs: Tabs, page: Path) -> None:
-    tab = tabs.open(page)
-    for width, height in ((1280, 800), (390, 844)):
-        tab.set_viewport_size({"width": width, "height": height})
-        rows = tab.locator("#table-glance tbody tr")
+def test_the_rows_of_actions_are_on_the_first_screen(wide: Page) -> None:
+    for width, height in ((390, 844), (1280, 800)):
+        wide.set_viewport_size({"width": width, "height": height})
+        rows = wide.locator("#table-glance tbody tr")
         assert rows.evaluate_all("all => all.map(row => row.dataset.badge)")[-1] == "control"
         assert rows.last.evaluate("one => one.getBoundingClientRect().bottom") < height
-        assert tab.locator("main table").first.get_attribute("id") == "table-glance"
+        assert wide.locator("main table").first.get_attribute("id") == "table-glance"
 
 
-def test_a_badge_opens_its_reasons_in_place_and_closes_again(tabs: Tabs, page: Path) -> None:
-    tab = tabs.open(page, height=800)
-    badges = tab.locator("#table-glance details.badge")
+def test_a_badge_opens_its_reasons_in_place_and_closes_again(wide: Page) -> None:
+    badges = wide.locator("#table-glance details.badge")
     opened = "all => all.map(badge => badge.open)"
     assert not any(badges.evaluate_all(opened))
     badges.first.locator("summary").press("Enter")
     reasons = badges.first.locator("div")
     assert reasons.is_visible()
-    assert overflow(tab) == 0
-    assert tab.locator("details.badge[open] div p").count() >= 1
+    assert overflow(wide) == 0
+    assert wide.locator("details.badge[open] div p").count() >= 1
     badges.last.locator("summary").click()
     assert badges.evaluate_all(opened).count(True) == 1, "of several reasons one is open"
-    tab.keyboard.press("Escape")
+    wide.keyboard.press("Escape")
     assert not any(badges.evaluate_all(opened))
 
 
-def test_a_row_and_its_mark_in_the_figure_stand_out_together(tabs: Tabs, page: Path) -> None:
-    tab = tabs.open(page, height=800)
-    row = tab.locator("tr[data-figure]").first
-    parts = tab.locator(f'[id^="{row.get_attribute("data-figure")}"]')
+def test_a_row_and_its_mark_in_the_figure_stand_out_together(wide: Page) -> None:
+    row = wide.locator("tr[data-figure]").first
+    parts = wide.locator(f'[id^="{row.get_attribute("data-figure")}"]')
     assert parts.count() >= 2
-    for element in (row, tab.locator(f"#{row.get_attribute('data-figure')}mark")):
+    for element in (row, wide.locator(f"#{row.get_attribute('data-figure')}mark")):
         assert row.get_attribute("data-on") is None
         element.hover()
         assert row.get_attribute("data-on") == ""
         assert parts.evaluate_all("all => all.every(part => part.hasAttribute('data-on'))")
-        tab.mouse.move(1, 1)
+        wide.mouse.move(1, 1)
 
 
-def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(tabs: Tabs, page: Path) -> None:
-    tab = tabs.open(page)
-    ranked = column(tab, "action")
+def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(wide: Page, page: Path) -> None:
+    ranked = column(wide, "action")
     assert ranked[-1] == "full"
-    head = tab.locator("#table-ranking th", has_text="R (token)")
+    head = wide.locator("#table-ranking th", has_text="R (token)")
     for key, order, expected in (
         ("click", "ascending", ["full", *ranked[:-1]]),
         ("Enter", "descending", [*reversed(ranked[:-1]), "full"]),
@@ -234,17 +240,17 @@ def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(tabs: Tabs, 
         else:
             head.locator("button").press(key)
         assert head.get_attribute("aria-sort") == order
-        assert column(tab, "action") == expected
-    tab.locator("#table-ranking th", has_text="mean τ").locator("button").click()
-    assert column(tab, "mean τ")[-1] == "–", "what is not there comes last"
-    for link in {one.get_attribute("href") for one in tab.locator("a[href]").all()}:
+        assert column(wide, "action") == expected
+    wide.locator("#table-ranking th", has_text="mean τ").locator("button").click()
+    assert column(wide, "mean τ")[-1] == "–", "what is not there comes last"
+    for link in {one.get_attribute("href") for one in wide.locator("a[href]").all()}:
         if link is not None and link.startswith("#"):
-            assert tab.locator(f'[id="{link[1:]}"]').count() == 1, link
+            assert wide.locator(f'[id="{link[1:]}"]').count() == 1, link
         else:
             assert (page.parent / str(link).partition("#")[0]).exists(), link
-    assert not tab.locator("#means-e").is_visible()
-    tab.locator('a[href="#means-e"]').first.click()
-    assert tab.locator("#means-e").is_visible(), "a link opens what it leads to"
+    assert not wide.locator("#means-e").is_visible()
+    wide.locator('a[href="#means-e"]').first.click()
+    assert wide.locator("#means-e").is_visible(), "a link opens what it leads to"
 
 
 def test_an_unfinished_page_reloads_until_its_reader_stops_it(tabs: Tabs, tmp_path: Path) -> None:
