@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, check, content_of, make_views
+from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, check, content_of, make_scalar_views, make_views
 
 from kvdrift.report.page import build_report
 from kvdrift.report.sections.answers import answers_figure, correlation_sentence, records_table
@@ -29,7 +29,7 @@ def answer_rows(actions: tuple[str, ...] = PAIR) -> list[dict[str, Any]]:
 
 
 def test_the_figure_and_the_correlation_with_divergence() -> None:
-    views = make_views()
+    views = make_scalar_views()
     views.views["answers"] = answer_rows()
     content = content_of(views)
     assert correlation_sentence(content) == ""
@@ -46,7 +46,7 @@ def test_the_figure_and_the_correlation_with_divergence() -> None:
 
 def test_records_of_lost_answers() -> None:
     """Shares of records that were evicted wholly, in part and not at all, of lost answers beside all answers."""
-    views = make_views()
+    views = make_scalar_views()
     names = ("lost", "lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
     shares = {"recent-half": (1995, 0.899, 0, 0.101, 0.63, 0, 0.37), "snapkv-half": (0, 0, 0, 0, 0, 0.7, 0.3)}
     keys = {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "pooled", "answers": 50}

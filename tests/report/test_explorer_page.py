@@ -88,7 +88,8 @@ def test_jumps_lead_where_sql_says(tabs: Tabs, path: Path, views: Views) -> None
         assert tab.locator("[data-jump=lost]").inner_text().endswith(str(len(lost) or "answers"))
         here = where(tab)
         begin = lost.index((here[0], here[2])) + 1 if (here[0], here[2]) in lost else 0
-        for turn in [*range(begin, len(lost)), *range(begin)]:
+        turns = [*range(begin, len(lost)), *range(begin)]
+        for turn in turns if stratum else turns[:3]:
             tab.click("[data-jump=lost]")
             assert where(tab) == (lost[turn][0], ACTION, lost[turn][1])
             assert tab.locator("[data-jump=lost]").inner_text().endswith(f" {turn + 1} of {len(lost)}")

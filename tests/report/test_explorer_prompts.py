@@ -193,6 +193,7 @@ def test_numbers_of_tokens_are_found_whole(content: PageContent, tabs: Tabs, vie
 
 
 @pytest.mark.parametrize(("most", "note"), [(3000, "{} of 6 documents"), (10, "kvdrift show")])
+@pytest.mark.by_default("3000")
 def test_a_prompt_that_is_left_out_is_explained(
     content: PageContent, tabs: Tabs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, note: str
 ) -> None:

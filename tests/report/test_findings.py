@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures.report_views import FakeViews, content_of, make_views
+from fixtures.report_views import FakeViews, content_of, make_scalar_views
 
 from kvdrift.report.printing.numbers import in_text
 from kvdrift.report.sections.findings import sentence, signs, span
@@ -12,7 +12,7 @@ THREE = ("snapkv-half", "recent-half", "snapkv-10")
 
 
 def test_the_least_and_the_largest_are_those_of_the_estimates() -> None:
-    content = content_of(make_views(THREE))
+    content = content_of(make_scalar_views(THREE))
     risk = {action: content.estimates.get("mismatch", action) for action in THREE}
     least, *_, largest = sorted(THREE, key=lambda action: risk[action].estimate or 0.0)
     text = span(content, {"mismatch": "R", "no_such": "nothing", "exposure": "E"})
@@ -25,14 +25,14 @@ def test_the_least_and_the_largest_are_those_of_the_estimates() -> None:
 
 
 def test_a_single_action_is_neither_least_nor_largest() -> None:
-    content = content_of(make_views(("snapkv-half",)))
+    content = content_of(make_scalar_views(("snapkv-half",)))
     number = in_text(content.estimates.get("mismatch", "snapkv-half"), Scale.PERCENT)
     assert span(content, {"mismatch": "R"}) == f"R is {number} under snapkv-half."
 
 
 def test_noise_floors_are_not_the_least() -> None:
-    with_floor = content_of(make_views((*THREE, "noise-floor")))
-    assert span(with_floor, {"mismatch": "R"}) == span(content_of(make_views(THREE)), {"mismatch": "R"})
+    with_floor = content_of(make_scalar_views((*THREE, "noise-floor")))
+    assert span(with_floor, {"mismatch": "R"}) == span(content_of(make_scalar_views(THREE)), {"mismatch": "R"})
 
 
 def crossing(views: FakeViews, action: str) -> FakeViews:
@@ -44,10 +44,10 @@ def crossing(views: FakeViews, action: str) -> FakeViews:
 
 
 def test_signs_are_those_of_the_intervals() -> None:
-    content = content_of(crossing(make_views(THREE), "recent-half"), baseline="snapkv-half")
+    content = content_of(crossing(make_scalar_views(THREE), "recent-half"), baseline="snapkv-half")
     text = signs(content, "gap", "ΔR", "snapkv-half")
     assert text == "ΔR is above 0 for snapkv-10; undecided for recent-half."
-    assert signs(content_of(make_views(THREE, analyzed=False)), "gap", "ΔR", "snapkv-half") == ""
+    assert signs(content_of(make_scalar_views(THREE, analyzed=False)), "gap", "ΔR", "snapkv-half") == ""
 
 
 def test_many_actions_are_counted() -> None:

@@ -9,7 +9,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from fixtures.report_views import MODEL, STUDY, make_views
+from fixtures.report_views import MODEL, STUDY, make_scalar_views
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
@@ -55,7 +55,7 @@ def test_documents_of_a_section_without_a_stratum_are_counted(tmp_path: Path) ->
     study = load_study(write_study(tmp_path, ('stratum = "needle"\n', "")))
     (stratum,) = {part.stratum_name for part in study.documents} - {"tracking"}
     listed = {(stratum, "development"): 2, (stratum, "evaluation"): 3, ("tracking", "development"): 2}
-    views = make_views()
+    views = make_scalar_views()
     facts = replace(read_facts(StudyRows(views, STUDY, MODEL)), settings=study.settings, listed=listed)
     text = study_text(facts)
     assert text is not None
