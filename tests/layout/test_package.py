@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -21,17 +20,18 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 OPTIONAL = {"accelerate", "dask", "distributed", "gguf", "kvpress", "triton", "vllm"}
 
 
+# To read it so takes a tenth of the time that a parser takes; of texts that look like an import it reads too many.
+IMPORT = re.compile(r"^[ \t]*(?:import ([\w., ]+)|from (\w+)[\w.]* import )", re.MULTILINE)
+
+
 def imported() -> set[str]:
     """Names of the libraries that the packages import, anywhere in their code."""
     names: set[str] = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Import):
-                    names |= {alias.name.partition(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    names.add(node.module.partition(".")[0])
-    return names - set(sys.stdlib_module_names) - {"kvdrift"} - OPTIONAL
+            for plain, source in IMPORT.findall(path.read_text(encoding="utf-8")):
+                names |= {name.split()[0].partition(".")[0] for name in plain.split(",") if name} | {source}
+    return names - {""} - set(sys.stdlib_module_names) - {"kvdrift"} - OPTIONAL
 
 
 def test_every_library_that_is_imported_is_declared() -> None:

@@ -83,7 +83,7 @@ def test_every_action_is_written_as_it_was(section: dict[str, object]) -> None:
         row = build_action(ActionSection.model_validate({"name": "own"} | section)).row("s", prespecified=True)
     except Exception as error:  # noqa: BLE001 - a library that is not installed
         pytest.skip(str(error))
-    facts = read_facts(StudyRows(make_views(), STUDY, MODEL))
+    facts = read_facts(StudyRows(make_scalar_views(), STUDY, MODEL))
     settings = '{"study": {"name": "s"}, "model": {"id": "m"}, "documents": []}'
     text = study_text(replace(facts, actions=[row], settings=settings))
     assert text is not None
@@ -106,7 +106,7 @@ def test_a_section_finds_its_documents_with_or_without_the_name_of_its_stratum(
     of_needle = 'source = "embedded"\ntasks = ["needle"]\nlength = 384\nstratum = "needle"'
     of_file = f'source = "jsonl"\npath = "rows.jsonl"\n{section}'
     study = load_study(write_study(tmp_path, (of_needle, of_file)))
-    facts = read_facts(StudyRows(make_views(), STUDY, MODEL))
+    facts = read_facts(StudyRows(make_scalar_views(), STUDY, MODEL))
     listed = {(stratum, "development"): 3, (stratum, "evaluation"): 10}
     text = study_text(replace(facts, actions=[], settings=study.settings, listed=listed))
     assert text is not None
