@@ -69,7 +69,7 @@ def test_events_of_another_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, whole: bool
 ) -> None:
     """Its commands are called in this process, by default without the last two."""
-    asked, said = [], []
+    asked, said = list[str](), list[str]()
 
     def called(command: list[str], *, check: bool) -> None:
         assert (command[:3], check) == ([sys.executable, "-m", "kvdrift"], True)
