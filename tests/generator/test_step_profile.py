@@ -9,6 +9,7 @@ import torch
 from fixtures.families import FAMILIES
 from fixtures.pretend_device import SECOND, TwoDevices
 from fixtures.step_profile import (
+    FAMILY_STEPS,
     PRETEND,
     STEPS,
     Operations,
@@ -106,7 +107,7 @@ def test_a_step_exchanges_two_copies_with_the_device(device: str, estimator: str
 @pytest.mark.parametrize(("estimator", "buckets"), [(PLAIN, 1), (SWRB, 4)])
 @pytest.mark.by_default(PLAIN)
 def test_steps_that_keep_their_streams_repeat_each_other(device: str, estimator: str, buckets: int) -> None:
-    """Of 64 steps most are begun without an upload or a change of shape, and the host reads their tokens a step later.
+    """Of 32 steps most are begun without an upload or a change of shape, and the host reads their tokens a step later.
 
     Pairs of coupled rollouts part at once here; branches begin one after the other. Nothing waits in any step, and the
     steps of a bucket use the same memory.
@@ -137,10 +138,10 @@ def test_steps_of_every_family_are_those_of_a_graph(family: str, monkeypatch: py
     assert sum(found["later"].values()) <= found["steps"]
     assert found["down"] == {}
     assert found["waiting"].keys() == NOT_CAPTURED.get(family, set())
-    assert found["begun"] > STEPS / 2
+    assert found["begun"] > FAMILY_STEPS / 2
     assert found["given_up"] < found["begun"] / 3
     assert (found["changed"], found["moved"]) == (0, 0)
-    assert found["buckets"] < found["begun"] / 8
+    assert found["buckets"] <= 4
 
 
 @DEVICES
