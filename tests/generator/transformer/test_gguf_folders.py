@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,15 @@ import pytest
 import torch
 from fixtures.byte_level import byte_level_tokenizer
 from fixtures.chat_tokenizers import family_tokenizer
-from fixtures.command import call
 from fixtures.gguf_models import write_random, write_random_llama
-from fixtures.small_study import write_study
+from fixtures.heard import Heard
+from fixtures.small_study import evaluate, run_of, write_study
+from fixtures.study_files import load_study
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.checks import check_study, remarks
 from kvdrift.generator.transformer.files.fingerprints import model_identity
 from kvdrift.generator.transformer.files.gguf_folders import gguf_folder, unknown_split
 from kvdrift.generator.transformer.files.gguf_metadata import ARCHITECTURES
@@ -208,17 +212,21 @@ def test_ends_are_those_that_the_file_names_and_those_known_by_their_names(tmp_p
     assert ends == set(original.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
 
 
-def test_a_study_on_a_file_has_controls_that_are_zero(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_study_on_a_file_has_controls_that_are_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A later run finds the same model, so that nothing is left to generate."""
     (tmp_path / "tiny.gguf").write_bytes((EMBEDDED_GGUF / "tiny-Q8_0.gguf").read_bytes())
-    study = write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "tiny.gguf"'))
-    code, out, err = call(capsys, "run", study)
-    assert code == 0, err
-    assert "controls exactly 0" in out + err
-    assert "%|" not in err, "no bar of another library"
-    assert "nothing to do" in call(capsys, "run", study)[1]
+    changes = ('id = "kvdrift/tiny"', 'id = "tiny.gguf"'), ("replicates = 5", "replicates = 2")
+    study, heard = load_study(write_study(tmp_path, *changes)), Heard()
+    run = replace(run_of(study, tmp_path / "store"), progress=heard)
+    assert check_study(run) == ["the model; it is proven when it is loaded"]
+    assert not any("tiny.gguf" in line for line in remarks([run]))
+    evaluate(run)
+    stages.check(run)
+    assert heard.lines[-1].startswith("20 full-retention controls exactly 0")
+    later = run_of(study, run.location)
+    stages.prepare(later)
+    assert (stages.develop(later), stages.evaluate(later)) == (0, 0)
+    assert "%|" not in capsys.readouterr().err, "no bar of another library"
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
