@@ -84,7 +84,7 @@ _NOT_TURNED = {"NORMED": True, "TURNS": False, "WIDE": False, "STYLE": 1, "HALF"
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "fp32"), (90, "bf16"), (80, "fp16")])
-@pytest.mark.by_default("80-fp32", "90-bf16")
+@pytest.mark.by_default("90-bf16")
 def test_operations_of_layers(capability: int, dtype: str) -> None:
     added, heads = "residual added added_weight weight output", "projected cos sin query_weight key_weight"
     for kernel, names, constants, warps in (
@@ -106,6 +106,7 @@ def test_operations_of_layers(capability: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@pytest.mark.by_default("fp32-80", "fp64-90")
 def test_sums_of_pairs(capability: int, dtype: str) -> None:
     types = {"distributions": f"*{dtype}", "rows": "*i64", "sums": "*fp64"}
     tiny = torch.finfo({"fp32": torch.float32, "fp64": torch.float64}[dtype]).tiny

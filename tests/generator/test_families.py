@@ -212,8 +212,8 @@ def test_fused_attention_has_the_terms_of_a_layer(family: str) -> None:
     asked = [PendingUnit(action, 0, 3) for action in ACTIONS]
     asked += [PendingUnit(action, 0, 3, SWRB) for action in ACTIONS[:2]]
     document = random_document("d150", 150)
-    fused = generate_units(model_of(family), "s", document, asked, 64, SEED, SharingOptions(fused=True))
-    for one, other in zip(fused, generated(family, asked, horizon=64), strict=True):
+    fused = generate_units(model_of(family), "s", document, asked, 32, SEED, SharingOptions(fused=True))
+    for one, other in zip(fused, generated(family, asked, horizon=32), strict=True):
         assert_near(one, other)
 
 

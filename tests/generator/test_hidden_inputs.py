@@ -1,7 +1,7 @@
 """Parts whose decisions depend on more than source, parameters and prompt: ``kvdrift check`` names each of them.
 
-A second interpreter imports torch, which takes seconds. So one interpreter tries all parts of this file and some of the
-package, of each kind one that draws, gathers or groups; the slow test tries the whole package.
+A second interpreter imports torch, which takes seconds. So one interpreter tries all parts of this file; the slow test
+tries the whole package.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ PACKAGE = {
     "codec": [name for name in CODECS if name not in OF_LIBRARIES],
     "policy": [*POLICIES],
 }
-SOME = {"selector": ["random", "snapkv"], "codec": ["int4"], "policy": ["h2o"]}
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +72,8 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tri
         made["codec"] = trial_of("my_codec:Mine", {}, home / "codec", "codec")
         write_module(home / "policy", ("self.share *", f"abs({SALTED}) *"), name="my_policy", text=POLICY)
         made["policy"] = trial_of("my_policy:Mine", {}, home / "policy", "policy")
-        made |= {f"{one.kind.noun} {one.name}": one for one in parts_of(SOME)}
         decide_elsewhere([one for name, one in made.items() if name not in BESIDE])
         yield made
-
-
-def parts_of(named: dict[str, list[str]]) -> list[Trial[Any]]:
-    return [trial_of(name, {}, None, kind) for kind, names in named.items() for name in names]
 
 
 @pytest.mark.parametrize(
@@ -163,18 +157,6 @@ def test_more_that_source_may_take(tmp_path: Path) -> None:
     ]
 
 
-def assert_same_elsewhere(one: Trial[Any]) -> None:
-    assert same_elsewhere(one) == same_after_others(one) == f"the same {one.decides}", one.name
-    assert source_notes(type(one.part)) == []
-
-
-@pytest.mark.slow
-def test_some_of_the_package_decides_the_same_in_a_second_interpreter(subjects: dict[str, Trial[Any]]) -> None:
-    for one in subjects.values():
-        if one.folder is None:
-            assert_same_elsewhere(one)
-
-
 @pytest.mark.parametrize(
     "named",
     [
@@ -185,7 +167,8 @@ def test_some_of_the_package_decides_the_same_in_a_second_interpreter(subjects: 
     ids=["package", "quantizers", "kvpress"],
 )
 def test_all_decide_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
-    tried = parts_of(named)
+    tried: list[Trial[Any]] = [trial_of(name, {}, None, kind) for kind, names in named.items() for name in names]
     decide_elsewhere(tried)
     for one in tried:
-        assert_same_elsewhere(one)
+        assert same_elsewhere(one) == same_after_others(one) == f"the same {one.decides}", one.name
+        assert source_notes(type(one.part)) == []

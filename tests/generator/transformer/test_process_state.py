@@ -79,12 +79,14 @@ def test_threads_are_restored_after_an_error(tmp_path: Path) -> None:
 
 def test_a_model_is_freed_with_its_last_user(tmp_path: Path) -> None:
     """No cache, hook or registered function keeps the network, its weights or a prompt's cache."""
+    gc.freeze()  # a collection then looks at nothing that tests before have left
     model = load_model(str(save_random_model(tmp_path, "qwen3")))
     units = generate_units(model, "s", DOCUMENT, [*PENDING, PendingUnit(CONTROL, 0, 2)], 4, 3)
     held = [weakref.ref(part) for part in (model, model.network, model.network.lm_head.weight)]
     held += [weakref.ref(layer.self_attn.k_proj.weight) for layer in model.network.model.layers]
     del model
     gc.collect()
+    gc.unfreeze()
     assert [part() for part in held] == [None] * len(held)
     assert units
 
@@ -93,7 +95,7 @@ def test_what_generating_takes_is_freed_with_it(tmp_path: Path) -> None:
     """Prompt, caches and suffixes go when generation returns, without waiting for the garbage collector."""
     model = load_model(str(save_random_model(tmp_path, "llama")))
     generate_units(model, "s", DOCUMENT, PENDING, 4, 3)
-    gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         before = tensor_bytes()
@@ -101,6 +103,7 @@ def test_what_generating_takes_is_freed_with_it(tmp_path: Path) -> None:
         assert tensor_bytes() <= before
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 def tensor_bytes() -> int:

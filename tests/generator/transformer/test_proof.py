@@ -94,7 +94,7 @@ GPT_OSS = MIXTURE | {
         pytest.param("Mistral", "bfloat16", {"num_hidden_layers": 24, "sliding_window": None}, id="mistral"),
     ],
 )
-@pytest.mark.by_default("gpt-oss-0", "gpt-oss-1", "mixtral-0", "mistral-1")
+@pytest.mark.by_default("gpt-oss-0", "mistral-1")
 def test_a_deep_model_loads_whatever_its_seed(
     kind: str, dtype: str, changes: dict[str, Any], seed: int, tmp_path: Path
 ) -> None:
@@ -231,7 +231,7 @@ def plant(patch: pytest.MonkeyPatch, fault: str, layer: int) -> None:
 
 BRIEFLY = (
     "0-sign of scores-bfloat16", "2-no sinks-bfloat16", "4-window-bfloat16", "4-sign of values-float16",
-    "0-no window-float16", "4-no sinks-float16", "2-sign of sinks-float32", "4-rotated otherwise-float32",
+    "0-no window-float16", "2-sign of sinks-float32", "4-rotated otherwise-float32",
 )  # fmt: skip
 
 
