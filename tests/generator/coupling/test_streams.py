@@ -58,7 +58,7 @@ MODELS = pytest.mark.parametrize(
 
 @MODELS
 @pytest.mark.parametrize("sharing", WITHOUT.values(), ids=WITHOUT)
-@pytest.mark.by_default("without-any-llama-float32", "without-any-qwen2-bfloat16")
+@pytest.mark.by_default("without-any-llama-float32")
 def test_savings_leave_events_as_they_are(kind: str, dtype: str, sharing: SharingOptions) -> None:
     """Models have rows that do not depend on other rows; each saving is switched off alone, and all together."""
     assert random_model(kind, dtype).batch_deviation == 0.0
@@ -84,7 +84,7 @@ def plain_distributions(sharing: SharingOptions) -> int:
 
 @pytest.mark.parametrize("at_once", [3, pytest.param(1, marks=pytest.mark.slow)])
 @MODELS
-@pytest.mark.by_default("qwen2-bfloat16-3")
+@pytest.mark.by_default("llama-float32-3")
 def test_splitting_replicates_changes_nothing(
     kind: str, dtype: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

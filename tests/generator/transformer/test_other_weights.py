@@ -117,7 +117,7 @@ def bits(unit: Unit) -> list[bytes]:
         ("recent", keep_recent(75), None),
     ],
 )
-@pytest.mark.by_default("near-snapkv", "recent")
+@pytest.mark.by_default("near-snapkv")
 def test_each_side_is_transformers_own_forward_pass_of_its_weights(
     folder: Path, action: str, chooser: Any, other: str | None
 ) -> None:
@@ -165,6 +165,7 @@ def test_the_references_own_weights_change_no_bit(folder: Path, estimator: str) 
 
 
 @pytest.mark.parametrize("estimator", [PLAIN, SWRB])
+@pytest.mark.by_default(SWRB)
 def test_what_is_shared_and_what_is_decoded_beside_change_no_bit(folder: Path, estimator: str) -> None:
     study = study_of(folder)
     model, actions = load_transformer(study), build_actions(study)

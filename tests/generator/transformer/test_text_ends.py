@@ -18,7 +18,7 @@ from fixtures.chat_models import (
 )
 from fixtures.refusals import refused
 from fixtures.report_views import content_of
-from fixtures.small_study import finish, run_of
+from fixtures.small_study import evaluate, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
@@ -154,7 +154,7 @@ def test_texts_end_where_the_template_ends_an_answer(tmp_path: Path) -> None:
     """Case 02 as a whole: positions after the end of an answer are no text, on either side; units say the set."""
     study = load_study(write_chat_study(tmp_path, CASE_02))
     run = run_of(study, tmp_path / "store")
-    finish(run)
+    evaluate(run)
     with kvdrift.open(tmp_path / "store") as views:
         table = "select * from events where action = 'recent' and kind = 'coupled' order by doc, replicate, t"
         rows = views.sql(table).fetchnumpy()
