@@ -58,14 +58,8 @@ def test_fused_layers_give_the_same_events(architecture: str, dtype: str) -> Non
     assert not np.any(fused[-1].events["delta"].to_numpy())
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gemma2", "gemma3", "gemma4-dense", "olmo2", "smollm3", "phi3", "mixtral", "gpt-oss", "glm4", "cohere2", "lfm2",
-        "qwen3.5", "qwen3-next",
-    ],
-)  # fmt: skip
-@pytest.mark.by_default("gemma3", "mixtral", "lfm2")
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "olmo2", "smollm3", "phi3", "mixtral", "gpt-oss", "glm4"])
+@pytest.mark.by_default("gemma2", "mixtral")
 def test_fused_layers_of_other_families_give_the_same_events(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By joined weights up to rounding, and by torch's own operations bit for bit."""
     model = load_model(str(saved_family(family)))

@@ -170,6 +170,7 @@ def assert_equal(network: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FUSED)
+@pytest.mark.by_default("torch.bfloat16", "llama-3-float32", "gemma2-float32", "gpt-oss-float32")
 def test_a_family_is_computed_as_by_transformers(family: str, dtype: torch.dtype) -> None:
     """Bit for bit by torch's own operations; with joined weights within rounding, which layers amplify."""
     network = network_of(family, dtype)
