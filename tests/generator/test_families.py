@@ -203,7 +203,7 @@ def test_selectors_codecs_and_policies(family: str) -> None:
 
 
 @every_family
-@pytest.mark.by_default("gpt-oss", "qwen3.5")
+@pytest.mark.by_default("gemma2", "gpt-oss", "qwen3.5")
 def test_fused_attention_has_the_terms_of_a_layer(family: str) -> None:
     """Steps begun ahead, given up, forked and parked give the events of plain steps, also where layers have states.
 
