@@ -20,6 +20,7 @@ from fixtures.study_files import load_study
 
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.orchestration import server
 from kvdrift.flows.orchestration.flow_run import as_stage, as_task, may_pass
 from kvdrift.flows.orchestration.server import DATABASE, copy_kept, failing_in_one_line, keep, orchestration, own_home
 from kvdrift.flows.run.study import run_studies
@@ -280,3 +281,16 @@ def test_a_home_without_the_file_keeps_nothing(made: Path, tmp_path: Path) -> No
     keep(made)
     assert not (tmp_path / "cache").exists()
     assert not (made / DATABASE).exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_database_that_a_server_has_made_is_kept(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    """The server itself does not start here."""
+    kept: list[Path] = []
+    monkeypatch.setattr(server, "copy_kept", lambda _: there)
+    monkeypatch.setattr(server, "keep", kept.append)
+    for name in ("_serve", "wait_until_started"):
+        monkeypatch.setattr(server, name, lambda *_: None)
+    with server._own_server(Path("home")) as address:
+        assert address.startswith("http://127.0.0.1:")
+        assert kept == ([] if there else [Path("home")])
