@@ -53,7 +53,7 @@ def embedded() -> tuple[Any, Any]:
     return load_model(EMBEDDED_ID), load_eager(folder)
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None:
     """Documents are decoded on the whole cache, and on the halves that SnapKV and recency keep."""
     model, network = embedded()
