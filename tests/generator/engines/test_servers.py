@@ -39,6 +39,14 @@ def servers(tmp_path: Path) -> Iterator[Pair]:
         yield pair
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Unit]:
+    """The units of two servers that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with fake_servers(folder) as pair:
+        return units_of(model_of(folder, pair), folder)
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_PAUSE", 0.01)
@@ -49,10 +57,10 @@ def model_of(folder: Path, pair: Pair, *changes: tuple[str, str]) -> EngineModel
     return engine_model(load_study(write_server_study(folder, addressed(pair), *changes)))
 
 
-def units_of(model: EngineModel, folder: Path, replicates: int = 4, document: int = 0) -> dict[str, Unit]:
+def units_of(model: EngineModel, folder: Path, replicates: int = 2) -> dict[str, Unit]:
     actions = build_actions(load_study(folder / "servers.toml"))
     pending = [PendingUnit(action, 0, replicates) for action in actions]
-    units = generate_units(model, "servers", make_document("needle", 384, document, 3), pending, 12, 3)
+    units = generate_units(model, "servers", make_document("needle", 384, 0, 3), pending, 12, 3)
     return {unit.record["action"]: unit for unit in units}
 
 
@@ -112,7 +120,7 @@ def test_fewer_slots_and_more_at_once_change_no_event(tmp_path: Path) -> None:
             for server in pair:
                 server.slots = slots
             model = model_of(tmp_path, pair, ("[[documents]]", f"{requests}\n[[documents]]"))
-            found.append(units_of(model, tmp_path))
+            found.append(units_of(model, tmp_path, 4))
             if requests:
                 assert max(server.most_at_once for server in pair) <= 2
     assert_same(found[0], found[1])
@@ -138,9 +146,10 @@ def test_more_streams_than_slots_are_replayed(tmp_path: Path, servers: Pair) -> 
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_server_that_is_lost_and_comes_back_costs_time_alone(tmp_path: Path, servers: Pair) -> None:
+def test_a_server_that_is_lost_and_comes_back_costs_time_alone(
+    tmp_path: Path, servers: Pair, undisturbed: dict[str, Unit]
+) -> None:
     model = model_of(tmp_path, servers)
-    whole = units_of(model, tmp_path)
     asked = [0]
 
     def dying(_: str) -> None:
@@ -154,7 +163,7 @@ def test_a_server_that_is_lost_and_comes_back_costs_time_alone(tmp_path: Path, s
         servers[1].start()
 
     intercept(servers[1], dying)
-    assert_same(whole, units_of(model, tmp_path))
+    assert_same(undisturbed, units_of(model, tmp_path))
     assert asked[0] > 20
     assert servers[1].busy == 0
 
@@ -188,17 +197,16 @@ def test_a_server_that_ends_every_connection_is_given_up(tmp_path: Path, servers
         units_of(model, tmp_path)
 
 
-def test_a_late_answer_is_asked_for_again(tmp_path: Path, servers: Pair) -> None:
+def test_a_late_answer_is_asked_for_again(tmp_path: Path, servers: Pair, undisturbed: dict[str, Unit]) -> None:
     model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 60 }\n\n[[documents]]"))
-    whole = units_of(model, tmp_path)
     asked = [0]
 
     def late_once(path: str) -> None:
         asked[0] += path == "/completion"
-        servers[0].late = 1.5 if asked[0] == 20 else 0.0
+        servers[0].late = 1.2 if asked[0] == 20 else 0.0
 
     intercept(servers[0], late_once)
-    assert_same(whole, units_of(model, tmp_path))
+    assert_same(undisturbed, units_of(model, tmp_path))
 
 
 def test_a_key_is_sent_and_stored_nowhere(tmp_path: Path, servers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +242,7 @@ def test_a_server_that_changes_within_a_document_makes_no_unit(tmp_path: Path, s
     model = model_of(tmp_path, servers)
 
     def changing(_: str) -> None:
-        if len(servers[1].computed) > 30:
+        if len(servers[1].computed) > 10:
             servers[1].build = "b2"
 
     intercept(servers[1], changing)
@@ -247,7 +255,7 @@ def test_texts_end_where_the_reference_server_says(tmp_path: Path, servers: Pair
     servers[0].ends = (0, EOS, 9)
     model = model_of(tmp_path, servers)
     assert model.ends == TextEnds({EOS: ("the server",), 0: ("the server",), 9: ("the server",)})
-    units = units_of(model, tmp_path)
+    units = units_of(model, tmp_path, 4)
     assert {unit.record["eos_tokens"] for unit in units.values()} == {"2,0,9"}
     for unit in units.values():
         tokens, ended = (unit.events[name].to_numpy().reshape(4, 12) for name in ("x_token", "x_eos"))
@@ -320,11 +328,10 @@ def test_a_limit_of_log_probabilities_names_the_option(tmp_path: Path) -> None:
             units_of(model, tmp_path)
 
 
-def test_a_dead_engine_is_a_lost_server(tmp_path: Path) -> None:
+def test_a_dead_engine_is_a_lost_server(tmp_path: Path, undisturbed: dict[str, Unit]) -> None:
     """A vLLM whose engine has died answers 500 and then ends: the run waits for it, and loses nothing."""
     changes = [('id = "fake"', f'id = "fake"\n{API["vllm"]}')]
     with fake_servers(tmp_path, "vllm") as pair:
-        units = units_of(model_of(tmp_path, pair, *changes), tmp_path)
         counted, deaths = [0], [0]
 
         def dying(path: str) -> object:
@@ -335,36 +342,45 @@ def test_a_dead_engine_is_a_lost_server(tmp_path: Path) -> None:
             return None
 
         intercept(pair[1], dying)
-        assert_same(units, units_of(model_of(tmp_path, pair, *changes), tmp_path))
+        assert_same(undisturbed, units_of(model_of(tmp_path, pair, *changes), tmp_path))
         assert deaths == [1]
 
 
 def test_a_server_that_keeps_its_connections_and_is_gone_is_found_out(
-    tmp_path: Path, servers: Pair, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, servers: Pair, undisturbed: dict[str, Unit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After SIGTERM a server may answer no open connection: it is asked for its health long before the time-out."""
     monkeypatch.setattr(connection, "_ALIVE", 0.1)
-    units, silent = units_of(model_of(tmp_path, servers), tmp_path), threading.Event()
-    counted = [0]
+    counted, waited = [0], [True]
+    silent, back, ended = (threading.Event() for _ in range(3))
 
-    def silenced(path: str) -> object:
+    def silenced(path: str) -> None:
         counted[0] += path == "/completion"
         if counted[0] == 20 and not silent.is_set():
-            silent.set()
             server = servers[1]._server
             assert server is not None
-            server.socket.close()  # nobody else is let in
-            threading.Timer(0.5, back).start()
-            threading.Event().wait(30)
-        return None
+            server.shutdown()
+            server.server_close()  # nobody else is let in
+            silent.set()
+            waited[0] = ended.wait(60)
+        elif silent.is_set() and not back.is_set():
+            raise ConnectionResetError
 
-    def back() -> None:
-        servers[1]._server = None
-        servers[1].start()
+    gone = connection.Connection._gone
 
+    def found_out(asked: connection.Connection) -> str:
+        why = gone(asked)
+        if why and not back.is_set():
+            servers[1].start()
+            back.set()
+        return why
+
+    monkeypatch.setattr(connection.Connection, "_gone", found_out)
     intercept(servers[1], silenced)
-    assert_same(units, units_of(model_of(tmp_path, servers), tmp_path))
-    assert silent.is_set()
+    assert_same(undisturbed, units_of(model_of(tmp_path, servers), tmp_path))
+    ended.set()
+    assert back.is_set()
+    assert waited[0], "the silent request was not waited for"
 
 
 # What servers write for a probability of 0, as JSON.
@@ -436,24 +452,25 @@ def test_what_cannot_be_asked_of_servers_is_refused(
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("keeps_end", [False, True])
-def test_greedy_tokens_without_distributions(tmp_path: Path, *, keeps_end: bool) -> None:
-    """The tokens that a server writes at temperature 0, also after the other side's text, are those of its distributions."""
+def test_greedy_tokens_without_distributions(tmp_path: Path) -> None:
+    """The tokens that a server writes at temperature 0, also after the other side's text, are those of its distributions.
+
+    A server's tokens may have the EOS, or lack it.
+    """
     greedy = ("horizon = 12", "horizon = 12\ntemperature = 0")
     with fake_servers(tmp_path) as pair:
         distributions = units_of(model_of(tmp_path, pair, greedy), tmp_path, 1)
+    assert set(events(distributions)["bits-4 delta"]) <= {0.0, 1.0}
+    assert events(distributions)["bits-4 delta"].any()
     settings = f'settings = {{ api = "openai", ahead = 5, {NEEDS} }}'
     with fake_servers(tmp_path, "openai") as pair:
-        for server in pair:
-            server.keeps_end = keeps_end
         model = model_of(tmp_path, pair, greedy, ('id = "fake"', f'id = "fake"\n{settings}'))
-        tokens = units_of(model, tmp_path, 1)
-        requests = sum(server.paths.count("/v1/completions") for server in pair)
+        for keeps_end in (False, True):
+            for server in pair:
+                server.keeps_end, server.paths = keeps_end, []
+            assert_same(distributions, units_of(model, tmp_path, 1))
+            assert sum(server.paths.count("/v1/completions") for server in pair) < 40
         for server in pair:
             server.leaves_out = 1
         with pytest.raises(InputError, match=r"/v1/completions: .* token ids"):
             units_of(model, tmp_path, 1)
-    assert_same(distributions, tokens)
-    assert set(events(tokens)["bits-4 delta"]) <= {0.0, 1.0}
-    assert events(tokens)["bits-4 delta"].any()
-    assert requests < 40
