@@ -19,7 +19,7 @@ from fixtures.fake_vllm_engine import FakeVllmEngine, load_processor
 from fixtures.vllm_server import free_port
 
 from kvdrift.generator.engines.engine import Room, Session
-from kvdrift.generator.engines.http import connection
+from kvdrift.generator.engines.http import connection, steps
 from kvdrift.generator.engines.http.connection import Requests
 from kvdrift.generator.engines.http.engine import Servers, ServerSide
 from kvdrift.schema.errors import InputError
@@ -42,6 +42,7 @@ def server(tmp_path: Path) -> Iterator[FakeServer]:
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(connection, "_PAUSE", 0.01)
+    monkeypatch.setattr(steps, "_LONGEST_SETTLE", 0.04)
     return load_processor(monkeypatch)
 
 
@@ -105,14 +106,14 @@ def test_streams_that_go_on_are_one_step_of_the_server(
 def test_a_silent_client_and_a_lost_connection_cost_a_start(
     server: FakeServer, processor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = FakeVllmEngine(server, processor, free_port(), monkeypatch, wait=0.3)
+    engine = FakeVllmEngine(server, processor, free_port(), monkeypatch, wait=0.1)
     session, by_json = side_of(server).open(Room(70, 2, 6)), side_of(server, steps=False).open(Room(70, 2, 6))
     rows, expected = [session.prefill(PROMPT)], [by_json.prefill(PROMPT)]
     stream, other = session.fork(), by_json.fork()
     for token in (20, 21, 22):
         rows += [*session.step([stream], [token])]
         expected += [*by_json.step([other], [token])]
-        threading.Event().wait(0.6)  # the processor has dropped the client meanwhile
+        threading.Event().wait(0.3)  # the processor has dropped the client meanwhile
     np.testing.assert_allclose(rows, expected, atol=1e-5)
     session.close()
     engine.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import ipaddress
 import json
 import random
@@ -77,15 +78,15 @@ class Server:
             options += ("--token-file", certificate.parent / "token", "--tls-cert", certificate, "--host", "localhost")
             options += ("--tls-key", certificate.parent / "key.pem")
         self.process = Command("serve", "kvdrift/tiny", "--port", "0", *options)
-        self.location = ""
 
-    def wait(self) -> None:
-        """Wait until the server says that it is ready."""
+    @functools.cached_property
+    def location(self) -> str:
+        """Its address, once it says that it is ready."""
         while self.process.running and "\n" not in self.process.out():
             time.sleep(0.02)
         line = self.process.out().rstrip()
         assert line.startswith("kvdrift: serving kvdrift/tiny on grpc"), self.process.err()
-        self.location = line.split()[-1]
+        return line.split()[-1]
 
     def signal(self, number: int) -> None:
         self.process.signal(number)
@@ -115,30 +116,36 @@ def presenting(token: str | None) -> flight.FlightCallOptions:
 
 @dataclass
 class Servers:
-    """A service with token and TLS that stays, and one for everyone that is to be stopped and killed."""
+    """A service with token and TLS that stays."""
 
     secured: Server
-    spare: Server
     certificate: Path
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Both, started together."""
+    """The service; a test that uses its address waits for it."""
     certificate = write_certificate(tmp_path_factory.mktemp("certificate"))
     (certificate.parent / "token").write_text(TOKEN + "\n")
     (certificate.parent / "token").chmod(0o600)
-    secured, spare = map(Server, (certificate, None))
+    secured = Server(certificate)
     try:
-        for server in (secured, spare):
-            server.wait()
-        yield Servers(secured, spare, certificate)
+        yield Servers(secured, certificate)
         secured.signal(signal.SIGTERM)
         assert secured.process.end(30)[0] == 0
         assert not [line for line in secured.log() if " refused " not in line], "no more than refusals is logged"
     finally:
-        for server in (secured, spare):
-            server.process.kill()
+        secured.process.kill()
+
+
+@pytest.fixture
+def spare() -> Iterator[Server]:
+    """A service for everyone, which a test may stop and kill."""
+    server = Server()
+    try:
+        yield server
+    finally:
+        server.process.kill()
 
 
 def write_certificate(folder: Path) -> Path:
@@ -260,7 +267,7 @@ class TestEvents:
         assert set(made[0][1]["eos_tokens"].to_pylist()) == {"9,2"}
 
     @pytest.mark.slow
-    def test_one_that_hangs_and_then_dies(self, servers: Servers, tmp_path: Path) -> None:
+    def test_one_that_hangs_and_then_dies(self, spare: Server, tmp_path: Path) -> None:
         """The spare service is stopped amid its work, then goes on, then is killed amid its work.
 
         The work is long, so that it has not ended when a busy machine comes to stop it. What the killed one has made
@@ -272,13 +279,13 @@ class TestEvents:
 
         def say(line: str) -> None:
             said.append(line)
-            servers.spare.signal(signal.SIGCONT)
+            spare.signal(signal.SIGCONT)
 
-        hanging = RemoteGenerator(disturbed(servers.spare, signal.SIGSTOP, 4), [study], say)
+        hanging = RemoteGenerator(disturbed(spare, signal.SIGSTOP, 4), [study], say)
         assert developed(study, tmp_path / "hangs", hanging) == here
-        where = f"endpoint {servers.spare.location}"
+        where = f"endpoint {spare.location}"
         assert [line.partition(";")[0] for line in said] == [f"{where}: silent for 4 s", f"{where}: is back"]
-        dying = RemoteGenerator(disturbed(servers.spare, signal.SIGKILL, 4), [study], said.append, pause=0.01)
+        dying = RemoteGenerator(disturbed(spare, signal.SIGKILL, 4), [study], said.append, pause=0.01)
         line = refused(developed, study, tmp_path / "dies", dying, error=OperationError)
         assert f"gone ({where}: no answer" in line
         assert developed(study, tmp_path / "dies") == here
@@ -473,27 +480,22 @@ def calls(client: flight.FlightClient, options: flight.FlightCallOptions) -> dic
     }
 
 
-def test_terminated_amid_its_work_it_says_so_and_ends_well(asking: GenerationRequest) -> None:
-    server = Server()
-    try:
-        server.wait()
-        long = json.loads(asking.encoded()) | {"horizon": 200}
-        for item in long["pending"]:
-            item["count"] = 2000
-        with server.client() as client:
-            ticket = flight.Ticket(json.dumps(long).encode())
-            busy = client.do_get(ticket)
-            assert b"generating" in busy.read_chunk().app_metadata.to_pybytes()
-            waiting = client.do_get(ticket)
-            assert b"waiting" in waiting.read_chunk().app_metadata.to_pybytes()
-            server.signal(signal.SIGTERM)
-            for stream in (busy, waiting):
-                with pytest.raises(flight.FlightUnavailableError, match="stopping"):
-                    list(stream)
-        assert server.process.end(30)[0] == 0
-        assert server.log() == []
-    finally:
-        server.process.kill()
+def test_terminated_amid_its_work_it_says_so_and_ends_well(spare: Server, asking: GenerationRequest) -> None:
+    long = json.loads(asking.encoded()) | {"horizon": 200}
+    for item in long["pending"]:
+        item["count"] = 2000
+    with spare.client() as client:
+        ticket = flight.Ticket(json.dumps(long).encode())
+        busy = client.do_get(ticket)
+        assert b"generating" in busy.read_chunk().app_metadata.to_pybytes()
+        waiting = client.do_get(ticket)
+        assert b"waiting" in waiting.read_chunk().app_metadata.to_pybytes()
+        spare.signal(signal.SIGTERM)
+        for stream in (busy, waiting):
+            with pytest.raises(flight.FlightUnavailableError, match="stopping"):
+                list(stream)
+    assert spare.process.end(30)[0] == 0
+    assert spare.log() == []
 
 
 class TestProtocol:
