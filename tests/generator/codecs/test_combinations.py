@@ -196,7 +196,7 @@ def network() -> Any:
     ],
     ids=["whole", "ends", "snapkv", "pyramidkv"],
 )
-@pytest.mark.by_default("ends", "snapkv")
+@pytest.mark.by_default("snapkv")
 def test_generated_entries_are_coded_as_in_a_real_cache(section: dict[str, Any], exact: tuple[int, ...]) -> None:
     """Tokens are equal and distances differ by less than 1e-5; exact layers keep every entry, whatever the selector."""
     action = shrinking(generated=True, **section)
@@ -294,6 +294,7 @@ EVERYTHING = kept_hash(torch.arange(LENGTH).expand(2, -1))
     ("layers", "exact"),
     [({"skip_layers": [0, -1]}, (0, 3)), ({"layers": [0, -2]}, (1, 3)), ({"skip_layers": [2]}, (2,))],
 )
+@pytest.mark.by_default("layers0-exact0-True", "layers1-exact1-False")
 def test_skipped_layers_are_exact_and_count_as_such(
     layers: dict[str, Any], exact: tuple[int, ...], *, generated: bool
 ) -> None:
@@ -326,6 +327,7 @@ def test_skipped_layers_are_exact_and_count_as_such(
 
 @pytest.mark.parametrize("codec", [None, "fp8", {"name": "fp8", "generated": True}])
 @pytest.mark.parametrize("selector", ["recent", "snapkv", "pyramidkv"])
+@pytest.mark.by_default("recent-fp8", "snapkv-codec2", "pyramidkv-None")
 def test_a_selector_keeps_everything_in_skipped_layers(selector: str, codec: Any) -> None:
     """In other layers it keeps what it keeps alone, but that budgets are shared among these layers."""
     options: dict[str, Any] = {"selector": selector, "keep": 20} | ({"window": 4} if selector != "recent" else {})

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from fixtures.small_study import finish, run_of
+from fixtures.small_study import evaluate, run_of
 from fixtures.study_files import load_study
 from numpy.typing import NDArray
 
@@ -118,7 +118,7 @@ class BigramSession(Session):
 def test_a_study_runs_on_an_engine_that_one_line_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ENGINES, "bigram", Bigram)
     (tmp_path / "study.toml").write_text(STUDY)
-    finish(run_of(load_study(tmp_path / "study.toml"), tmp_path / "store"))
+    evaluate(run_of(load_study(tmp_path / "study.toml"), tmp_path / "store"))
     with kvdrift.open(tmp_path / "store") as views:
         distances = views.sql(
             "select action, max(delta), max(f), sum((x_token != y_token)::int) from events group by 1 order by 1"

@@ -18,6 +18,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama-server", "vllm", "sglang", "openai"])
+@pytest.mark.by_default("llama-server", "openai")
 def test_servers_that_hold_what_a_side_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     more = "" if kind == "llama-server" else f'settings = {{ api = "{kind}", {NEEDS} }}'
     changes = [('id = "fake"', f'id = "fake"\n{more}')]

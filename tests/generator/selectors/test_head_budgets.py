@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -135,13 +137,18 @@ def test_budgets_of_layers_are_shared_by_their_heads() -> None:
 STEPS, STREAMS = 6, 3
 
 
+@functools.cache
+def eager_network_of(folder: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+
+
 def masked_distributions(folder: str, tokens: Sequence[int], more: Tensor, kept: Sequence[Any]) -> Tensor:
     """Next-token distributions after each of the tokens ``more`` [T], by one pass of transformers, [T, V].
 
     ``kept`` has for each layer the kept positions of each KV head, or None; the queries of ``more`` see no other
     position of the prompt.
     """
-    network = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    network = eager_network_of(folder)
     entries, heads = len(tokens), network.config.num_attention_heads
 
     def hiding(sets: Sequence[Sequence[int]]) -> Any:
@@ -156,11 +163,13 @@ def masked_distributions(folder: str, tokens: Sequence[int], more: Tensor, kept:
 
         return hide
 
-    for layer, sets in zip(network.model.layers, kept, strict=True):
-        if sets is not None:
-            layer.self_attn.register_forward_pre_hook(hiding(sets), with_kwargs=True)
-    with torch.no_grad():
-        logits = network(torch.tensor([[*tokens, *more.tolist()]]), use_cache=False).logits[0, entries:]
+    with ExitStack() as hooks:
+        for layer, sets in zip(network.model.layers, kept, strict=True):
+            if sets is not None:
+                hook = layer.self_attn.register_forward_pre_hook(hiding(sets), with_kwargs=True)
+                hooks.callback(hook.remove)
+        with torch.no_grad():
+            logits = network(torch.tensor([[*tokens, *more.tolist()]]), use_cache=False).logits[0, entries:]
     return logits.double().softmax(-1)
 
 
@@ -171,6 +180,7 @@ def masked_distributions(folder: str, tokens: Sequence[int], more: Tensor, kept:
         ("gemma2", 300, False), ("gpt-oss", 300, False), ("gpt-oss", 620, False),
     ],
 )  # fmt: skip
+@pytest.mark.by_default("llama-3-200-False", "llama-3-620-True", "gemma2-300-False", "gpt-oss-300-False")
 def test_distributions_are_those_of_transformers_under_a_mask(family: str, entries: int, fused: bool) -> None:  # noqa: FBT001
     """Products by oneDNN from 256 entries on, fused kernels of torch below; layers with windows keep their entries.
 

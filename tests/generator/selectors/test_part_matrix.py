@@ -34,7 +34,10 @@ NAMES: dict[str, Iterable[str]] = {
 }  # fmt: skip
 MODULES = {"selector": own_selectors.MODULE, "codec": own_codecs.MODULE, "policy": own_policies.MODULE}
 # The parts that have the longest checks by default; for q8_0 the embedded model's heads are too small.
-BY_DEFAULT = {"company": {"sliding"}, "embedded model": {"snapkv", "int8", "q8_0", "sliding"}}
+BY_DEFAULT = {
+    "company": {"sliding"}, "embedded model": {"snapkv", "int8", "q8_0", "sliding"},
+    "generated entries": {"identity", "int8", "rotated-int4", "nvfp4", "q8_0", "turboquant"},
+}  # fmt: skip
 
 
 @cache

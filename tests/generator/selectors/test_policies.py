@@ -16,7 +16,6 @@ from fixtures.common_actions import (
     HALF_RECENT,
     HALF_SNAPKV,
     assert_like_plain,
-    assert_near,
     eager_network,
     steps_of,
 )
@@ -156,15 +155,6 @@ def test_a_sliding_window_has_the_soft_cap_and_the_sinks_of_its_layer(terms: Lay
 
 
 # --- What holds to the bit -----------------------------------------------------------------------------------------
-
-
-def test_beside_fused_operations_tokens_are_the_same() -> None:
-    """Policies' streams are computed separately, from the suffixes that the fused operations have written."""
-    actions = [policy_action(name, budget) for budget in BUDGETS for name in POLICIES] + [HALF_SNAPKV, CONTROL]
-    for unit, fused in zip(
-        generate(actions, count=3), generate(actions, SharingOptions(fused=True), count=3), strict=True
-    ):
-        assert_near(unit, fused)
 
 
 @NAMES

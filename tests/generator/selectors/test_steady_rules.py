@@ -96,7 +96,7 @@ def policy_action(name: str, keep: int) -> Action:
     return build_action(ActionSection(name=f"{name}-{keep}", policy={"name": name}, keep=keep))
 
 
-def generated(actions: list[Action], sharing: SharingOptions, estimator: str, count: int = 5) -> list[Unit]:
+def generated(actions: list[Action], sharing: SharingOptions, estimator: str, count: int = 3) -> list[Unit]:
     pending = [PendingUnit(action, 0, count, estimator) for action in actions]
     prompt = random_document(f"d{LENGTH}", LENGTH)
     return generate_units(random_model("llama"), "s", prompt, pending, STEPS, SEED, sharing)

@@ -580,9 +580,9 @@ UNITS = [Unit({}, EVENTS.schema.empty_table())]
 class TestOneEndpoint:
     """An endpoint is lost, fails, or serves something else."""
 
-    @pytest.fixture
-    def work(self, study: Study, tmp_path: Path) -> Work:
-        run = run_of(study, tmp_path / "store")
+    @pytest.fixture(scope="class")
+    def work(self, study: Study, tmp_path_factory: pytest.TempPathFactory) -> Work:
+        run = run_of(study, tmp_path_factory.mktemp("work") / "store")
         stages.prepare(run)
         return pending_development(run.store, run.material)
 

@@ -234,8 +234,8 @@ def test_residual_branching_forks_and_parks_streams(folder: Path) -> None:
     for rows in ("", "settings = { rows = 1 }"):
         (folder / "study.toml").write_text(text.replace("#rows", rows))
         study = load_study(folder / "study.toml")
-        pending = [PendingUnit(action, 0, 3, SWRB) for action in build_actions(study) if action.name == "sliding"]
-        (unit,) = generate_units(engine_model(study), "presses", make_document("needle", 200, 0, 3), pending, 12, 3)
+        pending = [PendingUnit(action, 0, 2, SWRB) for action in build_actions(study) if action.name == "sliding"]
+        (unit,) = generate_units(engine_model(study), "presses", make_document("needle", 200, 0, 3), pending, 8, 3)
         assert set(unit.events["kind"].to_pylist()) == {"scan", "branch"}
         tokens.append(unit.events["x_token"].to_pylist())
     assert len(tokens[0]) == len(tokens[1])
@@ -246,10 +246,10 @@ def test_one_by_one_the_floor_is_exactly_0(folder: Path) -> None:
     model = 'engine = "transformers"\nid = "kvdrift/tiny"\nsettings = { rows = 1 }'
     (folder / "study.toml").write_text(study_text("presses", model, SLIDING, of="sliding"))
     study = load_study(folder / "study.toml")
-    pending = [PendingUnit(action, 0, 4) for action in build_actions(study) if action.name in {"floor", "sliding"}]
+    pending = [PendingUnit(action, 0, 2) for action in build_actions(study) if action.name in {"floor", "sliding"}]
     made = engine_model(study)
     assert made.batch_deviation == 0.0
-    units = generate_units(made, "presses", make_document("needle", 200, 0, 3), pending, 12, 3)
+    units = generate_units(made, "presses", make_document("needle", 200, 0, 3), pending, 8, 3)
     worst = {unit.record["action"]: max(unit.events["delta"].to_pylist()) for unit in units}
     assert worst["floor"] == 0.0
     assert worst["sliding"] > 0.1
