@@ -124,7 +124,10 @@ def test_the_identity_covers_both_codecs_and_their_sides() -> None:
         ({"values": {"name": "fp8", "scale": True}}, "codec.values: scale = True: should be "),
         ({"keys": "int4", "group": 8}, "codec.group: unknown key; a table of keys and values takes keys, values, "),
         ({"keys": {"name": "int4", "generated": True}}, "codec.keys.generated: is a parameter of keys and values tog"),
-        ({"keys": {"name": "int4", "layers": [0]}}, "codec.keys.layers: is a parameter of keys and values together; "),
+        (
+            {"keys": {"name": "int4", "layers": [0]}},
+            "codec.keys.layers: is a parameter of keys and values together; write codec.layers",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_part_is_one_line(codec: dict[str, Any], line: str) -> None:

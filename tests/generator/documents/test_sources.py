@@ -45,6 +45,13 @@ def take(part: DocumentsSection, tokenizer: Any, seed: int = 0) -> dict[str, lis
     return stratum_documents(part, seed, lambda: tokenizer)
 
 
+def made_document(task: str, tokenizer: Any, length: int = 4096) -> Document:
+    """Return a document of a task of RULER that is generated."""
+    part = section("ruler", tasks=[task], length=length, development=1, evaluation=2)
+    (document, _) = take(part, tokenizer)["evaluation"]
+    return document
+
+
 def everything(part: DocumentsSection, tokenizer: Any, seed: int = 0) -> list[Document]:
     return [document for documents in take(part, tokenizer, seed).values() for document in documents]
 
@@ -99,7 +106,7 @@ class TestRulerGenerated:
     @pytest.mark.parametrize("length", [2048, 4096])
     @pytest.mark.by_default("2048")
     def test_prompt_and_answer_fill_the_length_and_keep_within_it(self, tokenizer: Any, task: str, length: int) -> None:
-        (document, *_) = take(section("ruler", tasks=[task], length=length), tokenizer)["evaluation"]
+        document = made_document(task, tokenizer, length)
         room = length - GENERATED[task].generated_tokens
         assert 0.9 * room < document.prompt_tokens <= room
         text = tokenizer.decode(document.tokens)
@@ -107,7 +114,7 @@ class TestRulerGenerated:
         assert all(answer in text for answer in document.answers)
 
     def test_a_chain_leads_to_every_answer(self, tokenizer: Any) -> None:
-        (document, *_) = take(section("ruler", tasks=["vt"]), tokenizer)["evaluation"]
+        document = made_document("vt", tokenizer)
         asked = tokenizer.decode(document.tokens).rpartition("Memorize and track")[2]
         (value,) = re.findall(r"assigned the value (\d+) in", asked)
         held = {name for name, number in re.findall(r"VAR ([A-Z]+) = (\d+)", asked) if number == value}
@@ -119,7 +126,7 @@ class TestRulerGenerated:
 
     @pytest.mark.parametrize(("task", "count"), [("cwe", 10), ("fwe", 3)])
     def test_answers_are_the_most_frequent_words(self, tokenizer: Any, task: str, count: int) -> None:
-        (document, *_) = take(section("ruler", tasks=[task]), tokenizer)["evaluation"]
+        document = made_document(task, tokenizer)
         text = tokenizer.decode(document.tokens)
         if task == "cwe":
             words = Counter(re.findall(r"\d+\. ([^\d]+?)(?= \d+\.|\n)", text.rpartition("Below is a numbered")[2]))
@@ -134,7 +141,7 @@ class TestRulerGenerated:
 
     @pytest.mark.parametrize("task", ["niah_single_1", "niah_multikey_2", "niah_multikey_3"])
     def test_a_needle_is_hidden_once_among_others_of_the_benchmarks_kinds(self, tokenizer: Any, task: str) -> None:
-        (document, *_) = take(section("ruler", tasks=[task]), tokenizer)["evaluation"]
+        document = made_document(task, tokenizer)
         kind, text = "uuid" if task == "niah_multikey_3" else "number", tokenizer.decode(document.tokens)
         needles = re.findall(rf"special magic {kind}s for (\S+) is: (\S+)\.", text)
         (asked,) = re.findall(rf"What is the special magic {kind} for (.*?) mentioned", text)
@@ -156,7 +163,7 @@ class TestRulerGenerated:
         assert Counter(document.task for document in more["evaluation"]) == {"niah_single_1": 5, "fwe": 4}
 
     def test_chat_prompts_keep_within_the_length_and_end_with_the_answers_opening(self, tokenizer: Any) -> None:
-        part = section("ruler", tasks=["niah_multikey_3"], chat_template=True)
+        part = section("ruler", tasks=["niah_multikey_3"], chat_template=True, evaluation=2)
         for document in everything(part, tokenizer):
             text = tokenizer.decode(document.tokens)
             assert text.startswith("<user>")

@@ -28,7 +28,6 @@ from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.sampling import FULL_SOFTMAX
-from kvdrift.schema.tables import SWRB
 
 FORK, LOGITS = FakeSession.fork, FakeSession._logits
 NONE_SHARED = SharingOptions(
@@ -58,17 +57,24 @@ def events(unit: Unit) -> dict[str, np.ndarray]:
     return {name: np.array(unit.events[name]) for name in ("x_token", "y_token", "delta", "f")}
 
 
-def test_what_is_shared_changes_no_event_where_rows_are_invariant(tmp_path: Path) -> None:
-    shared, apart = units_of(tmp_path, ONE_BY_ONE), units_of(tmp_path, ONE_BY_ONE, sharing=NONE_SHARED)
-    for action, unit in shared.items():
+@pytest.fixture(scope="module")
+def invariant(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Unit]:
+    """The units of an engine whose rows are invariant."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.ENGINES, "fake", FakeEngine)
+        return units_of(tmp_path_factory.mktemp("invariant"), ONE_BY_ONE)
+
+
+def test_what_is_shared_changes_no_event_where_rows_are_invariant(tmp_path: Path, invariant: dict[str, Unit]) -> None:
+    apart = units_of(tmp_path, ONE_BY_ONE, sharing=NONE_SHARED)
+    for action, unit in invariant.items():
         for name, values in events(unit).items():
             np.testing.assert_array_equal(values, events(apart[action])[name], err_msg=f"{action} {name}")
 
 
-def test_the_floor_is_exactly_0_where_rows_are_invariant(tmp_path: Path) -> None:
-    units = units_of(tmp_path, ONE_BY_ONE)
-    assert all(not events(units["floor"])[name].any() for name in ("delta", "f"))
-    assert units["floor"].record["batch_invariant"] is True
+def test_the_floor_is_exactly_0_where_rows_are_invariant(invariant: dict[str, Unit]) -> None:
+    assert all(not events(invariant["floor"])[name].any() for name in ("delta", "f"))
+    assert invariant["floor"].record["batch_invariant"] is True
 
 
 def test_the_floor_is_what_batches_do_and_no_more(tmp_path: Path) -> None:
@@ -88,13 +94,14 @@ def test_sides_may_differ_at_the_first_position(tmp_path: Path) -> None:
     np.testing.assert_array_equal(events(unit)["delta"][first], events(unit)["f"][first])
 
 
-def test_divergences_along_x_are_those_of_raw_logits(tmp_path: Path) -> None:
+def test_divergences_along_x_are_those_of_raw_logits(tmp_path: Path, invariant: dict[str, Unit]) -> None:
     """KL and the most probable tokens as llama.cpp's perplexity tool takes them: from both sides' logits on one text."""
-    document, units = make_document("needle", 384, 0, 3), units_of(tmp_path, ONE_BY_ONE)
+    document = make_document("needle", 384, 0, 3)
+    write_engine_study(tmp_path)
     side = FakeEngine().side(str(tmp_path / "weights.fake"), {"bits": 12, "rows": 1}, "here")
     for action, bits in (("bits-4", 4), ("bits-1", 1)):
         smaller = replace(side, requested=side.requested | {"bits": bits})
-        events, disagree = units[action].events.to_pylist(), 0
+        events, disagree = invariant[action].events.to_pylist(), 0
         for replicate in range(6):
             history = list(document.tokens)
             for event in (row for row in events if row["replicate"] == replicate and row["kl"] is not None):
@@ -110,21 +117,14 @@ def test_divergences_along_x_are_those_of_raw_logits(tmp_path: Path) -> None:
         assert disagree or action == "bits-4"
 
 
-def test_replicates_in_rounds_are_those_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = units_of(tmp_path, ONE_BY_ONE)
+def test_replicates_in_rounds_are_those_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invariant: dict[str, Unit]
+) -> None:
     monkeypatch.setattr("kvdrift.generator.engines.model._LEAST_ENTRIES", 60)  # room for 5 streams: two replicates
     monkeypatch.setattr("kvdrift.generator.engines.model.streams_at_once", lambda *_: 5)
     rounds = units_of(tmp_path, ONE_BY_ONE)
-    for action, unit in whole.items():
+    for action, unit in invariant.items():
         assert unit.events.equals(rounds[action].events), action
-
-
-def test_residual_branching_runs_on_an_engine(tmp_path: Path) -> None:
-    model, pending = model_of(tmp_path, ONE_BY_ONE)
-    swrb = [PendingUnit(item.action, 0, 3, SWRB) for item in pending if item.action.name == "bits-1"]
-    (unit,) = generate_units(model, "engine", make_document("needle", 384, 0, 3), swrb, 12, 3)
-    assert unit.record["estimator"] == SWRB
-    assert set(unit.events["kind"].to_pylist()) <= {"scan", "branch"}
 
 
 def test_units_say_what_the_engine_is_and_measured_bytes(tmp_path: Path) -> None:
