@@ -47,7 +47,7 @@ def take(part: DocumentsSection, tokenizer: Any, seed: int = 0) -> dict[str, lis
 
 def made_document(task: str, tokenizer: Any, length: int = 4096) -> Document:
     """Return a document of a task of RULER that is generated."""
-    part = section("ruler", tasks=[task], length=length, development=1, evaluation=2)
+    part = section("ruler", tasks=[task], length=length, evaluation=2)
     (document, _) = take(part, tokenizer)["evaluation"]
     return document
 
