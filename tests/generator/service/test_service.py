@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fixtures.house import ROOT
 from fixtures.processes import Command
+from fixtures.quick_service import quicken
 from fixtures.refusals import refused
 from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
@@ -77,7 +78,7 @@ class Server:
             self.token, self.root = TOKEN, certificate.read_bytes()
             options += ("--token-file", certificate.parent / "token", "--tls-cert", certificate, "--host", "localhost")
             options += ("--tls-key", certificate.parent / "key.pem")
-        self.process = Command("serve", "kvdrift/tiny", "--port", "0", *options)
+        self.process = Command("serve", "kvdrift/tiny", "--port", "0", *options, before=quicken)
 
     @functools.cached_property
     def location(self) -> str:
