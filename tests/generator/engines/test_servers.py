@@ -380,7 +380,8 @@ def test_a_server_that_keeps_its_connections_and_is_gone_is_found_out(
 
     monkeypatch.setattr(connection.Connection, "_gone", found_out)
     intercept(servers[1], silenced)
-    assert_same(undisturbed, units_of(model_of(tmp_path, servers), tmp_path))
+    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { patience = 20 }\n\n[[documents]]"))
+    assert_same(undisturbed, units_of(model, tmp_path))
     ended.set()
     assert back.is_set()
     assert waited[0], "the silent request was not waited for"
