@@ -17,23 +17,26 @@ if TYPE_CHECKING:
 pytest_plugins = ["fixtures.browser"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# The files that take longest come first, so that workers end together. Of the first two, one makes the finished study,
-# which others wait for. It is also the first of those that fork processes, and takes a worker with them.
+# The files that take longest come first, so that workers end together. The first makes the finished study, for which
+# other files wait; the files after it do not. It is also the first of those that fork processes, and takes a worker
+# with them.
 FORKING = (
     "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py",
     "flows/cluster/test_cluster.py", "transforms/test_runners.py",
 )  # fmt: skip
 LONG = (
-    "verification/test_verification.py", "flows/test_object_storage.py", "flows/test_weights_study.py",
-    "report/test_report.py", "generator/test_hidden_inputs.py", "faults/test_damage.py",
-    "flows/test_engine_study.py", "sql/test_exact_truth.py", "flows/test_identities.py", "log/test_rewriting.py",
-    "kvdrift/test_gate.py", "flows/test_sequential.py", "report/test_explorer_page.py", "ingestion/test_ingestion.py",
-    "flows/test_server_study.py", "flows/test_analysis.py",
-    "stats/test_coverage.py", "flows/test_edits.py", "log/test_many_writers.py",  # long among the slow tests
-    "benchmarks/test_benchmarks.py", "stats/test_document_coverage.py", "stats/test_unbiased.py",
-    "stats/test_sequential_coverage.py", "generator/transformer/test_forecasts.py", "stats/test_equivalence.py",
-    "transforms/test_streams.py", "flows/test_scores.py", "website/test_readme.py", "flows/cluster/test_commands.py",
-    "kvdrift/test_upkeep.py",
+    "generator/selectors/test_part_matrix.py", "generator/test_families.py", "sql/test_exact_truth.py",
+    "ingestion/test_ingestion.py", "verification/test_verification.py", "faults/test_damage.py",
+    "report/test_page_in_browser.py", "report/test_report.py", "report/test_explorer_page.py",
+    "generator/engines/test_servers.py", "generator/test_step_profile.py", "generator/test_hidden_inputs.py",
+    "flows/test_analysis.py", "ingestion/test_inputs.py", "generator/transformer/test_proof.py",
+    "generator/test_interpreted_kernels.py", "log/test_rewriting.py", "generator/transformer/test_gguf_folders.py",
+    "kvdrift/test_status.py", "flows/test_transformers_study.py", "flows/test_server_study.py",
+    "flows/test_python_run.py", "flows/test_edits.py", "log/test_many_writers.py",
+    # long among the slow tests
+    "stats/test_coverage.py", "benchmarks/test_benchmarks.py", "stats/test_document_coverage.py",
+    "stats/test_unbiased.py", "stats/test_sequential_coverage.py", "generator/transformer/test_forecasts.py",
+    "stats/test_equivalence.py", "website/test_site.py",
 )  # fmt: skip
 
 # The tests of these files are spread over workers: some take ten minutes, and they share nothing.

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from fixtures import sequential_study
 from fixtures.command import call, mistake
-from fixtures.finished_studies import undrawn
+from fixtures.finished_studies import without_figures
 from fixtures.own_files import prompts, write_own_study
 from fixtures.refusals import refused
 from fixtures.removed_documents import DOC, columns, grown, traces
@@ -59,7 +59,7 @@ def study(own: Path, tmp_path: Path) -> Path:
 def test_nothing_is_left_of_a_document_and_the_study_goes_on(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.report.page.draw_figures", undrawn)
+    monkeypatch.setattr("kvdrift.report.page.draw_figures", without_figures)
     location = study.parent / "store"
     store = Store(location)
     (location / "report" / "own").mkdir(parents=True)

@@ -1,4 +1,7 @@
-"""The site is built without a warning, has every page of the documents, and fetches nothing."""
+"""The site is built without a warning, has every page of the documents, and fetches nothing.
+
+What takes a built site is slow; ``make site`` fails at a warning.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [(), ("[b](c.md)", "[b](b.md#nowhere)", "[b](#nowhere)", "![b](b.png)")])
 def test_each_link_that_leads_nowhere_fails_it(tmp_path: Path, broken: tuple[str, ...]) -> None:
     """Each has a warning, and any warning fails the build."""
@@ -57,6 +61,7 @@ def test_each_link_that_leads_nowhere_fails_it(tmp_path: Path, broken: tuple[str
     assert (done.returncode, sorted(warned)) == (bool(broken), sorted(text[4:-1].lstrip("(") for text in broken))
 
 
+@pytest.mark.slow
 def test_every_page_is_there_and_in_the_navigation(site: Path) -> None:
     first = (site / "index.html").read_text(encoding="utf-8")
     names = [path.name for path in (ROOT / "docs").glob("*.md")] + list(PAGES.values())
@@ -83,6 +88,7 @@ class Links(HTMLParser):
                 self.anchors.add(value)
 
 
+@pytest.mark.slow
 def test_no_link_is_broken(site: Path) -> None:
     """Every link to a file and to a place in a page; a server alone has the page of addresses that are not there.
 
@@ -104,6 +110,7 @@ def test_no_link_is_broken(site: Path) -> None:
     assert followed > 2000
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert not FETCHED.search(page.read_text(encoding="utf-8")), page
@@ -111,6 +118,7 @@ def test_nothing_is_fetched(site: Path) -> None:
         assert not re.search(r"@import|url\(\s*['\"]?(?:https?:)?//", style.read_text(encoding="utf-8")), style
 
 
+@pytest.mark.slow
 def test_the_reference_has_what_docstrings_say(site: Path) -> None:
     page = (site / "python.html").read_text(encoding="utf-8")
     for text in ("folder or URL of a store", "MissingStoreError", "There is no store at the given location"):
@@ -126,6 +134,7 @@ def test_links_lead_to_pages() -> None:
     assert linked("[x](../README.md) [y](gate.md)", "docs/clusters.md") == "[x](index.md) [y](gate.md)"
 
 
+@pytest.mark.slow
 def test_its_search_needs_no_server(site: Path, tabs: Tabs) -> None:
     """Opened as a file: the worker's script runs in a frame, and finds the page that has the word in its title."""
     tab = tabs.open(site / "gate.html")
@@ -137,14 +146,15 @@ def test_its_search_needs_no_server(site: Path, tabs: Tabs) -> None:
     assert tabs.complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("light", 390), ("dark", 1280), ("dark", 390)])
 @pytest.mark.parametrize("name", ["gallery", "costs", "study-file", "python"])
-@pytest.mark.by_default("costs-dark-390")
 def test_it_is_accessible(site: Path, tabs: Tabs, name: str, scheme: Literal["light", "dark"], width: int) -> None:
     """Pages with pictures, tables, code and classes, once the theme has made its parts of them."""
     assert findings(tabs.open(site / f"{name}.html", scheme=scheme, width=width)) == []
 
 
+@pytest.mark.slow
 def test_the_first_classes_of_the_reference_are_accessible(site: Path, tabs: Tabs) -> None:
     """Its other classes and functions have the same form; the slow tests take the whole page."""
     tab = tabs.open(site / "python.html", scheme="dark", width=390)
