@@ -102,6 +102,7 @@ def test_a_damaged_newest_log_file_is_refused(location: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize(("kind", "relied_on"), [("zeros", True), ("torn", False)])
+@pytest.mark.by_default("zeros")
 def test_damaged_newest_log_files_are_mended(location: Path, kind: str, *, relied_on: bool) -> None:
     """The newest log files of all tables that others rely on are damaged at once; or those of all other tables."""
     before, damaged = rows(location), []

@@ -62,6 +62,7 @@ def test_every_change_of_a_study_failing(library: Path, tmp_path: Path) -> None:
     assert [trial for trial in found if trial["outcome"] not in {SURVIVED, MENDED}] == []
 
 
+@pytest.mark.slow
 def test_listings_that_lack_a_file(library: Path, tmp_path: Path) -> None:
     """Whichever listing lacks a file, no log is called damaged, the store opens, and each commit counts once."""
     program = start(library, "incomplete_listings.py", tmp_path / "store")

@@ -159,6 +159,7 @@ def study(finished_once: Path, tmp_path: Path) -> tuple[Path, Rows]:
     return tmp_path, prompts(16)
 
 
+@pytest.mark.slow
 def test_another_order_of_the_source_changes_nothing(study: tuple[Path, Rows]) -> None:
     """The rows are reversed, with new ones between."""
     folder, rows = study

@@ -95,6 +95,7 @@ def test_commands_read_and_rewrite_a_store_behind_a_server(
     assert "0 still to derive" in out
 
 
+@pytest.mark.slow
 def test_writers_at_once_lose_and_double_nothing(server: S3Server) -> None:
     location = f"{server.url}/writers"
     Store.create(location)

@@ -58,7 +58,7 @@ ATTENTION = [
 
 @pytest.mark.parametrize(("capability", "dtype", "size"), ATTENTION)
 @pytest.mark.parametrize("terms", [(None, None, False), (512, 50.0, True)], ids=["plain", "terms"])
-@pytest.mark.by_default("plain-80-fp32-16", "terms-90-bf16-512")
+@pytest.mark.by_default("terms-90-bf16-512")
 def test_attention(capability: int, dtype: str, size: int, terms: tuple[int | None, float | None, bool]) -> None:
     """32 query heads on 8 KV heads; entries are copied 16 bytes at a time, unless they are copied in one stage."""
     types = tensors("query key value suffix_key suffix_value sinks result output chunk_output", dtype)

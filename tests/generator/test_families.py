@@ -175,7 +175,7 @@ def test_two_documents_side_by_side_are_each_alone(family: str) -> None:
 
 
 @every_family
-@pytest.mark.by_default(*SEVERAL)
+@pytest.mark.by_default("gpt-oss", "falcon-h1")
 def test_selectors_codecs_and_policies(family: str) -> None:
     """Every part that the family supports works; other parts are refused by name."""
     half = Retention.parse("1/2")
@@ -203,7 +203,7 @@ def test_selectors_codecs_and_policies(family: str) -> None:
 
 
 @every_family
-@pytest.mark.by_default("gemma2", "gpt-oss", "qwen3.5")
+@pytest.mark.by_default("gpt-oss", "qwen3.5")
 def test_fused_attention_has_the_terms_of_a_layer(family: str) -> None:
     """Steps begun ahead, given up, forked and parked give the events of plain steps, also where layers have states.
 

@@ -163,6 +163,7 @@ def needs_library(section: ActionSection) -> bool:
     return issubclass(CODECS.get(str(section.codec_name), Codec), HQQ)
 
 
+@pytest.mark.slow
 def test_the_pages_on_policies_do_as_they_say(tmp_path: Path) -> None:
     own, there = read("adding-a-policy.md"), read("policies.md")
     write_class(own, tmp_path / "my_policy.py")

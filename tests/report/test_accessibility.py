@@ -44,8 +44,8 @@ def test_a_study(tabs: Tabs, finished: Path, scheme: Scheme, width: int) -> None
     assert findings(tab) == []
 
 
+@pytest.mark.slow
 @LOOKS
-@pytest.mark.by_default("dark-390")
 def test_the_explorer(tabs: Tabs, finished: Path, scheme: Scheme, width: int) -> None:
     """All actions under one X, a token that every layer keeps chosen, and another one found; then the help."""
     tab = tabs.open(finished / "report" / "small" / "trajectories.html", scheme=scheme, width=width)

@@ -226,6 +226,7 @@ def test_an_address_of_what_is_not_there(tabs: Tabs, path: Path) -> None:
     where(tab)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.by_default("dark")
 def test_nothing_is_wider_than_its_window(tabs: Tabs, path: Path, scheme: Any) -> None:
@@ -243,6 +244,7 @@ def test_nothing_is_wider_than_its_window(tabs: Tabs, path: Path, scheme: Any) -
     assert overflow(tab) == 0
 
 
+@pytest.mark.slow
 def test_paper_has_what_fits_on_it(tabs: Tabs, path: Path) -> None:
     """Browsers lay a page out for paper without a change of the window's size, and say so before."""
     tab = opened(tabs, path, "#compare=1")

@@ -96,6 +96,7 @@ def test_records_and_layers_are_shown(tabs: Tabs, path: Path, views: Views) -> N
     assert here.locator(".layers b").all_inner_texts() == ["recent-half", "snapkv-half"]
 
 
+@pytest.mark.slow
 def test_turns_begin_with_their_roles(
     tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_character_of_several_tokens_is_found_and_drawn_once(
         assert [cell.replace("U+200D", "\u200d") for cell in cells] == shown
 
 
+@pytest.mark.slow
 def test_numbers_of_tokens_are_found_whole(content: PageContent, tabs: Tabs, views: Views, tmp_path: Path) -> None:
     """Without a tokenizer a prompt is numbers: neither a part of a number nor the end and start of two is found."""
     (prompt,) = [row for row in views.rows("prompts", doc="needle-384-00002").to_pylist() if row["action"] is None]

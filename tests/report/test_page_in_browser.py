@@ -143,6 +143,7 @@ def test_no_table_of_twelve_actions_scrolls_on_a_wide_page(tabs: Tabs, tmp_path:
     assert tab.locator("#table-differences-7 tbody tr").count() == 11
 
 
+@pytest.mark.slow
 def test_what_scrolls_is_reached_by_keyboard(tabs: Tabs, page: Path) -> None:
     box = tabs.open(page, width=390).locator(".scroll:has(#table-decomposition)")
     box.press("ArrowRight")

@@ -70,6 +70,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, build(folder, make_views(THREE))
 
 
+@pytest.mark.slow
 def test_files_exist_and_parse(three: tuple[Path, str]) -> None:
     folder, html = three
     checker = check(html)

@@ -50,8 +50,8 @@ def test_any_order_and_twice_is_the_batch_path(tmp_path: Path, grouped: bool) ->
     assert not letters(derived)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.by_default("False")
 def test_replicates_that_stop_after_both_ends_are_whole(tmp_path: Path, grouped: bool) -> None:  # noqa: FBT001
     """Some rows after the ends come, some of them late, and some with another token that pads."""
     whole = events(60)

@@ -47,6 +47,7 @@ def test_outputs_are_written_of_any_store(finished: Path, monkeypatch: pytest.Mo
     assert f"(data:image/png;base64,{figure[0]['data']['image/png']})" in page
 
 
+@pytest.mark.slow
 def test_it_runs_with_duckdb_alone(finished: Path, tmp_path: Path) -> None:
     code = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
     after = """
