@@ -188,6 +188,7 @@ def analyze(location: Path | str) -> None:
     assert ended.value.code in {0, 2}
 
 
+@pytest.mark.slow
 def test_a_log_without_a_plan_is_exploratory(
     synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

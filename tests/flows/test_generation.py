@@ -51,6 +51,7 @@ class Weights:
         return self
 
 
+@pytest.mark.slow
 def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = ('[model]\nid = "kvdrift/tiny"', '[[model]]\nid = "own/one"\n\n[[model]]\nid = "own/other"')
     one, other = load_studies(write_study(tmp_path, several))

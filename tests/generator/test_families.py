@@ -175,7 +175,7 @@ def test_two_documents_side_by_side_are_each_alone(family: str) -> None:
 
 
 @every_family
-@pytest.mark.by_default("gpt-oss", "falcon-h1")
+@pytest.mark.by_default("gpt-oss")
 def test_selectors_codecs_and_policies(family: str) -> None:
     """Every part that the family supports works; other parts are refused by name."""
     half = Retention.parse("1/2")

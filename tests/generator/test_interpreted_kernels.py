@@ -14,6 +14,8 @@ from fixtures.house import ROOT
 if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found() -> Any:

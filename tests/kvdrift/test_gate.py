@@ -253,6 +253,7 @@ def _renamed(log: pa.Table, old: str, new: str) -> pa.Table:
     return rows.set_column(at, rows.schema.field(at), pa.array([new] * rows.num_rows, pa.string()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_has_the_answer(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = copied / "report" / "small" / "index.html"

@@ -72,6 +72,7 @@ def test_events_that_another_writer_left_without_their_row(
     assert writer.append_units([make_unit("left")]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("other")
 def test_rows_whose_files_were_put_together_are_read_again(writer: Store) -> None:
     another = Store.open(writer.location)

@@ -46,6 +46,7 @@ def test_an_older_backup_of_the_same_history_changes_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("more", [1, 30], ids=["a few commits", "checkpoints between"])
+@pytest.mark.by_default("a few commits")
 def test_a_shorter_log_of_another_store_is_named_and_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: int
 ) -> None:

@@ -76,6 +76,7 @@ def overlap(one: list[float], other: list[float]) -> bool:
     return min(across, up) > 0.5  # half a pixel
 
 
+@pytest.mark.slow
 def test_the_same_places_give_the_same_bytes(tmp_path: Path) -> None:
     """Names are placed without chance, so that a figure's files are the same each time."""
     for turn in "ab":

@@ -66,6 +66,7 @@ def bucket(folder: Path) -> Iterator[S3Server]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_url_store_has_the_rows_of_its_folder_and_reads_what_a_query_needs(folder: Path, bucket: S3Server) -> None:
     total = "select sum(f) as total, count(*) as events from events where doc = 'second'"
     first = "select * from events where t = 1 order by doc, replicate"

@@ -101,6 +101,7 @@ def test_the_user_may_say_how_long_threads_wait(given: dict[str, str], count: st
         assert [os.environ.get(name) for name in SETTINGS] == [count, given.get("OMP_WAIT_POLICY")]
 
 
+@pytest.mark.slow
 def test_threads_without_work_sleep_soon() -> None:
     own = {name: value for name, value in own_environment().items() if name not in SETTINGS}
     done = subprocess.run([sys.executable, "-c", _IDLE_TEAM], env=own, capture_output=True, text=True, check=True)

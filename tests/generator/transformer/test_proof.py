@@ -94,7 +94,7 @@ GPT_OSS = MIXTURE | {
         pytest.param("Mistral", "bfloat16", {"num_hidden_layers": 24, "sliding_window": None}, id="mistral"),
     ],
 )
-@pytest.mark.by_default("gpt-oss-0", "mistral-1")
+@pytest.mark.by_default("gpt-oss-0")
 def test_a_deep_model_loads_whatever_its_seed(
     kind: str, dtype: str, changes: dict[str, Any], seed: int, tmp_path: Path
 ) -> None:
