@@ -310,8 +310,8 @@ def _ratios(axes: Axes, systems: Systems) -> None:
         axes.annotate(f"{'median' if filled else 'published median'} {significant(middle)}×", (place, middle),
                       (0, shift), xycoords=axes.get_yaxis_transform(), textcoords="offset points", fontsize=8,
                       ha=align[0], va=align[1], color=ink)  # fmt: skip
-    log_axis(axes)
     axes.axhline(1, color=INK, linewidth=0.8)
+    log_axis(axes)
     axes.xaxis.set_major_locator(library().ticker.MaxNLocator(nbins=6, integer=True))
     axes.set(title="b  Variance of a coupled pair over SWRB’s", xlabel="system, sorted")
     axes.set_ylabel("variance ratio (log scale)")

@@ -35,6 +35,7 @@ def without_prefect(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's: systems may have no variance ratio yet
 def test_options_stop_a_run_and_the_next_one_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The runs that stop have no Prefect; the one that ends has."""
     study, store = write_smallest_study(tmp_path), tmp_path / "store"
