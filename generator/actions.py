@@ -45,6 +45,7 @@ class Action:
         coded: The layers that the codec stores; entries of other layers are stored as computed.
         settings: The engine's settings that differ from the reference's; None without an engine.
         weights: The weights in place of the reference's, as the study file names them.
+        server: The URL of the action's own server, whose options say how it stores entries; None without one.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Action:
     coded: LayerChoice = ALL_LAYERS
     settings: Mapping[str, Value] | None = None
     weights: str | None = None
+    server: str | None = None
 
     @property
     def control(self) -> bool:
@@ -121,7 +123,7 @@ class Action:
         each layer exact, so bytes depend on how many entries each layer keeps, and not on the sum alone.
         """
         if self.settings is not None:
-            return _as_json(dict(self.settings)), ()
+            return _as_json(dict(self.settings)), self.server
         if self.codec is None:
             return self.weights, self.holding, self.chosen
         kept = self.retention.kept(entries)
@@ -338,6 +340,7 @@ def build_actions(study: Study) -> list[Action]:
                 selector_name=action.selector,
                 settings=action.settings or {},
                 weights=action.weights,
+                server=action.url,
             )
             for action in study.actions
         ]

@@ -16,6 +16,7 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from kvdrift.flows.run import stages
+from kvdrift.generator.actions import build_actions
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.verification.whole_store import verify
@@ -62,6 +63,15 @@ def test_the_page_of_servers(measured: Path) -> None:
     assert all(share is None for _, share, _ in rows)
     assert risk["floor"] == 0 < risk["bits-4"]
     assert not [check for check in verify(Store.open(str(measured / "store"))) if check.faults]
+
+
+def test_a_server_of_its_own_may_store_entries_in_another_way(tmp_path: Path, servers: Pair) -> None:
+    """A vLLM with fp8 entries beside the reference repeated: an equal number of entries takes other bytes."""
+    unsaid = ('settings = { started = "--bits 4" }\n', "")
+    study = load_study(write_server_study(tmp_path, addressed(servers), unsaid))
+    floor, other = (one for one in build_actions(study) if not one.control)
+    assert floor.settings == other.settings == {}
+    assert floor.decides_bytes(9, 2) != other.decides_bytes(9, 2)
 
 
 def test_what_made_the_units_is_known(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
