@@ -75,7 +75,6 @@ def test_who_interrupts_the_start_of_the_server_hears_nothing_of_it(
     assert said == []
 
 
-@pytest.mark.slow
 def test_a_setting_that_prefect_refuses_is_named(tmp_path: Path) -> None:
     """Prefect reads its settings when it is imported, so this is a process of its own."""
     text = (

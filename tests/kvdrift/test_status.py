@@ -97,7 +97,6 @@ def test_a_file_of_waiting_rows_that_cannot_be_read_is_named(waiting: Path, caps
     assert f"fault: pieces: {file}: cannot be read" in out
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_times_and_sizes_in_json_and_pages_that_are_pruned_and_made_again(
     waiting: Path, capsys: pytest.CaptureFixture[str]
