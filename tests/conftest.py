@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 pytest_plugins = ["fixtures.browser"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# The files that take longest come first, so that workers end together. The first makes the finished study, for which
-# other files wait; the files after it do not. It is also the first of those that fork processes, and takes a worker
-# with them.
+# The files that take longest come first, so that workers end together. Tests of the first file make the finished
+# study. Tests of many files wait for that study, but not tests of the next few files. The first file is also the first
+# of those that fork processes, and these run in one worker.
 FORKING = (
     "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py",
     "flows/cluster/test_cluster.py", "transforms/test_runners.py",

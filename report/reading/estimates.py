@@ -177,8 +177,8 @@ class ReportedEstimates:
             series = (row.quantity, row.stratum, row.action, row.baseline)
             self._series.setdefault(series, {})[row.x] = row
         self.stale: list[str] = []  # the actions whose stored estimates are older than their events
-        # The number of pairs of actions whose intervals hold for all pairs together. It is counted once, since the
-        # verdict asks for it at each pair of actions.
+        # The number of pairs of actions whose intervals hold for all pairs together. This number is counted once,
+        # since the verdict asks for it at each pair of actions.
         self.pairs = sum(quantity == SIMULTANEOUS_GAP for quantity, *_ in self._series) // 2
 
     def get(

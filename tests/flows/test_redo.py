@@ -117,7 +117,7 @@ def test_what_cannot_be_redone(copied: Path, tmp_path: Path) -> None:
 
 
 def test_an_action_that_no_plan_names_can_be_dropped_and_made_again(copied: Path, tmp_path: Path) -> None:
-    """The action has units of two of the six evaluation documents."""
+    """The action that is redone has units of two of the six evaluation documents."""
     study = load_study(write_study(tmp_path, ADDED_ACTION))
     run = replace(run_of(study, copied), limit=DocumentLimit(2))
     stages.prepare(run)

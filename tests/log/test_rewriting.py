@@ -76,7 +76,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def store(made: Store, tmp_path: Path) -> Store:
-    """A copy of that store, to write to."""
+    """A copy of the store, for tests that write to it."""
     return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x}"))
 
 
@@ -208,7 +208,7 @@ def test_a_kill_before_any_commit_is_gone_on_from(
 
 
 def test_readers_of_earlier_versions_go_on(store: Store) -> None:
-    """Files that were replaced just now are there after a vacuum, as of every Delta table."""
+    """A vacuum leaves files that were replaced just before, as a vacuum of any Delta table does."""
     pinned = store.versions()
     with open_views(store) as views, open_views(store) as others:
         before = others.rows("decomposition")

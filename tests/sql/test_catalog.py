@@ -66,7 +66,7 @@ def opened(made: Store) -> Iterator[Views]:
 
 @pytest.fixture
 def store(made: Store, tmp_path: Path) -> Store:
-    """A copy of that store, to write to."""
+    """A copy of the store, for tests that write to it."""
     return Store.open(shutil.copytree(made.location, tmp_path / FOLDER))
 
 

@@ -70,7 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def redone(made: Store, tmp_path: Path) -> Store:
-    """A copy of that store, to write to."""
+    """A copy of the store, for tests that write to it."""
     return Store.open(shutil.copytree(made.location, tmp_path / "redone"))
 
 

@@ -79,7 +79,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def store(made: Store, tmp_path: Path) -> Store:
-    """A copy of that store, to write to."""
+    """A copy of the store, for tests that write to it."""
     return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x}"))
 
 

@@ -147,7 +147,7 @@ class _OneEntry:
         return torch.sigmoid(scores).to(value.dtype) * values
 
 
-_OF_STEPS = (Tensor, tuple, LayerStates, _OneEntry)  # classes of arguments that differ from step to step
+_OF_STEPS = (Tensor, tuple, LayerStates, _OneEntry)  # arguments of these classes differ from step to step
 
 
 class _Trial:
@@ -157,7 +157,6 @@ class _Trial:
         self._network, self._decoder, self._exact = network, network.model, exact
         self._operations, self._attention = PLAIN if exact else LAUNCHED, _OneEntry()
         self._with_attention = attention_modules(network)
-        self._states = self._no_states()
         embedding = self._decoder.embed_tokens.weight
         tokens = torch.randint(len(embedding), (_ROWS,), generator=torch.Generator().manual_seed(0))
         # Some models change their arithmetic, such as the scale of queries, after many positions.
@@ -196,7 +195,7 @@ class _Trial:
         """Compute rows by transformers, and return the parts found."""
         result: Tensor = self._network.model(
             input_ids=self._tokens[:, None], position_ids=self._positions, use_cache=False,
-            past_key_values=self._states, kvdrift_attention=self._attention,
+            past_key_values=self._no_states(), kvdrift_attention=self._attention,
         )[0]  # fmt: skip
         self._watches = False
         calls = [call for call in self._calls.get(self._decoder, ()) if _same(call.input, self._last)]
@@ -286,8 +285,8 @@ class _Trial:
         """
         attended, normed, name = self._attention.last, _rows(call.input), "attention"
         settings = {name: value for name, value in call.named.items() if not isinstance(value, _OF_STEPS)}
-        states = [name for name, value in call.named.items() if isinstance(value, LayerStates)] or ["past_key_values"]
-        own = Mixer(call.module, None, None, states[0], settings)
+        given = (name for name, value in call.named.items() if isinstance(value, LayerStates))
+        own = Mixer(call.module, None, None, next(given, "past_key_values"), settings)
         if call.module is not self._with_attention.get(number):
             name = next(name for name, child in layer.named_children() if child is call.module)
         else:
@@ -389,8 +388,8 @@ class _Order(NamedTuple):
 def _ordered(calls: Sequence[_Call], attention: Any) -> _Order | None:
     """Return a layer's calls by their place; None if there are others.
 
-    A norm has no modules of its own. It comes after the mixer or the MLP if it gets what that returned. The mixer is
-    the layer's attention if it has one, not None.
+    A norm has no modules of its own. It comes after the mixer or the MLP if it gets what that returned. ``attention``
+    is the layer's attention, which must be its mixer; None if the layer has none.
     """
 
     def is_norm(call: _Call) -> bool:

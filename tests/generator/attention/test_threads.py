@@ -105,4 +105,4 @@ def test_the_user_may_say_how_long_threads_wait(given: dict[str, str], count: st
 def test_threads_without_work_sleep_soon() -> None:
     own = {name: value for name, value in own_environment().items() if name not in SETTINGS}
     done = subprocess.run([sys.executable, "-c", _IDLE_TEAM], env=own, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 0.1  # CPU seconds of idle threads in half a second
+    assert float(done.stdout) < 0.1  # the CPU seconds that the idle threads take in half a second

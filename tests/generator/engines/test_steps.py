@@ -113,7 +113,7 @@ def test_a_silent_client_and_a_lost_connection_cost_a_start(
     for token in (20, 21, 22):
         rows += [*session.step([stream], [token])]
         expected += [*by_json.step([other], [token])]
-        threading.Event().wait(0.3)  # the processor has dropped the client meanwhile
+        threading.Event().wait(0.3)  # by then the logits processor has dropped the client
     np.testing.assert_allclose(rows, expected, atol=1e-5)
     session.close()
     engine.stop()

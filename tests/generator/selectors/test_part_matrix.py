@@ -33,7 +33,7 @@ NAMES: dict[str, Iterable[str]] = {
     "selector": [*SELECTORS, *(f"kvpress:{press}" for press in PRESSES)], "codec": CODECS, "policy": POLICIES,
 }  # fmt: skip
 MODULES = {"selector": own_selectors.MODULE, "codec": own_codecs.MODULE, "policy": own_policies.MODULE}
-# The parts that have the longest checks by default; for q8_0 the embedded model's heads are too small.
+# By default only these parts have the longest checks; q8_0 is left out where heads of the embedded model are too small.
 BY_DEFAULT = {
     "company": {"sliding"}, "embedded model": {"snapkv", "int8", "q8_0", "sliding"},
     "generated entries": {"identity", "int8", "rotated-int4", "nvfp4", "q8_0", "turboquant"},
