@@ -31,9 +31,10 @@ from kvdrift.generator.generation import (
 )
 from kvdrift.generator.generation.model import Model
 from kvdrift.generator.identity import ActionIdentity
-from kvdrift.generator.transformer.files.local_folders import stored_bytes
+from kvdrift.generator.transformer.decoder import ONE_THREAD_PARAMETERS
 from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.files.text_ends import model_files, text_ends
+from kvdrift.generator.transformer.footprint import local_footprint
 from kvdrift.generator.transformer.fused.layers import slower
 from kvdrift.generator.transformer.other_weights.named import identities, weights_location, with_own_weights
 from kvdrift.log.store import Unit
@@ -148,7 +149,6 @@ Made = TypeVar("Made")
 
 _COUNT = 2
 _MUCH = 1 << 14  # pairs times positions: some 4 s of a small model, about the time that a process takes to start
-_SMALL = 100 << 20  # bytes of a small model's weights
 
 _local: LocalGenerator | None = None  # set in a side process
 
@@ -274,10 +274,14 @@ def _in_this_process() -> LocalGenerator:
 
 
 def _is_small(study: Study) -> bool:
-    """Return whether side processes can take a study's model: it computes on the CPU and its weight files are small."""
+    """Return whether side processes can take a study's model: it computes on the CPU, best with one thread.
+
+    Weight files say too little: those of a GGUF file have 4 bits a number, and 32 in memory.
+    """
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False
-    bytes_of = [stored_bytes(model_location(model), model.revision)]
-    bytes_of += [stored_bytes(weights_location(study, action)) for action in with_own_weights(study)]
-    return all(bytes_of) and sum(filter(None, bytes_of)) < _SMALL
+    footprints = [local_footprint(model_location(model), model.dtype, model.revision)]
+    footprints += [local_footprint(weights_location(study, action), model.dtype) for action in with_own_weights(study)]
+    parameters = [0 if side is None else side.weight_bytes // side.shape.item_bytes for side in footprints]
+    return all(parameters) and sum(parameters) < ONE_THREAD_PARAMETERS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -12,10 +13,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 from matplotlib.figure import Figure
+from safetensors.numpy import load_file, save_file
 
 from kvdrift.flows.generate import local as side_processes
 from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator, work_beside
@@ -23,6 +26,8 @@ from kvdrift.flows.material import gather_material
 from kvdrift.flows.pages.reports import draw_beside
 from kvdrift.flows.run.study_run import pending_work
 from kvdrift.generator.generation import Work
+from kvdrift.generator.transformer.decoder import ONE_THREAD_PARAMETERS
+from kvdrift.generator.transformer.files.local_folders import model_folder
 from kvdrift.log.store import Unit
 from kvdrift.report.figures.canvas import new_figure
 from kvdrift.report.sections.section import Drawing
@@ -81,6 +86,19 @@ def test_processes_that_ended_before_their_model_was_loaded_are_done_without(
         process.kill()
     monkeypatch.setattr(beside, "get_ready", lambda *_: None)
     assert len(list(beside(study, work))) == len(work)
+    assert beside.sides is None
+
+
+def test_no_side_process_loads_a_model_that_takes_several_threads(
+    study: Study, beside: SideBySideGenerator, tmp_path: Path
+) -> None:
+    """Side processes would not generate for such a model, however small its file is, and would hold it all the same."""
+    folder = shutil.copytree(model_folder("kvdrift/tiny"), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["unused"] = np.zeros(ONE_THREAD_PARAMETERS, dtype=np.int8)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    large = study.model_copy(update={"model": study.model.model_copy(update={"id": str(folder)})})
+    beside.get_ready(large, work_of(study))
     assert beside.sides is None
 
 
