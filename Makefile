@@ -42,10 +42,11 @@ test: $(STAMP)
 # The long checks: coverage of intervals, means of both estimators, random edits of a study, everything under python -OO,
 # a study on a cluster of the command's own, a device map, which needs accelerate, and what the default suite shows on
 # less: a grown study, side processes, pages of many actions, moments of redone actions, more models and policies. Faults
-# have their own target.
+# have their own target, and so has what needs a GPU or another package.
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[multi-gpu]'
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu" --ignore=tests/faults
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults \
+		-m "slow and not gpu and not kvpress and not quantizers and not llama_cpp and not vllm"
 
 # On a machine with a GPU, without network: the tests that need one, and then the table of docs/costs.md, which begins no
 # model after four minutes. GPU_PYTHON names a Python with kvdrift's dependencies and torch 2.11 or later, if it is not

@@ -41,6 +41,7 @@ from kvdrift.generator.transformer.memory import is_memory_shortage
 from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import OperationError, first_line
+from kvdrift.schema.process_memory import give_back_memory
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
 from kvdrift.schema.study import ModelSection
 from kvdrift.schema.tables import BRANCH, COUPLED, EVENTS, PLAIN, SCAN, SWRB
@@ -185,6 +186,7 @@ def generate_documents(
         return
     for part in parts:
         yield from generate_together(model, study, part, horizon, seed)
+        give_back_memory()  # of documents of many lengths the allocator keeps more and more
 
 
 @dataclass(frozen=True)

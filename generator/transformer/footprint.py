@@ -121,13 +121,15 @@ def plan_memory(
     )
 
 
-def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> Footprint | None:
+def local_footprint(
+    model_id: str, dtype: str, revision: str | None = None, device: str = "cpu"
+) -> Footprint | None:
     """Return the model's footprint; None if ``config.json`` is not on this machine or lacks a number."""
     config = local_configuration(model_id, revision)
     if config is None or dtype not in DTYPES:
         return None
     try:
-        shape = ModelShape.of(config, dtype)
+        shape = ModelShape.of(config, dtype, device)
         files = [] if config.get("quantization_config") else safetensors_files(model_id, revision)
         stored = sum(map(_numbers, files)) * shape.item_bytes
         experts = next((config[name] for name in _EXPERTS if config.get(name)), None)

@@ -165,7 +165,7 @@ def load_model(
         id=model_id if name is None else name, network=network, device=device, dtype=dtype,
         eos_tokens=TextEnds.of(model_ends(model_id, revision), config.vocab_size).tokens,
         positions=config.max_position_embeddings,
-        shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
+        shape=ModelShape.of(config.to_dict(), dtype, device), rows=rows, threads=threads, files=files,
         logits_dtype=logits_dtype, stored_bytes=stored_bytes(model_id, revision), switch=rope_switch(config),
     )  # fmt: skip
     if reference is not None:

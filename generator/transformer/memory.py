@@ -32,7 +32,6 @@ _SHORTAGE = re.compile("DefaultCPUAllocator: |CUDA error: (out of memory|CUBLAS_
 _TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
 _LITTLE = 2**26  # bytes of suffixes; up to here a trial step has a power of two of streams
 
-_STATE_VERSIONS = 2  # of a stream's states: before and after a step that can be taken back, as on a GPU
 _STATES_AT_ONCE = 4  # of a layer, while its recurrent states are updated: before, after, an outer product, its sum
 
 _SHARE = 0.9  # of the available memory; the allocator wastes some of it
@@ -54,9 +53,10 @@ class ModelShape:
     without_attention: int = 0  # layers of a hybrid that have a state in the place of entries
     state_bytes: int = 0  # of all states of a stream
     layer_state_bytes: int = 0  # of the largest states of a layer
+    versions: int = 1  # of a stream's states and scores: 2 on a GPU, before and after a step that can be taken back
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
+    def of(cls, config: Mapping[str, Any], dtype: str, device: str = "cpu") -> ModelShape:
         """Read the numbers from the contents of ``config.json``; raise KeyError if one is missing."""
         heads, states = int(config["num_attention_heads"]), state_bytes(config, DTYPES[dtype].itemsize)
         return cls(
@@ -72,6 +72,7 @@ class ModelShape:
             without_attention=layers_without_attention(config),
             state_bytes=sum(layers * size for layers, size in states),
             layer_state_bytes=max((size for layers, size in states if layers), default=0),
+            versions=1 if torch.device(device).type == "cpu" else 2,
         )
 
     @property
@@ -132,11 +133,8 @@ class ModelShape:
         return -(-entries // CHUNK) * self.heads * (self.head_size * self.item_bytes + 4)
 
     def score_bytes(self, entries: int) -> int:
-        """Return the bytes of a stream's float32 scores in all layers, plus those of one layer's attention weights.
-
-        Two versions of the scores are counted, as there are if operations are fused.
-        """
-        return 4 * entries * (2 * self.layers * self.kv_heads + 3 * self.heads)
+        """Return the bytes of a stream's float32 scores in all layers, plus those of one layer's attention weights."""
+        return 4 * entries * (self.versions * self.layers * self.kv_heads + 3 * self.heads)
 
     def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
         """Return the most bytes that decoding one replicate of each of ``actions`` actions takes besides the prompt.
@@ -170,7 +168,7 @@ class ModelShape:
             streams = tried_streams(streams, horizon, self.entry_bytes)
             # Of a prompt, a copy of it, and half of one.
             trial = 5 * tried_entries(entries) * self.entry_bytes // (2 * self.layers)
-        suffix = self.entry_bytes * horizon + _STATE_VERSIONS * self.state_bytes
+        suffix = self.entry_bytes * horizon + self.versions * self.state_bytes
         suffix += self.score_bytes(scored + horizon) if scored else 0
         step = self.activation_bytes + self.partial_bytes(entries) + _STATES_AT_ONCE * self.layer_state_bytes
         stream = suffix + self.distribution_bytes + step

@@ -325,10 +325,10 @@ def _footprints(study: Study) -> _Footprints | None:
     """
     model = study.model
     footprints: dict[str | None, Footprint | None] = {
-        None: local_footprint(model_location(model), model.dtype, model.revision)
+        None: local_footprint(model_location(model), model.dtype, model.revision, model.device)
     }
     for location in {weights_location(study, action): None for action in with_own_weights(study)}:
-        footprints[location] = local_footprint(location, model.dtype)
+        footprints[location] = local_footprint(location, model.dtype, device=model.device)
     known = {location: footprint for location, footprint in footprints.items() if footprint is not None}
     return known if len(known) == len(footprints) else None
 

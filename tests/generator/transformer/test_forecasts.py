@@ -115,3 +115,34 @@ def test_memory_is_forecast_within_a_fifth(family: str, tmp_path: Path) -> None:
         own, others = (kept[1:], replicates[1:]), [(shapes[1], kept[:1], replicates[:1])]
     plan = plan_memory(shapes[0], ENTRIES, *own, HORIZON, sys.maxsize, PLAIN, others=others, packed=True)
     assert plan.peak_bytes == pytest.approx(int(ended.stdout), rel=0.2)
+
+
+# A first document, as above; then the peak and the resident memory after another one, beyond those before.
+_GIVEN_BACK = _PROGRAM.partition("generate(1, 4)")[0] + """
+from kvdrift.generator.generation import generate_documents
+
+def generate_one(doc):
+    work = [(random_document(doc, entries), [PendingUnit(HALF_RECENT, 0, replicates)])]
+    list(generate_documents(networks[0], "s", work, horizon, 3))
+
+generate_one("first")
+ctypes.CDLL(None).malloc_trim(0)
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+generate_one("second")
+print(json.dumps([resident("VmHWM") - before, resident("VmRSS") - before]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux tells it")
+def test_memory_of_a_document_is_given_back(tmp_path: Path) -> None:
+    """The allocator keeps half of it otherwise, in pieces that the next document's larger tensors do not fit."""
+    given = json.dumps([[saved(tmp_path / "model", "mistral")], ENTRIES, REPLICATES, CONTROLS, HORIZON])
+    ended = subprocess.run(
+        [sys.executable, "-c", _GIVEN_BACK, given],
+        env=own_environment() | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    peak, kept = json.loads(ended.stdout)
+    assert kept < 0.2 * peak

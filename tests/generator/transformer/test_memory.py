@@ -42,6 +42,7 @@ def test_a_shape_is_that_of_the_configuration(tmp_path: Path) -> None:
     shape = ModelShape.of(config, "float32")
     assert shape == ModelShape(3, 64, 96, 4, 2, 16, 96, "float32")
     assert ModelShape.of({**config, "head_dim": None, "num_key_value_heads": None}, "float32").kv_heads == 4
+    assert ModelShape.of(config, "float32", "cuda:1") == replace(shape, versions=2)
     assert random_model("llama", layers=3).shape == shape
     with pytest.raises(KeyError):
         ModelShape.of({}, "float32")
@@ -114,6 +115,14 @@ def test_few_controls_take_few_streams() -> None:
     assert (
         shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True) == 256 * own + 66 * distributions + 2560 * entry // 8
     )
+
+
+def test_steps_that_can_be_taken_back_have_states_and_scores_twice() -> None:
+    """On a GPU: by hand, of 2 streams for each of 3 pairs and of 3 streams of the reference, whose rules score 10 entries."""
+    here = ModelShape(8, 64, 96, 4, 2, 64, 96, "float32", without_attention=2, state_bytes=5000)
+    there = replace(here, versions=2)
+    more = there.decoding_bytes([3], 100, 32, PLAIN, 10) - here.decoding_bytes([3], 100, 32, PLAIN, 10)
+    assert more == 9 * (5000 + 4 * (10 + 32) * 8 * 2)
 
 
 def test_less_memory_means_fewer_replicates_at_once() -> None:
