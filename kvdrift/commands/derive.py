@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
