@@ -17,6 +17,7 @@ from kvdrift.schema.process_memory import bound_memory, release_memory
 if TYPE_CHECKING:
     from kvdrift.transforms.segments import DerivationReport
 
+
 def derive(
     store: StoreArgument,
     runner: Annotated[

@@ -118,7 +118,9 @@ def test_memory_is_forecast_within_a_fifth(family: str, tmp_path: Path) -> None:
 
 
 # A first document, as above; then the peak and the resident memory after another one, beyond those before.
-_GIVEN_BACK = _PROGRAM.partition("generate(1, 4)")[0] + """
+_GIVEN_BACK = (
+    _PROGRAM.partition("generate(1, 4)")[0]
+    + """
 from kvdrift.generator.generation import generate_documents
 
 def generate_one(doc):
@@ -132,6 +134,7 @@ Path("/proc/self/clear_refs").write_text("5")
 generate_one("second")
 print(json.dumps([resident("VmHWM") - before, resident("VmRSS") - before]))
 """
+)
 
 
 @pytest.mark.slow
