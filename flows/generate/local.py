@@ -41,6 +41,7 @@ from kvdrift.log.store import Unit
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import KvdriftError, OperationError
 from kvdrift.schema.own_process import OwnProcesses
+from kvdrift.schema.process_memory import give_back_memory
 from kvdrift.schema.progress import SILENT
 from kvdrift.schema.study import FINITE_STATE, Study
 
@@ -141,6 +142,7 @@ class LocalGenerator:
             loaded.steps.say = self._say
             if notice := slower(loaded.network, loaded.device):
                 self._say(notice)
+        give_back_memory()  # of weights as they lie in their files, and of trials
         return model
 
 
