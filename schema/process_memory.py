@@ -7,7 +7,7 @@ import gc
 import os
 from contextlib import suppress
 
-# Arrow then uses C's allocator, and the jemalloc of delta-rs one pool that returns freed memory immediately.
+# With these variables Arrow uses C's allocator, and delta-rs' jemalloc has one pool that returns freed memory at once.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0,tcache:false",

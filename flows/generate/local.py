@@ -142,7 +142,7 @@ class LocalGenerator:
             loaded.steps.say = self._say
             if notice := slower(loaded.network, loaded.device):
                 self._say(notice)
-        give_back_memory()  # of weights as they lie in their files, and of trials
+        give_back_memory()  # which reading the weights and proving the model took
         return model
 
 

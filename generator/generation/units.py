@@ -186,7 +186,7 @@ def generate_documents(
         return
     for part in parts:
         yield from generate_together(model, study, part, horizon, seed)
-        give_back_memory()  # of documents of many lengths the allocator keeps more and more
+        give_back_memory()  # the allocator would keep more memory with each document of another length
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def plan_memory(
 
 
 def local_footprint(model_id: str, dtype: str, revision: str | None = None, device: str = "cpu") -> Footprint | None:
-    """Return the model's footprint; None if ``config.json`` is not on this machine or lacks a number."""
+    """Return the model's footprint on a device; None if ``config.json`` is not on this machine or lacks a number."""
     config = local_configuration(model_id, revision)
     if config is None or dtype not in DTYPES:
         return None

@@ -95,6 +95,17 @@ def saved(folder: Path, family: str, seed: int = 0) -> str:
     return str(folder)
 
 
+def printed(program: str, folders: list[str], home: Path) -> Any:
+    """The JSON that a program prints, which runs in a process of its own on the models in ``folders``."""
+    given = json.dumps([folders, ENTRIES, REPLICATES, CONTROLS, HORIZON])
+    ended = subprocess.run(
+        [sys.executable, "-c", program, given],
+        env=own_environment() | {"XDG_CACHE_HOME": str(home), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(ended.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux tells it")
 @pytest.mark.parametrize("family", ["qwen3-moe", "mixtral", "gpt-oss", "gemma3", "qwen3.5", "falcon-h1", "two models"])
@@ -102,19 +113,14 @@ def test_memory_is_forecast_within_a_fifth(family: str, tmp_path: Path) -> None:
     """A process's resident memory at most, beyond that of the loaded model, for the first document of its size."""
     kinds = ["mistral"] * 2 if family == "two models" else [family]
     folders = [saved(tmp_path / str(number), kind, number) for number, kind in enumerate(kinds)]
-    given = json.dumps([folders, ENTRIES, REPLICATES, CONTROLS, HORIZON])
-    ended = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, given],
-        env=own_environment() | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    peak = printed(_PROGRAM, folders, tmp_path)
     shapes = [found.shape for folder in folders if (found := local_footprint(folder, "float32")) is not None]
     kept, replicates = [KEPT, KEPT, 0], [REPLICATES, REPLICATES, CONTROLS]
     own, others = (kept, replicates), []
     if len(shapes) > 1:
         own, others = (kept[1:], replicates[1:]), [(shapes[1], kept[:1], replicates[:1])]
     plan = plan_memory(shapes[0], ENTRIES, *own, HORIZON, sys.maxsize, PLAIN, others=others, packed=True)
-    assert plan.peak_bytes == pytest.approx(int(ended.stdout), rel=0.2)
+    assert plan.peak_bytes == pytest.approx(peak, rel=0.2)
 
 
 # A first document, as above; then the peak and the resident memory after another one, beyond those before.
@@ -140,12 +146,6 @@ print(json.dumps([resident("VmHWM") - before, resident("VmRSS") - before]))
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux tells it")
 def test_memory_of_a_document_is_given_back(tmp_path: Path) -> None:
-    """The allocator keeps half of it otherwise, in pieces that the next document's larger tensors do not fit."""
-    given = json.dumps([[saved(tmp_path / "model", "mistral")], ENTRIES, REPLICATES, CONTROLS, HORIZON])
-    ended = subprocess.run(
-        [sys.executable, "-c", _GIVEN_BACK, given],
-        env=own_environment() | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    peak, kept = json.loads(ended.stdout)
+    """Of a document's memory the allocator would keep half, in pieces too small for a longer document's tensors."""
+    peak, kept = printed(_GIVEN_BACK, [saved(tmp_path / "model", "mistral")], tmp_path)
     assert kept < 0.2 * peak
