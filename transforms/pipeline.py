@@ -7,16 +7,13 @@ a process dies on the way, its files have no commit and stay invisible.
 
 Records go through the store, since every worker and the driver reach it: one JSON file for each group, in a folder of
 the run beside the tables. A record is named by its group's number, so a group that a runner tries twice leaves one
-record. On a local disk the driver locks the run's folder until the driver's process ends. A later run removes a folder
-whose time is more than a day off, but only if no process has locked the folder: after a jump of the clock, the folder
-of a run under way may look old.
+record. On a local disk the folder is a temporary one, which is swept up later if the driver's process is killed.
 
 A batch of at most two segments is derived in this process without Beam, unless another runner or an option is given.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import importlib
 import importlib.util
@@ -27,9 +24,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -41,6 +37,7 @@ from kvdrift.log.delta.parquet_files import StoredFile
 from kvdrift.log.store import DerivedFile, Store
 from kvdrift.schema.errors import InputError, OperationError, first_line, installing
 from kvdrift.schema.location import filesystem_of, is_local, join
+from kvdrift.schema.locking import sweep, temporary_folder
 from kvdrift.schema.log_levels import raised_level
 from kvdrift.transforms.segments import (
     SEGMENT_ROWS,
@@ -211,44 +208,21 @@ def _quiet_beam() -> Iterator[None]:
         root.handlers[:] = handlers
 
 
-_PREFIX = ".derive"
-STALE = timedelta(days=1)  # a folder that has not changed for so long, and that no run holds, is removed
-
-
 @contextmanager
 def record_folder(location: str) -> Iterator[str]:
     """Make a folder (path or URL) for one run's records in a store, and remove it after the block."""
-    folder = join(location, f"{_PREFIX}-{uuid.uuid4().hex}")
+    if is_local(location):
+        sweep(Path(location))
+        with temporary_folder(Path(location)) as made:
+            yield str(made)
+        return
+    folder = join(location, f".derive-{uuid.uuid4().hex}")
     filesystem, path = filesystem_of(folder)
     filesystem.create_dir(path)
-    with _locked(folder):
-        try:
-            yield folder
-        finally:
-            filesystem.delete_dir(path)
-            _remove_stale(location)
-
-
-@contextmanager
-def _locked(folder: str) -> Iterator[bool]:
-    """Lock a folder during the block; yield whether this process has the lock, False for a folder behind a URL."""
-    if not is_local(folder):
-        yield False
-        return
     try:
-        opened = os.open(folder, os.O_RDONLY)
-    except OSError:  # another run has just removed it
-        yield False
-        return
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
-    except OSError:  # also a file system without locks
-        free = False
-    try:
-        yield free
+        yield folder
     finally:
-        os.close(opened)
+        filesystem.delete_dir(path)
 
 
 def write_record(group: tuple[int, Sequence[SegmentOutcome]], folder: str) -> int:
@@ -277,17 +251,3 @@ def read_records(folder: str) -> list[SegmentOutcome]:
 def _outcome(files: list[Any], errors: list[str], **values: Any) -> SegmentOutcome:
     derived = [(table, DerivedFile(StoredFile(**file["file"]), tuple(file["units"]))) for table, file in files]
     return SegmentOutcome(files=tuple(derived), errors=tuple(errors), **values)
-
-
-def _remove_stale(location: str) -> None:
-    """Remove the folders that killed runs left in a local store; behind a URL nothing shows that a run was killed."""
-    if not is_local(location):
-        return
-    filesystem, root = filesystem_of(location)
-    now = datetime.now(UTC)
-    for info in filesystem.get_file_info(pa.fs.FileSelector(root)):
-        # A folder from the future counts as old, too, since clocks may jump. A new folder may not be locked yet.
-        if info.base_name.startswith(_PREFIX) and info.mtime is not None and abs(now - info.mtime) > STALE:
-            with _locked(info.path) as free, suppress(OSError):  # another run may be removing it
-                if free:
-                    filesystem.delete_dir(info.path)

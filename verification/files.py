@@ -279,5 +279,4 @@ def _is_log(path: PurePath) -> bool:
 
 def _temporary(folder: Path) -> Iterator[Path]:
     """Yield the files in the store's temporary folders: those of a catalogue being written, and of derivations."""
-    for pattern in (f"{TEMPORARY}*/*", ".derive-*/*"):
-        yield from folder.glob(pattern)
+    yield from folder.glob(f"{TEMPORARY}*/*")

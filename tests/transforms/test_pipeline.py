@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -14,13 +13,11 @@ import sys
 import textwrap
 import threading
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from fixtures.processes import forked
@@ -30,7 +27,7 @@ from kvdrift.log.store import Store
 from kvdrift.log.units.unit import NUMBERED
 from kvdrift.schema.columns import Table
 from kvdrift.schema.errors import InputError, OperationError
-from kvdrift.schema.location import filesystem_of
+from kvdrift.schema.locking import TEMPORARY
 from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TABLES, TRAJECTORIES
 from kvdrift.transforms import pipeline, segments
 from kvdrift.transforms.compaction import Gathering
@@ -88,7 +85,7 @@ def test_end_to_end_and_incrementally(store: Store, monkeypatch: pytest.MonkeyPa
     assert report.events_version == store.version("events")
     assert seen == [(UNITS, UNITS)]
     assert_derived_once(store)
-    assert not list(Path(store.location).glob(".derive*"))
+    assert not list(Path(store.location).glob(f"{TEMPORARY}*"))
 
     monkeypatch.delattr(pipeline, "_beam")  # few segments are derived without it
     store.append_units([unit(number, first=3, replicates=2, horizon=10) for number in range(7)])
@@ -208,70 +205,17 @@ def test_kill_9_is_repaired_by_a_rerun(store: Store, method: str, moment: int) -
     assert run_derivation(store.location).units == 0
 
 
-def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = Path(store.location, ".derive-killed")
-    left.mkdir()
-    (left / "0.json").write_text("[]")
-    run_derivation(store.location)
-    assert left.exists()  # it could belong to a run that is still going on
-    monkeypatch.setattr("kvdrift.transforms.pipeline.STALE", timedelta(days=-1))
-    with record_folder(store.location):
-        pass
-    assert not left.exists()
-
-
-@pytest.mark.parametrize("days", [-1500, 1500])
-def test_a_clock_that_jumps_takes_no_record_from_a_run(
-    store: Store, monkeypatch: pytest.MonkeyPatch, days: int
-) -> None:
-    """While one run goes on, another one ends at a time years away; what a killed run left then goes, once."""
-    killed = Path(store.location, ".derive-killed")
-    killed.mkdir()
+def test_records_of_a_killed_run_are_swept_up_and_no_others(store: Store) -> None:
     written = segments.SegmentOutcome(7, events=3, errors=("a line",))
+    left = Path(store.location, f"{TEMPORARY}killed")
+    left.mkdir()
     with record_folder(store.location) as folder:
+        assert not left.exists()
         write_record((0, [written]), folder)
-
-        class Jumped(datetime):
-            @classmethod
-            def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-                return datetime.now(tz) + timedelta(days=days)
-
-        monkeypatch.setattr("kvdrift.transforms.pipeline.datetime", Jumped)
         with record_folder(store.location):
             pass
         assert read_records(folder) == [written]
-        assert not killed.exists()
-    assert [*Path(store.location).glob(".derive-*")] == []
-
-
-def test_the_end_of_a_run_leaves_a_second_one_its_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Overtaken:
-        """A file system in which a second run begins just after the first run, at its end, listed the files."""
-
-        def __init__(self, filesystem: pa.fs.FileSystem) -> None:
-            self.filesystem = filesystem
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.filesystem, name)
-
-        def get_file_info(self, selector: pa.fs.FileSelector) -> list[pa.fs.FileInfo]:
-            found: list[pa.fs.FileInfo] = self.filesystem.get_file_info(selector)
-            monkeypatch.undo()
-            runs.append(stack.enter_context(record_folder(store.location)))
-            return found
-
-    def overtaken(location: str) -> tuple[Any, str]:
-        filesystem, path = filesystem_of(location)
-        return Overtaken(filesystem), path
-
-    runs: list[str] = []
-    with contextlib.ExitStack() as stack:
-        monkeypatch.setattr("kvdrift.transforms.pipeline.filesystem_of", overtaken)
-        with record_folder(store.location):
-            pass
-        written = segments.SegmentOutcome(7, events=3, errors=("a line",))
-        write_record((0, [written]), runs[0])
-        assert read_records(runs[0]) == [written]
+    assert [*Path(store.location).glob(f"{TEMPORARY}*")] == []
 
 
 def damage(store: Store) -> dict[Path, bytes]:
@@ -337,7 +281,7 @@ def test_wrong_places_and_runners(store: Store, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(pipeline, "SEGMENT_ROWS", 30)
     with pytest.raises(InputError, match="runner 'Fnord'"):
         run_derivation(store.location, runner="Fnord")
-    assert not list(Path(store.location).glob(".derive*"))
+    assert not list(Path(store.location).glob(f"{TEMPORARY}*"))
 
 
 def test_dask_runner_says_what_it_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
