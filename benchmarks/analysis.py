@@ -1,29 +1,24 @@
 """Time every view and every interval of a derived store, against the project's targets and scipy's bootstrap.
 
     python -m benchmarks.analysis                     # the paper's size, 7.1 M events: three to four minutes
-    python -m benchmarks.analysis --store FOLDER      # a store that benchmarks.synthetic_study made, or any other
+    python -m benchmarks.analysis --store FOLDER      # a derived store
     python -m benchmarks.analysis --documents 4 --replicates 8 --horizon 32 --draws 1000 --json
 
 Each part runs in a separate process. The peer of intervals is ``scipy.stats.bootstrap`` (vectorized, percentile, as
 many resamples) on the same document moments: three quantities, in each stratum and pooled over strata. scipy draws anew
-for each interval. Ratios compare with scipy's mean time per interval, over the strata and the pooled row. A fourth
-action is derived and analyzed beside three actions, and alone in another store.
+for each interval. Ratios compare with scipy's mean time per interval, over the strata and the pooled row.
 
-Targets: all views and all intervals in 20 s and 2 GiB on two cores, no view over derived tables above 1 s, intervals
-at 100 times scipy's rate, and an added action, its contrasts left out, at 1.05 times the CPU time of the action alone.
+Targets: all views and all intervals in 20 s and 2 GiB on two cores, no view over derived tables above 1 s, and
+intervals at 100 times scipy's rate.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +26,21 @@ import numpy as np
 import scipy.stats
 
 import kvdrift
-from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
-from benchmarks.synthetic_study import MODEL, STUDY, Sizes, add_size_options, sizes_of, write_study
-from kvdrift.flows.estimate.estimation import Analysis, AnalysisPart, estimate_part, one_by_one, parts_of, subjects_of
+from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, measure, mib, run
+from benchmarks.synthetic_study import Sizes, write_study
+from kvdrift.flows.estimate.estimation import Analysis, estimate_part, one_by_one, parts_of, subjects_of
 from kvdrift.flows.estimate.moments import document_moments
-from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from kvdrift.sql.contracts import contract
-from kvdrift.stats.bootstrap import Estimates, Request
+from kvdrift.stats.bootstrap import Request
 from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.reduction import CONTROLS, REDUCED
-from kvdrift.transforms.pipeline import run_derivation
 
 LARGE = ("events", "steps")  # one row per event: scanned here
-SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO, ADDED = 20.0, 2048.0, 1.0, 100.0, 1.05
-TIMES = 5  # repetitions of each view, and of the measured ratio
+SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO = 20.0, 2048.0, 1.0, 100.0
+TIMES = 5  # repetitions of each view
 
 
 def each_view(location: str, times: int) -> dict[str, float]:
@@ -160,63 +153,6 @@ def measure_analysis(location: str, draws: int) -> Measurement:
     return rows, facts
 
 
-def measure_added_action(folder: Path, sizes: Sizes, seed: int) -> Measurement:
-    """Measure the CPU time of deriving and analyzing a fourth action, added to a store of three actions, and alone.
-
-    The contrasts of the action with the three others exist only in the first store; their bootstrap is counted
-    separately. Both times are measured in turn, ``TIMES`` times, on copies of the stores, which lie in ``folder``. The
-    ratio is the median of the ratios, since single ratios vary by a tenth.
-    """
-    sizes = replace(sizes, actions=4)
-    *three, fourth = sizes.action_names
-    added, alone = f"{folder}/added", f"{folder}/alone"
-    write_study(added, sizes, seed, derived=False, actions=three)
-    measure(derive_and_analyze, added)
-    for location in (added, alone):
-        write_study(location, sizes, seed, derived=False, actions=[fourth])
-    copies = in_turn({place: partial(_measure_copy, place) for place in (added, alone)}, TIMES)
-    pairs = list(zip(copies[added], copies[alone], strict=True))
-    ratios = [(beside.cpu_seconds - beside.value) / only.cpu_seconds for beside, only in pairs]
-    ratio = statistics.median(ratios)
-    beside, only = pairs[int(np.argsort(ratios)[TIMES // 2])]
-    rows = [
-        only.row("an action alone"),
-        beside.row("the same added to three, with six contrasts", None, "alone", beside.cpu_seconds / only.cpu_seconds),
-        BenchmarkRow(
-            "without the contrasts", beside.seconds - beside.value, beside.cpu_seconds - beside.value, None, None,
-            "alone", ratio,
-        ),
-    ]  # fmt: skip
-    measured = ", ".join(f"{value:.2f}" for value in sorted(ratios))
-    fact = f"{ratio:.2f}, the median of {measured} (target {ADDED:.2f})"
-    return rows, {"cpu_of_an_added_action_without_contrasts_against_alone": fact}
-
-
-def _measure_copy(location: str) -> Measured[float]:
-    """Measure ``derive_and_analyze`` on a temporary copy of a store."""
-    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
-        return measure(derive_and_analyze, str(shutil.copytree(location, f"{folder}/store")))
-
-
-def derive_and_analyze(location: str) -> float:
-    """Derive a synthetic study's new events and estimate its quantities; return the CPU seconds of contrasts."""
-    run_derivation(location)
-    store = Store.open(location)
-    spent = 0.0
-
-    def run(parts: Sequence[AnalysisPart]) -> list[Estimates]:
-        nonlocal spent
-        actions, contrasts = ([part for part in parts if bool(part.contrasts) == pairs] for pairs in (False, True))
-        estimates = dict(zip(map(id, actions), one_by_one(actions), strict=True))
-        begun = time.process_time()
-        estimates |= dict(zip(map(id, contrasts), one_by_one(contrasts), strict=True))
-        spent += time.process_time() - begun
-        return [estimates[id(part)] for part in parts]
-
-    analyze_stored(store, STUDY, MODEL, run)
-    return spent
-
-
 def _query(view: str) -> str:
     columns = "count(columns(*))" if view in LARGE else "*"
     return f"select {columns} from {contract(view).relation}"  # noqa: S608 - a view's name
@@ -237,16 +173,16 @@ def _difference(first: Any, other: Any, axis: int) -> Any:
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
-    """Measure the store of --store; else a synthetic store of the requested sizes, and then the added action."""
-    sizes = sizes_of(options)
-    yield measure_analysis(options.store or write_study(f"{folder}/store", sizes, options.seed).location, options.draws)
-    if options.store is None:
-        yield measure_added_action(folder, sizes, options.seed)
+    """Measure the store of ``--store``; else a synthetic store of the requested sizes."""
+    sizes = Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
+    store = options.store or write_study(f"{folder}/store", sizes).location
+    yield measure_analysis(store, options.draws)
 
 
 if __name__ == "__main__":
     parser = benchmark_parser("analysis", "Measure every view and every interval, against scipy's bootstrap.")
-    add_size_options(parser, Sizes())
+    for name, value in asdict(Sizes()).items():
+        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{value} by default")
     parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic store")
     parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="bootstrap draws; 10,000 by default")
     run(parser, "intervals", measure_all)

@@ -1,4 +1,4 @@
-"""Time decoding of many model families beside transformers' ``generate``, and print the times as a Markdown table.
+"""Time decoding of many model families beside transformers' ``generate``.
 
     python -m benchmarks.families --device cuda                       # all that begin within five minutes
     python -m benchmarks.families --device cuda --names gpt-oss gemma-4
@@ -10,24 +10,22 @@ SnapKV keeping a quarter and recent keeping 512 entries together, and then polic
 twice, and the second time counts. ``generate`` samples as many sequences of the same prompt as there are replicates;
 its step is the median of its steps.
 
-A next-token distribution is cheaper by the ratio of two times: ``generate``'s step per sequence, and kvdrift's step per
-distribution. A control other than 0 and a model that fails are reported in the table, and the exit code is then 1.
+A row is one step, and its rate is in next-token distributions; a distribution is cheaper than one of ``generate`` by
+the ratio. A control other than 0 and a model that fails are reported below the table, and the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
+import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,7 @@ import transformers
 from torch import Tensor
 
 from benchmarks.cases import SEED
-from benchmarks.measurement import benchmark_parser
+from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, run
 from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.attention.holding import DTYPES
 from kvdrift.generator.generation import PendingUnit, generate_units
@@ -106,6 +104,7 @@ def _linear(layers: int) -> dict[str, Any]:
 
 _TIED = {"tie_word_embeddings": True}
 _WHOLE = {"sliding_window": None}
+_OSS = {"num_local_experts": 32, "num_experts_per_tok": 4}
 _MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
 
 FAMILIES: dict[str, Family] = {
@@ -115,17 +114,7 @@ FAMILIES: dict[str, Family] = {
     "gemma-3-1b": Family("gemma3_text", 1152, 6912, 26, 4, 1, 256, 262_144, _windows(26, 512, 6) | _TIED),
     "qwen-3.5-0.8b": Family("qwen3_5_text", 1024, 3584, 24, 8, 2, 256, 248_320, _linear(24) | _TIED),
     # A few layers of larger models, and of other families.
-    "gpt-oss": Family(
-        "gpt_oss",
-        2880,
-        2880,
-        2,
-        64,
-        8,
-        64,
-        201_088,
-        _windows(2, 128, 2) | {"num_local_experts": 32, "num_experts_per_tok": 4},
-    ),
+    "gpt-oss": Family("gpt_oss", 2880, 2880, 2, 64, 8, 64, 201_088, _windows(2, 128, 2) | _OSS),
     "gemma-4": Family("gemma4_text", 1536, 6144, 6, 8, 1, 256, 262_144, _windows(6, 512, 6) | {"global_head_dim": 512}),
     "gemma-2": Family("gemma2", 2304, 9216, 4, 8, 4, 256, 256_000, _windows(4, 512, 2) | _TIED),
     "qwen-3-moe": Family("qwen3_moe", 2048, 6144, 2, 32, 4, 128, 151_936, _MOE),
@@ -168,52 +157,25 @@ class Sizes:
         return drawn
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """Decoding by kvdrift: seconds and distributions of a step."""
-
-    seconds: float
-    distributions: float
-
-    def cheaper(self, step: float, sequences: int) -> float:
-        """Return how many times cheaper a distribution is than one of ``generate``, whose step takes ``step`` s."""
-        return step / sequences / (self.seconds / self.distributions)
-
-
-@dataclass(frozen=True)
-class FamilyRow:
-    """A row of the table; ``problem`` is why the rest is missing, or what is wrong."""
-
-    name: str
-    layers: int
-    generate_seconds: float | None = None  # of a step of K sequences
-    selectors: Decoding | None = None
-    policy: Decoding | None = None
-    batch_deviation: float | None = None
-    problem: str | None = None
-
-
-def measure_family(name: str, family: Family, sizes: Sizes, folder: str) -> FamilyRow:
-    """Measure one family's model, which is saved in ``folder``."""
+def measure_family(name: str, family: Family, sizes: Sizes, folder: str) -> Measurement:
+    """Measure one family's model, which is saved in ``folder``; what is wrong with it is a fact by its name."""
     config = family.configuration(sizes.entries + sizes.horizon + 1, small=sizes.small)
-    layers = config.num_hidden_layers
-    try:
-        network = random_network(config, sizes)
-        step = generate_step(network, sizes)
-        with quiet():
-            network.save_pretrained(folder)
-        del network
-        free_memory()
-        model = load_model(folder, device=sizes.device, dtype=sizes.dtype)
-        selectors, units = decode(model, selecting_actions(sizes), sizes)
-        moved = max(float(np.abs(units[-1].events[column].to_numpy()).max()) for column in ("delta", "f"))
-        problem = None if moved == 0 else f"the control's delta or f is {moved:.2g}, and must be 0"
-        deviation = units[-1].record["batch_deviation"]
-        return FamilyRow(
-            name, layers, step, selectors, decode(model, [policy_action(sizes)], sizes)[0], deviation, problem
-        )
-    except Exception as error:  # noqa: BLE001 - the other families are measured
-        return FamilyRow(name, layers, problem=f"{type(error).__name__}: {first_line(error)}")
+    network = random_network(config, sizes)
+    step = generate_step(network, sizes)
+    with quiet():
+        network.save_pretrained(folder)
+    del network
+    free_memory()
+    model = load_model(folder, device=sizes.device, dtype=sizes.dtype)
+    rows = [BenchmarkRow(f"{name}, {config.num_hidden_layers} layers: generate", step, rate=sizes.replicates / step)]
+    units: list[Unit] = []
+    for part, actions in (("h2o", [policy_action(sizes)]), ("selectors", selecting_actions(sizes))):
+        seconds, distributions, units = decode(model, actions, sizes)
+        ratio = step / sizes.replicates / (seconds / distributions)
+        rows.append(BenchmarkRow(f"{name}: {part}", seconds, None, None, distributions / seconds, "generate", ratio))
+    moved = max(float(np.abs(units[-1].events[column].to_numpy()).max()) for column in ("delta", "f"))
+    facts: dict[str, Any] = {f"rows_of_{name}_deviate_by": units[-1].record["batch_deviation"]}
+    return rows, facts | ({name: f"the control's delta or f is {moved:.2g}, and must be 0"} if moved else {})
 
 
 def selecting_actions(sizes: Sizes) -> list[Action]:
@@ -272,8 +234,11 @@ def generate_step(network: Any, sizes: Sizes) -> float:
     return statistics.median(end - begin for begin, end in pairwise(times.ends[_WARM_UP:]))
 
 
-def decode(model: LoadedModel, actions: Sequence[Action], sizes: Sizes) -> tuple[Decoding, list[Unit]]:
-    """Decode K replicates of the actions twice; return the cost of a step the second time, and its units."""
+def decode(model: LoadedModel, actions: Sequence[Action], sizes: Sizes) -> tuple[float, float, list[Unit]]:
+    """Decode K replicates of the actions twice; return a step's seconds and distributions the second time, and units.
+
+    The units are those of the second time.
+    """
     tokens = tuple(sizes.tokens(model.network.config.vocab_size))
     document = Document("random", "RANDOM", "random", "random", "random", tokens)
     pending = [PendingUnit(action, 0, sizes.replicates) for action in actions]
@@ -283,84 +248,42 @@ def decode(model: LoadedModel, actions: Sequence[Action], sizes: Sizes) -> tuple
         sum(unit.record[name] for unit in units) / (sizes.horizon - 1)
         for name in ("decode_seconds", "kernel_evaluations")
     )
-    return Decoding(seconds, distributions), units
+    return seconds, distributions, units
 
 
-def measure_all(names: Sequence[str], sizes: Sizes, seconds: float) -> Iterator[FamilyRow]:
-    """Measure the families in turn; none begins after ``seconds``."""
-    begun = time.perf_counter()
-    for name in names:
-        if time.perf_counter() - begun > seconds:
-            return
-        with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
-            yield measure_family(name, FAMILIES[name], sizes, folder)
-        free_memory()
-
-
-_HEAD = (
-    "| model | layers | `generate`, ms a step | kvdrift, ms a step | distributions a step "
-    "| a distribution is cheaper by | policy h2o, ms a step (distributions) | rows deviate by |"
-)
-
-
-def markdown(rows: Sequence[FamilyRow], sizes: Sizes) -> Iterator[str]:
-    """Yield the lines of a table, below lines that say when and on what it was made."""
-    gpu = torch.device(sizes.device).type == "cuda"
-    where = torch.cuda.get_device_name(sizes.device) if gpu else "a CPU"
-    yield f"{datetime.now(UTC):%Y-%m-%d}, {where}, {', '.join(_versions())}."
-    yield (
-        f"Random weights{' at tiny widths' * sizes.small} in {sizes.dtype}, n = {sizes.entries}, "
-        f"K = {sizes.replicates}, H = {sizes.horizon}; the control, SnapKV 1/4 and recent {sizes.kept} together, "
-        f"and h2o {sizes.kept}."
-    )
-    yield ""
-    yield _HEAD
-    yield "| --- " * (_HEAD.count("|") - 1) + "|"
-    for row in rows:
-        cells = [row.name, str(row.layers), *(_cells(row, sizes) or [row.problem or ""])]
-        yield f"| {' | '.join(cells)} |"
-    yield from (f"\n{row.name}: {row.problem}" for row in rows if row.problem and row.selectors)
-
-
-def _cells(row: FamilyRow, sizes: Sizes) -> list[str]:
-    """Return the cells of a measured row after the first two; none if the row has no measurement."""
-    if row.generate_seconds is None or row.selectors is None or row.policy is None:
-        return []
-    step, sequences = row.generate_seconds, sizes.replicates
-    return [
-        f"{1e3 * step:.1f}", f"{1e3 * row.selectors.seconds:.1f}", f"{row.selectors.distributions:.0f}",
-        f"{row.selectors.cheaper(step, sequences):.1f}×",
-        f"{1e3 * row.policy.seconds:.1f} ({row.policy.distributions:.0f}): {row.policy.cheaper(step, sequences):.1f}×",
-        f"{row.batch_deviation or 0:.1g}",
-    ]  # fmt: skip
-
-
-def _versions() -> Iterator[str]:
-    for name in ("torch", "transformers", "triton"):
-        try:
-            yield f"{name} {version(name)}"
-        except PackageNotFoundError:
-            yield f"no {name}"
-
-
-def main(options: argparse.Namespace) -> int:
-    """Measure and print; return the exit code."""
+def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
+    """Measure the families of ``--names`` in turn; none begins after ``--seconds``."""
     entries, replicates, horizon = (320, 2, 8) if options.small else (8000, 16, 32)
     sizes = Sizes(
         options.device, "float32" if options.small else "bfloat16", options.entries or entries,
         options.replicates or replicates, options.horizon or horizon, options.small,
     )  # fmt: skip
-    rows, names = [], options.names or list(FAMILIES)
-    for row in measure_all(names, sizes, options.seconds):
-        rows.append(row)
-        print(f"{row.name}: {row.problem or 'measured'}", file=sys.stderr, flush=True)
-    if options.json:
-        print(json.dumps({"benchmark": "families", **asdict(sizes), "rows": [asdict(row) for row in rows]}))
-    else:
-        print(*markdown(rows, sizes), sep="\n")
-        if left := names[len(rows) :]:
-            print(f"\nNot begun within {options.seconds:.0f} s: {', '.join(left)}.")
-    return int(any(row.problem for row in rows))
+    gpu = torch.device(sizes.device).type == "cuda"
+    yield (
+        [],
+        asdict(sizes)
+        | {
+            "processor": torch.cuda.get_device_name(sizes.device) if gpu else "a CPU",
+            "versions": {
+                "torch": torch.__version__,
+                "CUDA": torch.version.cuda,
+                "transformers": transformers.__version__,
+            },
+        },
+    )
+    begun, names = time.perf_counter(), options.names or list(FAMILIES)
+    for number, name in enumerate(names):
+        if time.perf_counter() - begun > options.seconds:
+            yield [], {"not_begun": names[number:]}
+            return
+        try:
+            rows, facts = measure_family(name, FAMILIES[name], sizes, str(folder / name))
+        except Exception as error:  # noqa: BLE001 - the other families are measured
+            rows, facts = [], {name: f"{type(error).__name__}: {first_line(error)}"}
+        print(f"{name}: {facts.get(name, 'measured')}", file=sys.stderr, flush=True)
+        yield rows, facts
+        shutil.rmtree(folder / name, ignore_errors=True)
+        free_memory()
 
 
 if __name__ == "__main__":
@@ -372,4 +295,5 @@ if __name__ == "__main__":
     parser.add_argument("--replicates", type=int, help="replicates K, and sequences; by default 16, small 2")
     parser.add_argument("--horizon", type=int, help="horizon H, at least 6; by default 32, small 8")
     parser.add_argument("--seconds", type=float, default=300.0, help="begin no family later than this")
-    sys.exit(main(parser.parse_args()))
+    facts = run(parser, "distributions", measure_all)
+    sys.exit(int(not FAMILIES.keys().isdisjoint(facts)))

@@ -1,34 +1,30 @@
 """Measure how soon a committed event is in the views, while a study grows and ``kvdrift derive --watch`` runs.
 
-    python -m benchmarks.freshness                              # 50 units a second for a minute; the peer too
-    python -m benchmarks.freshness --seconds 20 --no-peer --json
-    python -m benchmarks.freshness --commits 2400               # memory: one unit a commit, about 5 minutes
+    python -m benchmarks.freshness                              # 50 units a second for a minute
+    python -m benchmarks.freshness --seconds 20 --json
+    python -m benchmarks.freshness --commits 2400               # memory: one unit a commit, about 2 minutes
 
-Processes work in parallel, as beside a real run: writers commit units at a stated rate; ``kvdrift derive --watch``
-derives them; a reader opens the views of one ``Store`` anew a few times a second, and queries ``trajectories`` for its
-units. The delay of a unit begins when its commit returns, and ends when a query of the reader has returned the unit.
-The peer runs ``kvdrift derive`` again and again on another store; ratios compare delays.
+A thread commits units at a stated rate, ``kvdrift derive --watch`` derives them in another process, and the views of
+one ``Store`` are opened anew a few times a second and queried for the units. The delay of a unit begins when its commit
+returns, and ends when a query has returned the unit.
 
-With ``--commits`` memory is measured. One writer makes commits of one unit, the reader queries once a second, and there
-is no peer. Memory is read when everything is derived: in a pause after the 100th commit and after the last commit.
+With ``--commits`` memory is measured. Commits have one unit, and the views are queried once a second. Memory is read
+when everything is derived: in a pause after the 100th commit and after the last commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -40,61 +36,47 @@ from kvdrift.sql.catalog import open_views
 
 EARLY_COMMITS = 100  # memory should not grow after these commits
 REST = 24.0  # seconds of a pause; memory is read in its second half, since idle threads end after ten seconds
-LEAD = 6.0  # seconds in which the derivation starts and the reader queries a store without units
-PATIENCE = 120.0  # seconds that the reader waits for the first new unit
-UNITS, WRITERS, QUERIES = 5, 2, 5.0  # units of a commit, processes that commit, queries of the reader per second
-PEER = "derive again and again"
-COMMAND = (sys.executable, "-m", "kvdrift", "derive")
+LEAD = 6.0  # seconds in which the derivation starts
+PATIENCE = 120.0  # seconds that a query waits for new units
 
 
 @dataclass(frozen=True)
 class Load:
-    """How many units the writers commit, and how fast; and how often the reader queries."""
+    """How many commits are made, and how fast; each has the units of one document, one for each action."""
 
-    commits: int  # of all writers together
-    rate: float  # units per second of all writers together
-    units: int = UNITS  # of a commit: those of one document, one for each action
-    writers: int = WRITERS
-    replicates: int = 8  # of a unit
-    horizon: int = 32
-    queries: float = QUERIES  # of the reader per second, at most
-    rests: bool = False  # whether the writer, which is alone, pauses after the first commits
+    commits: int
+    rate: float  # units per second
+    units: int = 5  # of a commit
+    queries: float = 5.0  # per second, at most
+    rests: bool = False  # whether commits pause after the first, and the process is watched after the last
 
     @property
     def sizes(self) -> Sizes:
         """The sizes of the study, with one document for each commit."""
-        return Sizes(1, self.commits, self.units, self.replicates, self.horizon)
+        return Sizes(1, self.commits, self.units, replicates=8, horizon=32)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seen:
-    """The measurements of a run.
+    """The measurements of a run: the seconds of each document, and bytes of memory, which are 0 without pauses."""
 
-    The bytes of memory ``early`` and ``late`` are 0 if writers make no pause to measure them, or without ``--watch``.
-    """
-
-    delays: list[float] = field(default_factory=list)  # seconds of each unit, in the order of the documents
-    writing: float = 0.0  # seconds from the first commit to the last
-    early: int = 0  # median resident bytes of the derivation at rest, after 100 commits
-    late: int = 0  # the same after all commits
-    peak: int = 0  # the largest resident bytes that were seen
-    beside: int = 0  # the largest resident bytes of the processes that the derivation starts
-    cpu: dict[str, float] = field(default_factory=dict)  # seconds by kind of process
+    delays: list[float]
+    early: int  # median resident bytes of the derivation at rest, after 100 commits
+    late: int  # the same after all commits
 
 
-def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Load:
+def memory_load(commits: int, rate: float) -> Load:
     """Return the load for measuring memory: commits of one unit."""
-    return Load(commits, rate, 1, 1, replicates, horizon, 1.0, rests=True)
+    return Load(commits, rate, 1, 1.0, rests=True)
 
 
-def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
-    """Commit the units of every ``load.writers``-th document, beginning with number ``writer``, at the load's rate.
+def write(location: str, load: Load, begin: float) -> dict[str, float]:
+    """Commit the units of all documents at the load's rate from ``begin`` on; return the time of each commit.
 
-    ``begin`` is when commits begin. Returns the time of each document's commit, and the CPU seconds. Times are in
-    seconds since 1970.
+    Times are in seconds since 1970.
     """
-    store, committed, cpu = Store.open(location), dict[str, float](), time.process_time()
-    for number in range(writer, load.commits, load.writers):
+    store, committed = Store.open(location), dict[str, float]()
+    for number in range(load.commits):
         document = document_row(1, number)
         units = list(drawn_units([document], load.sizes, 0))
         time.sleep(max(0.0, begin + number * load.units / load.rate - time.time()))
@@ -103,34 +85,14 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
         if load.rests and number + 1 == EARLY_COMMITS:
             time.sleep(REST)
             begin += REST
-    return committed, time.process_time() - cpu
-
-
-def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
-    """Query the views of a store again and again, until they have all units, or no new ones for ``PATIENCE`` seconds.
-
-    ``begin`` is when commits begin. Returns the time at which a query first had each document's units, and the CPU
-    seconds of all queries but the first. Times are in seconds since 1970.
-    """
-    store, seen, cpu = Store.open(location), dict[str, float](), 0.0
-    query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
-    last = begin  # when there was something new
-    while len(seen) < load.commits and (begun := time.time()) < last + PATIENCE:
-        with open_views(store) as views:
-            rows = views.sql(query).fetchall()
-        now = time.time()
-        last = now if len(rows) > len(seen) else last
-        for (doc,) in rows:
-            seen.setdefault(doc, now)
-        cpu = cpu or time.process_time()
-        time.sleep(max(0.0, begun + 1 / load.queries - time.time()))
-    return seen, time.process_time() - cpu
+    return committed
 
 
 @contextlib.contextmanager
-def watching(location: str) -> Iterator[psutil.Process | None]:
+def watching(location: str) -> Iterator[psutil.Process]:
     """Run ``kvdrift derive --watch`` in another process during a block; yield the process."""
-    watch = subprocess.Popen([*COMMAND, location, "--watch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    command = [sys.executable, "-m", "kvdrift", "derive", location, "--watch"]
+    watch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
         yield psutil.Process(watch.pid)
         if watch.poll() is not None:
@@ -140,60 +102,34 @@ def watching(location: str) -> Iterator[psutil.Process | None]:
         watch.wait()
 
 
-@contextlib.contextmanager
-def deriving_again(location: str) -> Iterator[psutil.Process | None]:
-    """Run ``kvdrift derive`` again and again during a block; yield None, since there is no single process."""
-    stop = threading.Event()
-
-    def again() -> None:
-        while not stop.is_set():
-            subprocess.run([*COMMAND, location], capture_output=True, check=False)  # noqa: S603
-
-    thread = threading.Thread(target=again)
-    thread.start()
-    try:
-        yield None
-    finally:
-        stop.set()
-        thread.join()
-
-
-def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
-    """Run writers, reader and derivation, by ``--watch`` if ``watched``, on a new store; return the measurements."""
-    location = str(folder / ("watched" if watched else "again"))
-    new_study(location, load.sizes, 0, [document_row(1, number) for number in range(load.commits)])
-    spawn = multiprocessing.get_context("spawn")
-    observed = Seen()
-    with (
-        (watching if watched else deriving_again)(location) as process,
-        ProcessPoolExecutor(load.writers + 1, mp_context=spawn) as pool,
-    ):
-        list(pool.map(abs, range(load.writers + 1)))  # the processes and their imports are there
-        begin = time.time() + LEAD
-        reading = pool.submit(read, location, load, begin)
-        writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]
-        readings, end = list[tuple[float, int]](), 0.0
-        before = 0.0 if process is None else sum(process.cpu_times()[:4])  # with processes that it started
-        while process is not None and not (end and time.time() >= end):
-            readings.append((time.time(), process.memory_info().rss))
-            for child in process.children():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    observed.beside = max(observed.beside, child.memory_info().rss)
-            if reading.done() and not end:
-                end = time.time() + (REST if load.rests else 0.0)
+def observe(folder: Path, load: Load) -> Seen:
+    """Commit to a new store while it is derived, and query its views until they have all units."""
+    location = str(folder / "watched")
+    store = new_study(location, load.sizes, 0, [document_row(1, number) for number in range(load.commits)])
+    query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
+    seen, memory = dict[str, float](), list[tuple[float, int]]()
+    with watching(location) as process, ThreadPoolExecutor(1) as thread:
+        last = begin = time.time() + LEAD
+        writing = thread.submit(write, location, load, begin)
+        while len(seen) < load.commits and (now := time.time()) < last + PATIENCE:
+            with open_views(store) as views:
+                new = {doc for (doc,) in views.sql(query).fetchall()} - seen.keys()
+            seen |= dict.fromkeys(new, time.time())
+            last = time.time() if new else last
+            memory.append((now, process.memory_info().rss))
+            time.sleep(max(0.0, now + 1 / load.queries - time.time()))
+        committed = writing.result()
+        if lacking := load.commits - len(seen):
+            raise SystemExit(f"{location}: {lacking} of {load.commits} commits never came into the views")
+        delays = [max(0.0, seen[doc] - at) for doc, at in committed.items()]
+        if not load.rests:
+            return Seen(delays, 0, 0)
+        end = time.time() + REST
+        while time.time() < end:
+            memory.append((time.time(), process.memory_info().rss))
             time.sleep(0.2)
-        observed.cpu["watch"] = 0.0 if process is None else sum(process.cpu_times()[:4]) - before
-        seen, observed.cpu["reader"] = reading.result()
-        observed.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
-        committed = {key: at for part in writing for key, at in part.result()[0].items()}
-    if len(seen) < load.commits:
-        raise SystemExit(f"{location}: {load.commits - len(seen)} of {load.commits} commits never came into the views")
-    observed.writing = max(committed.values()) - begin
-    if load.rests and watched:
-        observed.early = at_rest(readings, sorted(committed.values())[EARLY_COMMITS - 1] + REST)
-        observed.late, observed.peak = at_rest(readings, readings[-1][0]), max(now for _, now in readings)
-    observed.delays = [max(0.0, seen[doc] - committed[doc]) for doc in sorted(committed) for _ in range(load.units)]
-    return observed
+    rested = sorted(committed.values())[EARLY_COMMITS - 1] + REST
+    return Seen(delays, at_rest(memory, rested), at_rest(memory, memory[-1][0]))
 
 
 def at_rest(readings: list[tuple[float, int]], end: float) -> int:
@@ -202,48 +138,26 @@ def at_rest(readings: list[tuple[float, int]], end: float) -> int:
 
 
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
-    """Measure ``derive --watch``, and the peer unless memory is measured or ``--no-peer`` is given."""
-    load = Load(max(1, round(options.rate * options.seconds / UNITS)), options.rate)
+    """Measure delays, or with ``--commits`` memory too."""
+    load = Load(max(1, round(options.rate * options.seconds / Load.units)), options.rate)
     if options.commits:
-        load = memory_load(options.commits, options.rate, load.replicates, load.horizon)
-    live = observe(folder, load, watched=True)
-    peer = None if options.no_peer or load.rests else observe(folder, load, watched=False)
-    facts: dict[str, Any] = {"commits": load.commits, "units_per_commit": load.units, "writers": load.writers}
-    if live.early:
-        facts |= {
-            f"mib_after_{EARLY_COMMITS}_commits": round(mib(live.early), 1),
-            f"mib_after_{load.commits}_commits": round(mib(live.late), 1),
-            "growth": round(live.late / live.early - 1, 4),
-            "peak_mib": round(mib(live.peak), 1),
-        }
-    facts["peak_mib_of_upkeep"] = round(mib(live.beside), 1)
-    facts["cpu_seconds"] = {kind: round(taken, 1) for kind, taken in live.cpu.items()}
-    facts["seconds_of_writing"] = round(live.writing, 1)
-    yield [*delay_rows("derive --watch", live, load, peer), *(delay_rows(PEER, peer, load) if peer else [])], facts
-
-
-def delay_rows(name: str, seen: Seen, load: Load, peer: Seen | None = None) -> list[BenchmarkRow]:
-    """Return rows of the median, 95th percentile and maximum of delays; a ratio is the peer's delay / the row's."""
-    rate, rows = load.commits * load.units / seen.writing, list[BenchmarkRow]()
-    for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
-        delay = float(np.percentile(seen.delays, share))
-        ratio = float(np.percentile(peer.delays, share)) / delay if peer and delay else None
-        rows.append(BenchmarkRow(f"{name}, {label}", delay, rate=rate, peer=PEER if ratio else None, ratio=ratio))
-    return rows
-
-
-def many_commits(text: str) -> int:
-    """Read the text of ``--commits``, a number above ``EARLY_COMMITS``."""
-    if int(text) <= EARLY_COMMITS:
-        raise argparse.ArgumentTypeError(f"{text}: give more than {EARLY_COMMITS}")
-    return int(text)
+        load = memory_load(options.commits, options.rate)
+    seen = observe(folder, load)
+    facts = {"commits": load.commits, "units_per_commit": load.units}
+    if load.rests:
+        facts |= {f"mib_after_{EARLY_COMMITS}_commits": mib(seen.early), "mib_after_all_commits": mib(seen.late)}
+    yield (
+        [
+            BenchmarkRow(f"{share}% of units are in the views after", float(np.percentile(seen.delays, share)))
+            for share in (50, 95, 100)
+        ],
+        facts,
+    )
 
 
 if __name__ == "__main__":
     parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
-    parser.add_argument("--commits", type=many_commits, metavar="N", help="memory: this many commits of one unit each")
+    parser.add_argument("--commits", type=int, metavar="N", help="memory: this many commits, above 100, of a unit each")
     parser.add_argument("--rate", type=float, default=50.0, metavar="N", help="units per second; 50 by default")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long units are committed")
-    parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
-    parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     run(parser, "units", measure_all)

@@ -3,7 +3,6 @@
     python -m benchmarks.generation                                  # n = 1k and 4k, K = 64: about half an hour
     python -m benchmarks.generation --entries 512 --replicates 8 --horizon 8 --json
     python -m benchmarks.generation --entries 16384 --parts shared   # if copies do not fit into memory
-    python -m benchmarks.generation --parts --before ../earlier      # phases alone, in turn with another commit's
     python -m benchmarks.generation --device cuda --preset llama-8b-32k
 
 A model of random weights decodes one random document under three actions: SnapKV and recent keeping half of the prompt,
@@ -12,13 +11,12 @@ and SnapKV keeping 512 entries. Parts take turns, each run in a separate process
 - ``shared``: kvdrift's own generator;
 - ``copies``: K copies of the prompt in transformers' ``DynamicCache``, three streams per action and replicate,
   attention by sdpa;
-- ``in place``: the same with copies in buffers that have room for the horizon from the start.
+- ``before divergence`` and ``after divergence``: the generator's steps of one replicate, which shares streams as in any
+  run, and of K replicates, none of which shares a stream; both with the control beside the three actions.
 
 Rows "all" time the prompt (prefill and eviction) and decoding together. Seconds are the least of the repetitions; the
 rate is in steps of one pair. If K copies do not fit into memory, as many as fit are decoded, and ratios compare seconds
-per replicate.
-Steps before and after divergence have other rows (``benchmarks.steps``). The peak is resident memory on a CPU,
-device memory on CUDA.
+per replicate. The peak is resident memory on a CPU, device memory on CUDA.
 """
 
 from __future__ import annotations
@@ -37,11 +35,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from benchmarks.cases import PRESETS, SEED, Case, model_shape, random_document, random_model, weight_bytes
 from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
-from benchmarks.steps import NAMES, Phase, measure_peaks, measure_phase
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.coupling.distributions import couple, draw, total_variation
@@ -94,58 +90,24 @@ def run_shared(case: Case, sharing: SharingOptions = SHARE_ALL, *, control: bool
     return MeasuredRun(case.replicates, prompt, decode, streams, tokens, _device_peak(case))
 
 
-def run_copies(case: Case, *, preallocated: bool) -> MeasuredRun:
-    """Run one action after another with copies of the prompt, in preallocated buffers or in ``DynamicCache``."""
+def run_copies(case: Case) -> MeasuredRun:
+    """Run one action after another with copies of the prompt in ``DynamicCache``."""
     model, document = random_model(case, plain=True), random_document(case)
     begun = _clock(case)
     prompt = Prompt(model, document.tokens, max(action.selector.window for action in case.actions()))
     prompt_seconds = _clock(case) - begun
     model.network.set_attn_implementation("sdpa")
-    tokens = np.array([
-        copied_rollout(
-            model, prompt, document, action, case.replicates, case.horizon, preallocated=preallocated
-        )
-        for action in case.actions()
-    ])  # fmt: skip
+    tokens = np.array(
+        [copied_rollout(model, prompt, document, action, case.replicates, case.horizon) for action in case.actions()]
+    )
     return MeasuredRun(
         case.replicates, prompt_seconds, _clock(case) - begun - prompt_seconds, 3.0 * len(tokens) * case.replicates,
         tokens, _device_peak(case),
     )  # fmt: skip
 
 
-class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A cache layer whose buffer has room for the horizon, so that a token is written in place."""
-
-    def __init__(self, prompt: PrefixLayer, copies: int, horizon: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.lazy_initialization(prompt.key, prompt.value)
-        self._length = prompt.key.shape[1]
-        self._buffers = [self._filled(part, copies, horizon) for part in (prompt.key, prompt.value)]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values of T tokens, [K, KV heads, T, size] each; return all keys and values so far."""
-        start, self._length = self._length, self._length + key_states.shape[-2]
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start : self._length] = states
-        key, value = (buffer[:, :, : self._length] for buffer in self._buffers)
-        return key, value
-
-    def get_seq_length(self) -> int:
-        """Return the number of entries so far."""
-        return self._length
-
-    @staticmethod
-    def _filled(part: Tensor, copies: int, horizon: int) -> Tensor:
-        heads, entries, size = part.shape
-        buffer = part.new_empty((copies, heads, entries + horizon, size))
-        buffer[:, :, :entries] = part
-        return buffer
-
-
-def expanded_cache(layers: Sequence[PrefixLayer], copies: int, horizon: int, *, preallocated: bool) -> Cache:
+def expanded_cache(layers: Sequence[PrefixLayer], copies: int) -> Cache:
     """Make a cache of transformers with ``copies`` copies of the entries of ``layers``, one for each replicate."""
-    if preallocated:
-        return Cache(layers=[PreallocatedLayer(layer, copies, horizon) for layer in layers])
     cache = DynamicCache()
     for number, layer in enumerate(layers):
         cache.update(layer.key.expand(copies, -1, -1, -1), layer.value.expand(copies, -1, -1, -1), number)
@@ -153,14 +115,7 @@ def expanded_cache(layers: Sequence[PrefixLayer], copies: int, horizon: int, *, 
 
 
 def copied_rollout(
-    model: LoadedModel,
-    prompt: Prompt,
-    document: Document,
-    action: Action,
-    replicates: int,
-    horizon: int,
-    *,
-    preallocated: bool,
+    model: LoadedModel, prompt: Prompt, document: Document, action: Action, replicates: int, horizon: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Run one action's coupled rollout; return the tokens of both sides, int64 [K, H] each.
 
@@ -170,9 +125,7 @@ def copied_rollout(
     """
     whole = [PrefixLayer(layer.key, layer.value) for layer in prompt.layers]
     compact = evict(prompt.layers, action.selector, action.retention.kept(prompt.entries)).layers
-    reference, on_y, on_x = (
-        expanded_cache(layers, replicates, horizon, preallocated=preallocated) for layers in (whole, compact, compact)
-    )
+    reference, on_y, on_x = (expanded_cache(layers, replicates) for layers in (whole, compact, compact))
     tables = [
         uniform_table(SEED, document.doc, name, range(replicates), horizon, purposes)
         for name, purposes in ((None, 1), (action.name, 2))
@@ -226,81 +179,58 @@ def fitting_copies(case: Case) -> int:
     return min(case.replicates, int(room / (shape.entry_bytes * (entries + growing))))
 
 
-PARTS: dict[str, Callable[[Case], MeasuredRun]] = {
-    "shared": run_shared,
-    "copies": partial(run_copies, preallocated=False),
-    "in place": partial(run_copies, preallocated=True),
+APART = SharingOptions(share_equal_histories=False, share_until_divergence=False)
+PARTS: dict[str, Callable[[Case], MeasuredRun]] = {"shared": run_shared, "copies": run_copies}
+PHASES: dict[str, Callable[[Case], MeasuredRun]] = {
+    "before divergence": partial(run_shared, control=True),
+    "after divergence": partial(run_shared, sharing=APART, control=True),
 }
-PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
+SECONDS = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 
 
-def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | None) -> Measurement:
+def compare(case: Case, parts: Sequence[str], repetitions: int) -> Measurement:
     """Measure ``parts``, and steps before and after divergence, at the case's prompt length; return rows and facts."""
-    copied = replace(case, replicates=max(fitting_copies(case), 1))
-    cases = {name: case if name == "shared" else copied for name in parts}
+    one = replace(case, replicates=1)
+    cases = {"copies": replace(case, replicates=max(fitting_copies(case), 1)), "before divergence": one}
+    calls = {name: (PARTS | PHASES)[name] for name in (*parts, *PHASES)}
     runs: RunsByPart = in_turn(
-        {name: partial(measure, PARTS[name], measured_case) for name, measured_case in cases.items()}, repetitions
+        {name: partial(measure, call, cases.get(name, case)) for name, call in calls.items()}, repetitions
     )
-    rows = []
-    for phase in PHASES:
-        for name in parts:
-            peers: list[str | None] = [peer for peer in parts if name == "shared" != peer]
-            rows += [_row(case, name, phase, runs, peer) for peer in peers or [None]]
-    peaks = measure(measure_peaks, case.device, case.dtype, case.threads).value
-    facts: dict[str, Any] = {
-        "copy_gib_per_second": round(peaks.bytes_per_second / 2**30, 2),
-        "product_teraflop_per_second": round(peaks.flops_per_second / 1e12, 4),
-    }
-    for name in NAMES:
-        measured = measure_phase(case, name, peaks, before, repetitions)
-        rows += _phase_rows(case, measured, runs)
-        facts[name.replace(" ", "_")] = measured.facts()
-    return rows, {f"n_{case.entries}": _facts(case, runs) | facts}
+    rows = [
+        _row(case, name, timed, runs, "copies" if name == "shared" and "copies" in parts else None)
+        for timed in SECONDS
+        for name in parts
+    ]
+    for name in PHASES:
+        pairs = runs[name][0].value.replicates * (len(case.actions()) + 1)
+        step = min(run.value.decode_seconds for run in runs[name]) / (case.horizon - 1)
+        part = f"n = {case.entries}, K = {runs[name][0].value.replicates}, a step {name}"
+        rows.append(BenchmarkRow(part, step, rate=pairs / step))
+    return rows, {f"n_{case.entries}": _facts(case, runs)}
 
 
-def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow]:
-    """Return a row on a phase's steps for each peer: the other commit, and the parts with copies, if measured."""
-    pairs = phase.replicates * (len(case.actions()) + 1)
-    peers: list[tuple[str | None, float | None]] = []
-    if phase.before is not None:
-        peers.append(("the other commit", phase.steps_per_second / phase.before))
-    for name in (name for name in runs if name != "shared"):
-        copied = runs[name] if phase.name == NAMES[1] else [measure(PARTS[name], replace(case, replicates=1))]
-        pair = min(repetition.value.decode_seconds / repetition.value.replicates for repetition in copied) / len(
-            case.actions()
-        )
-        peers.append((name, pair * pairs / (case.horizon - 1) * phase.steps_per_second))
-    return [
-        BenchmarkRow(
-            part=f"n = {case.entries}, K = {phase.replicates}, a step {phase.name}, {phase.share:.0%} of its bound",
-            seconds=1 / phase.steps_per_second, rate=phase.steps_per_second * pairs, peer=peer, ratio=ratio,
-        )
-        for peer, ratio in peers or [(None, None)]
-    ]  # fmt: skip
-
-
-def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) -> BenchmarkRow:
-    seconds = [PHASES[phase](repetition.value) for repetition in runs[name]]
+def _row(case: Case, name: str, timed: str, runs: RunsByPart, peer: str | None) -> BenchmarkRow:
+    seconds = [SECONDS[timed](repetition.value) for repetition in runs[name]]
     replicates = runs[name][0].value.replicates
     return BenchmarkRow(
-        part=f"n = {case.entries}, K = {replicates}, {phase}: {name}", seconds=min(seconds),
+        part=f"n = {case.entries}, K = {replicates}, {timed}: {name}", seconds=min(seconds),
         peak_mib=mib(max(repetition.value.device_peak_bytes or repetition.peak_bytes for repetition in runs[name])),
         rate=replicates * len(case.actions()) * (case.horizon - 1) / min(seconds), peer=peer,
-        ratio=None if peer is None else _ratio(runs, phase, peer),
+        ratio=None if peer is None else _ratio(runs, timed, peer),
     )  # fmt: skip
 
 
-def _ratio(runs: RunsByPart, phase: str, peer: str) -> float:
-    """Return the peer's seconds per replicate in a phase, divided by those of the part ``shared``."""
+def _ratio(runs: RunsByPart, timed: str, peer: str) -> float:
+    """Return the peer's seconds per replicate, divided by those of the part ``shared``."""
     seconds, others = (
-        min(float(PHASES[phase](repetition.value)) for repetition in runs[name]) / runs[name][0].value.replicates
+        min(float(SECONDS[timed](repetition.value)) for repetition in runs[name]) / runs[name][0].value.replicates
         for name in ("shared", peer)
     )
     return others / seconds
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """Return the facts of one prompt length: streams, tokens that differ between parts, bytes of copies, and speed."""
+    """Return the facts of one prompt length: streams, tokens that differ, and bytes of copies."""
     facts: dict[str, Any] = {
         "streams_per_step": {name: round(repetitions[0].value.streams, 1) for name, repetitions in runs.items()}
     }
@@ -308,13 +238,10 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
     facts["mib_of_copies_for_the_reference_alone"] = round(mib(copies))
     if "shared" in runs:
         tokens = runs["shared"][0].value.tokens
-        facts["different_tokens"] = {  # of the replicates that both have; other kernels round differently
-            peer: int((tokens[:, :, : repetitions[0].value.replicates] != repetitions[0].value.tokens).sum())
-            for peer, repetitions in runs.items() if peer != "shared"
-        }  # fmt: skip
         facts["mismatch"] = round(float((tokens[:, 0] != tokens[:, 1]).mean()), 3)
-        steps = max((case.horizon - 1) / repetition.value.decode_seconds for repetition in runs["shared"])
-        facts["steps_per_second"] = round(steps, 3)
+        if "copies" in runs:  # of the replicates that both have; other kernels round differently
+            copied = runs["copies"][0].value
+            facts["different_tokens"] = int((tokens[:, :, : copied.replicates] != copied.tokens).sum())
     return facts
 
 
@@ -325,7 +252,7 @@ def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
     case, lengths = replace(shape, device=options.device, threads=options.threads, **sizes), options.entries or lengths
     yield [], {"preset": options.preset, "case": asdict(case) | {"entries": lengths}}
     for entries in lengths:
-        yield compare(replace(case, entries=entries), options.parts, options.repetitions, options.before)
+        yield compare(replace(case, entries=entries), options.parts, options.repetitions)
 
 
 def prompt_entries(text: str) -> int:
@@ -343,13 +270,6 @@ if __name__ == "__main__":
     parser.add_argument("--horizon", type=int, help="horizon H, in tokens")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of a CPU")
-    parser.add_argument(
-        "--parts",
-        nargs="*",
-        choices=PARTS,
-        default=list(PARTS),
-        help="parts to measure; give none to measure only the phases",
-    )
-    parser.add_argument("--before", type=Path, help="a working tree of another commit, whose phases are measured too")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure, or none")
     parser.add_argument("--repetitions", type=int, default=2)
     run(parser, "steps", measure_all)

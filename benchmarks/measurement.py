@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 _Value = TypeVar("_Value")
 
 _TO_BYTES = 1024  # Linux gives ru_maxrss in KiB
-_LINE = 100  # characters of a printed line
 _SHORT = 1.0  # seconds; a shorter call is repeated
 
 
@@ -85,22 +84,6 @@ def in_turn(parts: Mapping[str, Callable[[], _Value]], repetitions: int) -> dict
     return {name: [results[name] for results in rounds] for name in parts}
 
 
-def compared(
-    parts: Mapping[str, Measured[Any]], amount: float, peers: Mapping[str, str], label: str = "{}"
-) -> list[BenchmarkRow]:
-    """Return a row for each part, which processed ``amount`` units.
-
-    ``peers`` has, by a part's name, the part to compare it with. ``label`` is the format of names in the table.
-    """
-    return [
-        part.row(
-            label.format(name), amount / part.seconds,
-            peers.get(name), parts[peers[name]].seconds / part.seconds if name in peers else None,
-        )
-        for name, part in parts.items()
-    ]  # fmt: skip
-
-
 def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return the command line of ``python -m benchmarks.NAME``, with the option ``--json``."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
@@ -110,8 +93,8 @@ def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def run(
     parser: argparse.ArgumentParser, unit: str, measure_all: Callable[[argparse.Namespace, Path], Iterable[Measurement]]
-) -> None:
-    """Read the command line, measure, and print rows and facts as a table or as one JSON object.
+) -> dict[str, Any]:
+    """Read the command line, measure, and print rows and facts as a table or as one JSON object; return the facts.
 
     ``unit`` is the unit of rates. ``measure_all`` yields measurements, given the options and a folder that is removed
     afterwards. That folder is made in the one that the option ``folder`` names, if there is such an option.
@@ -126,7 +109,7 @@ def run(
     facts |= {"processors": os.cpu_count(), "load_average": [round(load, 2) for load in os.getloadavg()]}
     if options.json:
         print(json.dumps({"benchmark": title, "unit": unit, **facts, "rows": [asdict(row) for row in rows]}))
-        return
+        return facts
     width = max((len(row.part) for row in rows), default=0)
     print(title)
     if rows:
@@ -137,18 +120,9 @@ def run(
             _cell(row.rate, 16, 0), _cell(row.ratio, 7, 2) + (f" x {row.peer}" if row.peer else ""),
         ]  # fmt: skip
         print(f"{row.part:{width}}{''.join(cells)}".rstrip())
-    print(*_fact_lines(facts), sep="\n")
-
-
-def _fact_lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
-    """Yield the lines of facts: a group of facts is one line, or if that is too long, a line for each of its facts."""
     for name, value in facts.items():
-        head = f"{indent}{name if indent else name.replace('_', ' ')}:"
-        if isinstance(value, dict) and len(f"{head} {value}") > _LINE:
-            yield head
-            yield from _fact_lines(value, indent + "  ")
-        else:
-            yield f"{head} {value}"
+        print(f"{name.replace('_', ' ')}: {value}")
+    return facts
 
 
 def _cell(value: float | None, width: int, digits: int) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import duckdb
 
 import kvdrift
 from benchmarks.analysis import moments_of
-from benchmarks.measurement import Measured, Measurement, benchmark_parser, compared, measure, mib, run
+from benchmarks.measurement import Measured, Measurement, benchmark_parser, measure, mib, run
 from benchmarks.synthetic_study import Sizes, write_study
 from kvdrift.flows.estimate.estimation import Analysis, one_by_one, parts_of, subjects_of
 from kvdrift.log.store import Store
@@ -167,7 +168,10 @@ def measure_size(folder: Path, events: int) -> Measurement:
     check_equal(parts[VIEW].value, parts[VIEW_PEER].value)
     million = f"{sizes.events / 1e6:,.0f} M"
     derived = [parts[name] for name in (DERIVE, "three views, opened")]
-    return compared(parts, sizes.events, {VIEW: VIEW_PEER}, f"{million}: {{}}"), {
+    rows = [part.row(f"{million}: {name}", sizes.events / part.seconds) for name, part in parts.items()]
+    ratio = parts[VIEW_PEER].seconds / parts[VIEW].seconds
+    rows = [replace(row, peer=VIEW_PEER, ratio=ratio) if row.part.endswith(VIEW) else row for row in rows]
+    return rows, {
         f"{million}_derived_and_viewed": f"{sum(part.seconds for part in derived):.0f} s, "
         f"peak {max(mib(part.peak_bytes) for part in derived):,.0f} MiB"
     }

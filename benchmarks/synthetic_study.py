@@ -1,10 +1,5 @@
 """Write a store of any size whose events follow a known distribution, and derive it like the store of a real study.
 
-    python -m benchmarks.synthetic_study FOLDER                   # the paper's size, 7.1 M events, in about 10 s
-    python -m benchmarks.synthetic_study FOLDER --documents 4 --replicates 8 --horizon 32
-
-Then ``kvdrift analyze FOLDER``, ``kvdrift report FOLDER``, ``kvdrift sql FOLDER "select * from decomposition"``.
-
 The distribution of a document's events under an action follows from its rates (`Rates`). The distance at a position is
 its rate times a factor that is uniform on [1/2, 3/2]. The distance is exactly the probability of a mismatch, as in the
 coupling:
@@ -21,19 +16,16 @@ coupling:
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from benchmarks.measurement import Measurement, benchmark_parser, compared, measure, run
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.keyed_random import keyed_generator
 from kvdrift.schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
@@ -247,36 +239,3 @@ def action_row(name: str) -> dict[str, Any]:
         "position_mode": "none: synthetic", "control": False, "prespecified": True,
         "action_revision": 0, "dropped": False,
     }  # fmt: skip
-
-
-def add_size_options(parser: argparse.ArgumentParser, sizes: Sizes) -> None:
-    """Give a benchmark's command line an option for each size, ``sizes`` being the defaults."""
-    for name, value in asdict(sizes).items():
-        per = " per stratum" if name == "documents" else ""
-        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{name}{per}; {value} by default")
-    parser.add_argument("--seed", type=int, default=0)
-
-
-def sizes_of(options: argparse.Namespace) -> Sizes:
-    """Read the sizes that the command line gave."""
-    return Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
-
-
-def write_measured(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
-    """Write and derive the synthetic study in a separate process; yield its events per second and the peak memory."""
-    sizes = sizes_of(options)
-    yield (
-        compared({"write and derive": measure(_write, options.store, sizes, options.seed)}, sizes.events, {}),
-        {"store": options.store, "events": sizes.events},
-    )
-
-
-def _write(location: str, sizes: Sizes, seed: int) -> None:
-    write_study(location, sizes, seed)
-
-
-if __name__ == "__main__":
-    parser = benchmark_parser("synthetic_study", "Write a synthetic study.")
-    parser.add_argument("store", metavar="folder", help="folder of the store; made if missing")
-    add_size_options(parser, Sizes())
-    run(parser, "events", write_measured)

@@ -125,5 +125,5 @@ def test_all_of_arrow_allocates_where_a_live_derivation_gives_back(tmp_path: Pat
 @pytest.mark.slow
 def test_memory_stays_what_it_was_after_a_hundred_commits(tmp_path: Path) -> None:
     """Within a tenth, while files of all sizes are put together."""
-    seen = observe(tmp_path, memory_load(1200, 50.0, 8, 32), watched=True)
+    seen = observe(tmp_path, memory_load(1200, 50.0))
     assert seen.late <= 1.1 * seen.early

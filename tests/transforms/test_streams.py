@@ -74,7 +74,7 @@ def test_replicates_that_stop_after_both_ends_are_whole(tmp_path: Path, grouped:
 
 @pytest.mark.slow
 def test_two_million_events_are_the_batch_path(tmp_path: Path) -> None:
-    """They are shuffled over 1,000 replicates; 5% come twice, and 1% come last. ``benchmarks.streams`` times as many."""
+    """They are shuffled over 1,000 replicates; 5% come twice, and 1% come last."""
     whole = events(1_000, 2_000)
     elements = in_batches(shuffled(whole, doubled=0.05, late=0.01), 10_000)
     derived = ran(lambda pipeline: pipeline | beam.Create(elements) | DeriveTrajectories(2_000), tmp_path / "out")
