@@ -101,16 +101,6 @@ def run_derivation(
     return replace(total, seconds=time.perf_counter() - begun)
 
 
-def derive_groups(groups: Late, location: str, folder: str) -> Late:
-    """Add steps to a Beam pipeline that derive groups of segments and record their outcomes in ``folder``.
-
-    ``groups`` is a PCollection of (number, segments). A group may come more than once, in any order. ``location`` is
-    the store's location as workers see it. Returns the PCollection of the last step.
-    """
-    beam = _beam()
-    return groups | "Derive" >> beam.Map(derive_group, location) | "Record" >> beam.Map(write_record, folder)
-
-
 def derive_group(group: Group, location: str) -> tuple[int, Sequence[SegmentOutcome]]:
     """Derive the segments of a group in the store at ``location``; runs on a worker."""
     number, segments = group
@@ -137,7 +127,8 @@ def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Se
         pipeline = beam.Pipeline(runner=_beam_runner(runner), options=flags)
         size = _AT_ONCE if runner == DEFAULT_RUNNER else 1
         groups = enumerate(batch[at : at + size] for at in range(0, len(batch), size))
-        derive_groups(pipeline | "Groups" >> beam.Create([*groups]), location, folder)
+        derived = pipeline | "Groups" >> beam.Create([*groups]) | "Derive" >> beam.Map(derive_group, location)
+        _ = derived | "Record" >> beam.Map(write_record, folder)
         try:
             _run_to_the_end(pipeline)
         except Exception as error:  # a runner raises any error of its workers and of its own machinery

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fixtures.altered_events import assert_declared, damaged, shuffled, with_column
-from fixtures.swrb_events import EOS, Row, event, random_laws, swrb_replicate, table
+from fixtures.swrb_events import Row, event, random_laws, swrb_replicate, table
 from oracles.swrb_definitions import branching_depth_rows, branching_rows
 
 from kvdrift.schema.errors import InputError
@@ -19,15 +19,10 @@ from kvdrift.transforms.residual_branches import derive_branchings
 NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "unit": 7}
 
 
-def scan(weights: list[float], *, undrawn: bool = False, eos: int | None = None, **names: Any) -> list[Row]:
-    """Return scan rows at 1, 2, ...; ``undrawn`` says that survival reached 0 at the last of them."""
-    rows = []
-    for t, weight in enumerate(weights, start=1):
-        over = eos is not None and t >= eos
-        token = -1 if undrawn and t == len(weights) else EOS if over else 1
-        both = {"x_token": token, "y_token": token, "x_eos": over, "y_eos": over}
-        rows.append(event(NAMES | names, "scan", t, 0.5, 0.5, both, weight))
-    return rows
+def scan(weights: list[float], **names: Any) -> list[Row]:
+    """Return scan rows at 1, 2, ..."""
+    both = {"x_token": 1, "y_token": 1, "x_eos": False, "y_eos": False}
+    return [event(NAMES | names, "scan", t, 0.5, 0.5, both, weight) for t, weight in enumerate(weights, start=1)]
 
 
 def branch(start: int, pattern: str, **names: Any) -> list[Row]:
@@ -57,39 +52,6 @@ def test_the_pictured_replicate() -> None:
     assert [d["observed"] for d in depths] == pytest.approx([0.06, 0.06, 0.12, 0.12, 0.12], abs=1e-15)
     by_hand = [0.03 * 4 + 0.06 * 3 + 0.09 * 2 + 0.075, 0.03 * 3 + 0.06 * 2 + 0.09, 0.03 * 2 + 0.06, 0.03, 0]
     assert [d["capacity"] for d in depths] == pytest.approx([value / 5 for value in by_hand], abs=1e-15)
-
-
-def test_nothing_to_branch_to() -> None:
-    (row,), depths = derived(scan([0.0, 0.0, 0.0], eos=2))
-    assert row == NAMES | {
-        "horizon": 3, "complete": True, "scanned": 3, "mass": 0.0, "branch": None, "mismatches": 0
-    }  # fmt: skip
-    assert [(d["observed"], d["capacity"]) for d in depths] == [(0.0, 0.0)] * 3
-
-
-def test_a_scan_that_ends_where_survival_does() -> None:
-    (row,), depths = derived([*scan([0.25, 0.75], undrawn=True), *branch(2, "##=")])
-    assert (row["horizon"], row["complete"], row["scanned"], row["mass"], row["branch"]) == (4, True, 2, 1.0, 2)
-    assert [d["observed"] for d in depths] == [0.25, 0.5, 0.5, 0.5]
-    assert [d["capacity"] for d in depths] == [(0.25 * 3 + 0.75 * 2) / 4, (0.25 * 2 + 0.75) / 4, 0.25 / 4, 0.0]
-
-
-def test_certain_divergence_at_the_first_position_and_at_the_last() -> None:
-    rows = [*scan([1.0], undrawn=True), *branch(1, "#=#")]
-    rows += [*scan([0.0, 0.0, 1.0], undrawn=True, replicate=1), *branch(3, "#", replicate=1)]
-    (first, last), depths = derived(rows)
-    assert (first["branch"], first["scanned"], first["complete"]) == (1, 1, True)
-    assert (last["branch"], last["scanned"], last["complete"]) == (3, 3, True)
-    assert [d["observed"] for d in depths] == pytest.approx([1 / 3, 1 / 3, 2 / 3] + [1 / 3] * 3, abs=1e-15)
-    assert [d["capacity"] for d in depths] == pytest.approx([2 / 3, 1 / 3, 0, 0, 0, 0], abs=1e-15)
-
-
-def test_horizon_1() -> None:
-    rows = [*scan([0.5]), *branch(1, "#"), *scan([0.0], replicate=1), *scan([1.0], undrawn=True, replicate=2)]
-    rows += branch(1, "#", replicate=2)
-    branchings, depths = derived(rows)
-    assert [row["complete"] for row in branchings] == [True] * 3
-    assert [(d["observed"], d["capacity"]) for d in depths] == [(0.5, 0.0), (0.0, 0.0), (1.0, 0.0)]
 
 
 INCOMPLETE = {

@@ -93,12 +93,6 @@ def test_a_gap_or_repetition_is_incomplete_and_ends_a_run() -> None:
     assert derived["longest_agreement"].to_pylist() == [2, 3, None]
 
 
-def test_as_many_rows_as_positions_is_not_enough_to_be_complete() -> None:
-    rows = trajectory("=.=")
-    derived = derive_trajectories(table([rows[0], *rows])).trajectories  # positions 1, 1, 3
-    assert derived["complete"].to_pylist() == [False]
-
-
 def random_log(rng: np.random.Generator, pairs: int, longest: int, share: float = 0.0) -> list[Row]:
     """Pairs of different lengths, divergence rates and EOS positions; a share damaged by lost or repeated rows."""
     rows: list[Row] = []

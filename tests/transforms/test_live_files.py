@@ -123,15 +123,6 @@ def test_pieces_wait_until_a_replicate_is_whole(tmp_path: Path) -> None:
     assert left == [], "what is whole waits no more"
 
 
-def test_distances_outside_by_rounding_are_0_or_1_in_pieces_too(tmp_path: Path) -> None:
-    at = {"doc": "d1", "action": "half", "replicate": 2, "t": 3}
-    log = edit(LOG, {"delta": 1.0000001}, **at)
-    for name, part in (("one", early(log)), ("two", later(log))):
-        assert not take(tmp_path, write(tmp_path / f"{name}.parquet", part)).findings
-    events = stored(tmp_path / "store")
-    assert events["delta"][place(events, **at)].as_py() == 1.0
-
-
 @pytest.mark.parametrize("when", ["waiting", "stored", "same file"])
 def test_what_contradicts_is_named_and_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str) -> None:
     key: dict[str, Any] = {"doc": "d1", "action": "half", "replicate": 2, "t": 3}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -288,28 +287,6 @@ def test_dask_runner_says_what_it_needs(store: Store, monkeypatch: pytest.Monkey
     monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(InputError, match=r"needs Dask: pip install 'kvdrift\[distributed\]'"):
         run_derivation(store.location, runner="DaskRunner")
-
-
-def test_late_duplicate_and_out_of_order_segments_of_a_stream(store: Store) -> None:
-    import apache_beam as beam  # noqa: PLC0415 (keeps Beam out of the tests that look for it)
-    from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
-    from apache_beam.testing.test_stream import TestStream  # noqa: PLC0415
-
-    todo = segments.pending(store, 60).segments
-    groups = [(number, [segment]) for number, segment in enumerate(todo)]
-    assert len(groups) == 10
-    random.Random(2).shuffle(groups)  # noqa: S311
-    stream = TestStream().advance_watermark_to(0)
-    for moment, group in enumerate([*groups[:6], groups[2], *groups[6:], groups[0]]):  # two of them twice
-        stream = stream.add_elements([group], event_timestamp=100 - moment).advance_watermark_to(50 + moment)
-    with record_folder(store.location) as folder:
-        options = PipelineOptions(["--streaming"])
-        with beam.Pipeline(runner="BundleBasedDirectRunner", options=options) as streaming:
-            pipeline.derive_groups(streaming | stream.advance_watermark_to_infinity(), store.location, folder)
-        outcomes = read_records(folder)
-    assert {outcome.segment for outcome in outcomes} == {segment.units[0] for segment in todo}
-    segments.commit(store, [*outcomes, *outcomes[:5]], store.version("events"), covered=True)
-    assert_derived_once(store)
 
 
 class Watching:

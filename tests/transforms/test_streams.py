@@ -16,7 +16,6 @@ import pytest
 from apache_beam.testing import test_stream
 from apache_beam.transforms.window import TimestampedValue
 from fixtures.beam_results import HORIZON, assert_equals_batch_path, events, letters, ran, shuffled
-from fixtures.event_logs import LOG, canonical, documents_csv, make_log, stopped, stored
 from fixtures.random_units import branched_unit, unit
 
 from kvdrift.log.store import Store
@@ -130,20 +129,6 @@ def test_rows_that_cannot_be_of_a_pair() -> None:
     ]
     (wide,) = cut(whole.set_column(6, "x_token", pa.array([2**40] * whole.num_rows)), HORIZON)
     assert (wide.reason, events_of(wide)["x_token"][0].as_py()) == ("x_token is not a whole number (int32)", 2**40)
-
-
-def test_distances_outside_of_their_range() -> None:
-    """Rounding is taken as 0 or 1; a larger value is a reason of its own."""
-    whole = events(2)
-    delta = whole["delta"].to_numpy().copy()
-    delta[:4] = 1.0000001, -1e-8, 1.00001, np.nan
-    good, bad = (
-        [piece for piece in cut(whole.set_column(8, "delta", pa.array(delta)), HORIZON) if bool(piece.reason) == wrong]
-        for wrong in (False, True)
-    )
-    assert [(piece.reason, events_of(piece).num_rows) for piece in bad] == [("delta is outside of 0..1", 2)]
-    assert {1.0, 0.0} <= set(np.concatenate([unpacked(piece.data)["delta"] for piece in good]).tolist())
-    assert sum(len(unpacked(piece.data)) for piece in good) == whole.num_rows - 2
 
 
 def test_horizons_by_study(tmp_path: Path) -> None:
@@ -327,24 +312,3 @@ def test_whole_replicates_of_another_generator_become_units(tmp_path: Path) -> N
     expected = derive_trajectories(known).steps.drop_columns(["unit"])
     keys = [(name, "ascending") for name in ("action", "replicate", "t")]
     assert store.read("steps").drop_columns(["unit"]).sort_by(keys).equals(expected.sort_by(keys))
-
-
-def test_replicates_that_stop_become_units_with_all_positions(tmp_path: Path) -> None:
-    """Also one that ends at H itself, alone in its bundle: the horizon is that of the assembly."""
-    location, documents = tmp_path / "store", documents_csv(tmp_path)
-    for place, log in enumerate((make_log(["d0"], ["full"], [0], 1), LOG)):
-        last = log if place else log.set_column(10, "x_eos", pa.array([True])).set_column(11, "y_eos", pa.array([True]))
-        study = last.set_column(0, "study", pa.array([f"study {place}"] * last.num_rows))
-        batches = in_batches(shuffled(stopped(study)), 50)
-        assembly = AssembleReplicates({"study 0": 1, "study 1": HORIZON})
-        letters = ran(
-            lambda pipeline, events=batches, assembly=assembly: (
-                pipeline | beam.Create(events) | assembly | WriteReplicates(location, documents)
-            ),
-            tmp_path / str(place),
-        )
-        assert letters == []
-    there = stored(location)
-    assert there.num_rows == 1 + LOG.num_rows
-    there = there.filter(pc.equal(there["study"], "study 1"))
-    assert there.drop_columns(["study"]).equals(canonical(LOG).drop_columns(["study"]))
