@@ -73,11 +73,6 @@ class Comparison:
         return self.variance > 0.0
 
     @property
-    def z(self) -> float:
-        """Return the distance in exact standard errors."""
-        return self.distance / math.sqrt(self.variance) if self.random else 0.0
-
-    @property
     def chance(self) -> float:
         """Return a bound on the probability of such a distance."""
         distance = max(abs(self.distance) - ROUNDING, 0.0)

@@ -122,18 +122,6 @@ def _random_system(number: int, alphabet: int, horizon: int, eos: tuple[int, ...
     return FiniteSystem(f"system-{number}", alphabet, horizon, tuple(reference), mixed, eos)
 
 
-# What each special system is there for; M is the mass of a scan, J where its branch starts.
-NO_MASS, FIRST, LATER, LAST, SOMETIMES, EOS_INSIDE, ONE = (
-    "no-mass",  # equal laws: M = 0
-    "disjoint-first",  # disjoint supports at position 1: M = 1, J = 1, and survival is 0 at once
-    "disjoint-later",  # disjoint supports at position 2: M = 1, J = 1 or 2
-    "last-only",  # laws differ at the last position only: J = H
-    "sometimes-disjoint",  # disjoint supports after token 0: survival reaches 0 on some scans
-    "eos-inside",  # scans that end early, in EOS, with and without mass
-    "horizon-1",
-)
-
-
 @cache
 def special_studies() -> tuple[ExactStudy, ...]:
     """Make the seven special systems, each with one action."""
@@ -155,14 +143,15 @@ def special_studies() -> tuple[ExactStudy, ...]:
     equal, before, ending = laws(3, 3), laws(3, 3), laws(3, 4)
     for law in ending:
         law[:] = 0.5 * law + 0.5 * np.array([0.0, 0.0, 1.0])
-    return (
-        study(NO_MASS, equal, equal, (2,)),
-        study(FIRST, *disjoint(0, slice(None))),
-        study(LATER, *disjoint(1, slice(None))),
-        study(LAST, before, [*before[:2], *laws(3, 3)[2:]]),
-        study(SOMETIMES, *disjoint(1, slice(0, 1))),
-        study(EOS_INSIDE, ending, [0.7 * p + 0.3 * a for p, a in zip(ending, laws(3, 4), strict=True)], (2,)),
-        study(ONE, laws(3, 1), laws(3, 1)),
+    return (  # M is the mass of a scan, J where its branch starts
+        study("no-mass", equal, equal, (2,)),  # M = 0
+        study("disjoint-first", *disjoint(0, slice(None))),  # M = 1, J = 1, and survival is 0 at once
+        study("disjoint-later", *disjoint(1, slice(None))),  # M = 1, J = 1 or 2
+        study("last-only", before, [*before[:2], *laws(3, 3)[2:]]),  # J = H
+        study("sometimes-disjoint", *disjoint(1, slice(0, 1))),  # survival reaches 0 on some scans
+        # Scans that end early, in EOS, with and without mass.
+        study("eos-inside", ending, [0.7 * p + 0.3 * a for p, a in zip(ending, laws(3, 4), strict=True)], (2,)),
+        study("horizon-1", laws(3, 1), laws(3, 1)),
     )
 
 

@@ -12,18 +12,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from oracles.exact_branching import branching_distributions, plain_laws, scans
+from oracles.exact_branching import branching_distributions, plain_laws
 from oracles.exact_comparison import SWRB_FAMILY, Comparison, Joint, Law, compare
 from oracles.exact_systems import (
-    EOS_INSIDE,
-    FIRST,
-    LAST,
-    LATER,
-    NO_MASS,
-    ONE,
     REPLICATES,
-    SOMETIMES,
-    SPECIAL_ACTION,
     SWRB_VIEWS,
     ExactStudy,
     Row,
@@ -133,97 +125,3 @@ def test_residual_branching_agrees_with_enumeration() -> None:
     assert joint.agrees, (joint.worst, joint.standard_errors)
     for view in SWRB_VIEWS:
         assert joint.of(view).random >= 400, view
-
-
-def test_wrong_estimates_are_seen() -> None:
-    """Z^R without its factor M, and W_L of the next depth."""
-    for study in random_studies():
-        exact = laws(study)
-        for (doc, action, estimator), own in exact.items():
-            row = row_of("swrb", study, doc=doc, action=action, estimator=estimator)
-            if estimator == SWRB and action == "far":
-                unweighted = row["risk"] / row["divergence_probability"]
-                assert not within(comparison("risk", unweighted - own["risk"].mean, [(1.0, own["risk"])]))
-                wrong = own["capacity@1"].mean - own["capacity@2"].mean
-                assert not within(comparison("capacity", wrong, [(1.0, own["capacity@2"])]))
-
-
-def within(one: Comparison) -> bool:
-    return Joint((one,)).agrees
-
-
-# ------------------------------------------------------------------------------------------------------ special systems
-
-
-def special(name: str) -> tuple[Row, Row]:
-    """The rows of ``swrb``: plain, SWRB."""
-    (study,) = (one for one in special_studies() if one.name == name)
-    plain, swrb = (row_of("swrb", study, estimator=estimator) for estimator in (PLAIN, SWRB))
-    return plain, swrb
-
-
-def masses(name: str) -> dict[float, float]:
-    """The exact law of M, rounded to 12 digits."""
-    (study,) = (one for one in special_studies() if one.name == name)
-    found: dict[float, float] = {}
-    for scan in scans(study.systems[0], SPECIAL_ACTION):
-        mass = round(scan.mass, 12)
-        found[mass] = found.get(mass, 0.0) + scan.probability
-    return found
-
-
-def test_no_mass() -> None:
-    assert masses(NO_MASS) == {0.0: pytest.approx(1.0)}
-    for row in special(NO_MASS):
-        assert {row[name] for name in (*RISKS, "risk_variance", "exact_risk")} == {0.0}
-
-
-@pytest.mark.parametrize("name", [FIRST, LATER])
-def test_all_mass(name: str) -> None:
-    """Then every replicate branches, and O is 1 / H without error."""
-    assert masses(name) == {1.0: pytest.approx(1.0)}
-    plain, swrb = special(name)
-    assert plain["divergence_probability"] == swrb["divergence_probability"] == pytest.approx(1.0, abs=1e-12)
-    assert swrb["occurrence"] == pytest.approx(1 / 3, abs=1e-12)
-
-
-def test_survival_reaches_0_at_once() -> None:
-    """The scan ends at position 1, and the branch starts there: one evaluation, then two."""
-    plain, swrb = special(FIRST)
-    assert plain["evaluations"] == swrb["evaluations"] == 3.0
-
-
-def test_survival_reaches_0_on_some_scans() -> None:
-    found = masses(SOMETIMES)
-    assert 0.0 < found.pop(1.0) < 1.0
-    assert all(0.0 < mass < 1.0 for mass in found)
-
-
-def test_branches_at_the_horizon_only() -> None:
-    """Z^R = Z^O = M / H, and nothing is left open at any depth."""
-    plain, swrb = special(LAST)
-    assert plain["occupation"] == swrb["occupation"] == 0.0
-    rows = [row for row in measured("swrb_windows") if row["study"] == LAST]
-    assert {row["depth"] for row in rows} == {1, 2, 3}
-    assert all(row["observed"] == pytest.approx(swrb["risk"], abs=1e-12) for row in rows)
-    assert {row["capacity"] for row in rows} == {0.0}
-
-
-def test_scans_that_end_in_eos() -> None:
-    """Their later weights are 0; some have none at all."""
-    (study,) = (one for one in special_studies() if one.name == EOS_INSIDE)
-    system = study.systems[0]
-    found = scans(system, SPECIAL_ACTION)
-    ended = [scan for scan in found if set(scan.tokens[:-1]) & set(system.eos_tokens)]
-    assert 0.5 < sum(scan.probability for scan in ended) < 1.0
-    assert {scan.evaluations for scan in ended} == {1, 2, 3}
-    _, swrb = special(EOS_INSIDE)
-    assert swrb["evaluations"] < 4.0
-
-
-def test_horizon_1() -> None:
-    """One position: Z^R = M = e_1 in every replicate."""
-    _, swrb = special(ONE)
-    assert swrb["risk_variance"] == pytest.approx(0.0, abs=1e-20)
-    assert swrb["risk"] == pytest.approx(swrb["exact_risk"], abs=1e-12)
-    assert swrb["occupation"] == 0.0

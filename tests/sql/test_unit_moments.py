@@ -83,14 +83,6 @@ def store(made: Store, tmp_path: Path) -> Store:
     return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x}"))
 
 
-def test_each_unit_has_a_row(store: Store) -> None:
-    with open_views(store) as views:
-        found = views.table("select unit, replicates from internal.unit_moments order by unit").to_pylist()
-    units = store.read("units").sort_by("unit").select(["unit", "replicates"]).to_pylist()
-    assert found == units
-    assert len(found) == 5
-
-
 def test_the_views_read_no_steps(store: Store) -> None:
     for file in store.files("steps"):
         pq.write_table(STEPS.schema.empty_table(), file)
@@ -152,13 +144,6 @@ def test_redone_and_dropped_actions(store: Store) -> None:
     generate(store, make_unit("d0", action="one", action_revision=1))
     rows = pooled(store)["moments"].to_pylist()
     assert [(row["doc"], row["replicates"]) for row in rows if row["action"] == "one"] == [("d0", 4)]
-
-
-def test_a_version_before_some_units(store: Store) -> None:
-    pinned, before = store.versions(), pooled(store)
-    generate(store, make_unit("d0", action="one", first=4))
-    assert not pooled(store)["moments"].equals(before["moments"])
-    assert all(rows.equals(before[view]) for view, rows in pooled(store, pinned).items())
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ from oracles.unit_moment_definitions import UNIT_MOMENT_EVALUATIONS
 from oracles.verdict_definitions import verdict
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
+from kvdrift.log.store import Store
 from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.tables import TABLES
-from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import Views, open_views, view_texts
 from kvdrift.sql.contracts import contracts
 from kvdrift.stats.quantities import QUANTITIES
@@ -32,8 +32,6 @@ from kvdrift.stats.quantities import QUANTITIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from kvdrift.log.store import Store
 
 VIEWS = sorted(view_texts())
 EVALUATIONS = {
@@ -163,14 +161,6 @@ def test_the_papers_numbers_stand_beside_estimates_of_the_same_name() -> None:
     assert printed == (pytest.approx(0.2079), pytest.approx(0.1906), pytest.approx(0.2251))
 
 
-@pytest.mark.by_default("branched", "several studies")
-def test_windows_that_no_study_declares_are_the_defaults(computed: Computed) -> None:
-    declared = {(row["study"], row["model"]) for row in computed.analysis.log.studies}
-    for row in computed.rows["windows"].to_pylist():
-        if (row["study"], row["model"]) not in declared:
-            assert Windows.from_row(row) == Windows.of(row["horizon"])
-
-
 def test_every_view_has_a_contract_and_an_evaluation() -> None:
     assert set(contracts()) == set(VIEWS) == set(EVALUATIONS)
 
@@ -182,29 +172,13 @@ def test_grain_and_nullable_name_columns() -> None:
         assert "\n" not in contract.description
 
 
-@pytest.mark.parametrize("table", sorted(TABLES))
-def test_staging_views_are_the_stored_tables(table: str) -> None:
-    assert tuple(contracts()[table].columns) == TABLES[table].columns
-    connection = duckdb.connect()
-    declared = connection.from_arrow(TABLES[table].schema.empty_table())
-    connection.execute("create schema stored")
-    for name, stored in TABLES.items():
-        connection.from_arrow(stored.schema.empty_table()).create(f"stored.{name}")
-    connection.execute("create schema internal")
-    connection.execute(
-        "create view internal.superseded as select '' as study, '' as action, 0 as action_revision where false"
-    )
-    for name, like in {"documents": "documents", "studies": "studies", "windows": "studies"}.items():
-        connection.from_arrow(TABLES[like].schema.empty_table()).create(f"main.{name}")
-    plans = "select '' as study, '' as model, '' as plan_sha256, 0 as plan_revision where false"
-    connection.execute(f"create view internal.superseded_plans as {plans}")
-    documents = (
-        "select '' as study, '' as model, '' as doc, 0 as document_revision, 0 as documents_revision where false"
-    )
-    for view in ("superseded_documents", "superseded_analyses"):
-        connection.execute(f"create view internal.{view} as {documents}")
-    staged = connection.sql(view_texts()[table])
-    assert (staged.columns, staged.types) == (declared.columns, declared.types)
+def test_staging_views_are_the_stored_tables(tmp_path: Path) -> None:
+    with open_views(Store.create(tmp_path / "store")) as views:
+        for name, table in TABLES.items():
+            declared = duckdb.from_arrow(table.schema.empty_table())
+            staged = views.sql(f"from {contracts()[name].relation}")
+            assert tuple(contracts()[name].columns) == table.columns
+            assert (staged.columns, staged.types) == (declared.columns, declared.types)
 
 
 def test_moment_views_carry_every_declared_moment() -> None:
