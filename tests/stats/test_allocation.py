@@ -297,14 +297,6 @@ def test_endpoints_of_answers_are_planned_from_documents_with_answers(developmen
         allocate(development, endpoints, **asked)
 
 
-def test_where_nothing_varies_documents_decide_what_is_left_open(development: ReplicateMoments) -> None:
-    still = dataclasses.replace(development, scalars={n: np.full_like(v, 0.25) for n, v in development.scalars.items()})
-    got = plan(still)
-    assert (got.replicates, got.reachable) == (1, True)
-    assert max(got.half_widths) <= 0.05
-    assert got.documents_per_stratum > 40
-
-
 def test_family_and_serialization(development: ReplicateMoments) -> None:
     alone, family = plan(development), plan(development, family_size=8)
     assert (alone.level, family.level) == (1 - 0.05 / 4, 1 - 0.05 / 8)
@@ -325,19 +317,3 @@ def test_messages(development: ReplicateMoments) -> None:
         assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="too few development documents or replicates"):
         plan(one)
-
-
-def test_a_rare_failure_margin_asks_for_its_documents_in_advance() -> None:
-    """No development document differs: 2 points are known of 182 documents of which none does, 91 in two strata."""
-    endpoint = Endpoint("gap", "b", "a")
-    scalars = {name: np.zeros((12, 2, 2)) for name in SCALAR_MOMENTS}
-    names = np.array([f"d{i:02}" for i in range(12)])
-    development = ReplicateMoments(
-        names, np.repeat(["s", "t"], 6), names, ("a", "b"), Windows.of(128), scalars
-    )  # fmt: skip
-    got = allocate(
-        development, [endpoint], target=0.02, document_seconds=1.0, replicate_seconds=1.0, replicates=(2, 4),
-        documents=(4, 400),
-    )  # fmt: skip
-    expected = math.log(0.025) / math.log(0.98) / 2
-    assert (got.reachable, got.replicates, got.documents_per_stratum) == (True, 2, math.ceil(expected))

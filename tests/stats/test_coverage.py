@@ -161,19 +161,6 @@ def test_expected_moments_are_means_of_simulated_ones() -> None:
             assert (np.abs(grouped.mean(axis=1) - known) <= 6 * error + 1e-12).all(), name
 
 
-def test_intervals_cover() -> None:
-    """125 studies of 2 x 12 documents, a third of the quantities: the fraction of 125 contrasts has a standard error of 2%, of 250 actions 1.5%.
-
-    Coverages are about those of the next test: 88% lies at least 3 standard errors below.
-    """
-    table = coverage(1, 12, 256, COVERED[::3])
-    for key, row in table.items():
-        assert row["studentized"] >= 0.88, key
-    methods = ("studentized", "percentile")
-    held, percentiles = (np.mean([row[method] for row in table.values()]) for method in methods)
-    assert percentiles < held, "percentiles hold the truth less often"
-
-
 def theory(size: int) -> dict[Key, float]:
     """Return Hall's (1988, table 1) coverage of means over two strata of ``size`` documents, actions pooled.
 

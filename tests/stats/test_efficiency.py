@@ -128,20 +128,6 @@ def test_every_draw_is_a_plain_loop_over_its_documents() -> None:
                 assert points[name][row, action] == pytest.approx(value, rel=1e-13, nan_ok=True), name
 
 
-def test_constant_ratios_are_known_exactly() -> None:
-    """A 50 times smaller variance at 1.25 times the evaluations and twice the seconds, in every document."""
-    plain = {name: np.random.default_rng(1).uniform(0.1, 1.0, (11, 2)) for name in MEASURED}
-    factors = {"risk_variance": 1 / 50, "evaluations": 1.25, "seconds": 2.0}
-    swrb = {name: value * factors.get(name, 1.0) for name, value in plain.items()}
-    result = estimate_branching(moments(plain=plain, swrb=swrb), draws=200, seed=1, level=0.9)
-    expected = {"variance_ratio": 50.0, "evaluation_ratio": 1.25, "second_ratio": 2.0, "efficiency": 40.0,
-                "efficiency_in_seconds": 25.0}  # fmt: skip
-    for name, value in expected.items():
-        row = result.row(Endpoint(name, "rare", stratum="b"))
-        assert [row["estimate"], row["low"], row["high"]] == pytest.approx([value] * 3, rel=1e-13)
-        assert (row["level"], row["documents"], row["draws"], row["status"]) == (0.9, 4, 200, "exploratory")
-
-
 def test_an_action_has_the_same_bits_alone() -> None:
     given = moments()
     whole = pa.table(estimate_branching(given, draws=300, seed=1).columns)
