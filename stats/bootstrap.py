@@ -34,7 +34,7 @@ from kvdrift.stats.ends import (
 from kvdrift.stats.moments import DocumentMoments, Float
 from kvdrift.stats.pooling import Pooling, evaluate
 from kvdrift.stats.quantities import QUANTITIES, quantity_named
-from kvdrift.stats.registry import Between, Pooled, Quantity, Range
+from kvdrift.stats.registry import Between, Range
 from kvdrift.stats.standard_errors import StandardErrors
 
 # The status of an estimate: planned before its documents' outcomes were known, or after, or not planned.
@@ -264,37 +264,30 @@ BLOCK = 256  # draws per matrix product; it decides the last bits of results, so
 _GROUP_BYTES = 400 * 2**20  # bytes of the draws of one group of quantities that `estimate` holds at once
 
 
-@dataclass(frozen=True, eq=False)
-class BootstrapDraws:
-    """The values of quantities in bootstrap draws.
-
-    ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
-    sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
-    leaves the quantity undefined. ``distances`` are the draws' distances from the estimate in their own standard
-    errors, t* = (theta* - theta) / SE* (``docs/intervals.md``), of the same shapes if they were requested; NaN also
-    if SE* vanishes.
-    """
-
-    values: dict[str, Float]
-    distances: dict[str, Float]
-
-
 def resample(
     moments: DocumentMoments, quantities: Sequence[str], *, seed: int, draws: int,
     pairs: Sequence[tuple[str, str]] | None = None, studentized: bool = False,
-) -> BootstrapDraws:  # fmt: skip
-    """Compute quantities in the bootstrap draws 0 to ``draws`` - 1.
+) -> dict[str, Studentized]:  # fmt: skip
+    """Compute quantities' estimates, and their values in the bootstrap draws 0 to ``draws`` - 1, by name.
 
-    With ``studentized`` the distance t* of each draw from the estimate is computed, too. ``pairs`` are the (baseline,
-    action) of each contrast; None for all ordered pairs of actions.
+    Estimates are float64 [rows, subjects, X], draws [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
+    sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. A draw is NaN where it
+    leaves the quantity undefined. With ``studentized`` there are also standard errors, and each draw's distance t*
+    from the estimate, which is NaN also if the draw's standard error vanishes (``docs/intervals.md``). ``pairs`` are
+    the (baseline, action) of each contrast; None for all ordered pairs of actions.
     """
     moments = moments.in_canonical_order()
     pooling = Pooling.of(moments, pairs)
     chosen = [quantity_named(name) for name in quantities]
-    clusters = ClusterDraws(moments.strata, moments.clusters)
-    values: dict[str, Float] = {}
-    distances: dict[str, Float] = {}
-    studentize = _Studentizing(pooling, chosen) if studentized else None
+    clusters, blocks = ClusterDraws(moments.strata, moments.clusters), ClusterBlocks(pooling)
+    estimates = observed(moments, quantities, pairs)
+    errors = observed_errors(moments, quantities, pairs) if studentized else {}
+    errors_of = {quantity.name: StandardErrors(blocks, quantity) for quantity in chosen if quantity.smooth and errors}
+    sample = {}
+    for name, estimate in estimates.items():  # filled in place, since concatenating blocks would hold everything twice
+        made = np.empty((draws, *estimate.shape))
+        distances = np.full_like(made, np.nan) if studentized else np.empty((0, 0))
+        sample[name] = Studentized(estimate, errors.get(name, np.empty((0, 0))), made, distances)
     for first in range(0, draws, BLOCK):
         # A block is computed whole even if only a part is needed: for another number of rows BLAS may round a product's
         # last bit otherwise.
@@ -302,39 +295,17 @@ def resample(
         place, kept = slice(first, first + BLOCK), slice(min(BLOCK, draws - first))
         pooled = pooling.pool(chosen, counts)
         for quantity in chosen:
-            name = quantity.name
-            value = evaluate(quantity, pooled[name])
+            own = sample[quantity.name]
+            value = evaluate(quantity, pooled[quantity.name])
             if not quantity.smooth and quantity.range is Range.POSITION:  # a position beyond H: not reached in the draw
                 value = np.where(np.isnan(value), moments.windows.horizon, value)
-            if name not in values:  # filled in place, since concatenating blocks would hold everything twice
-                values[name] = np.empty((draws, *value.shape[1:]))
-                if studentize:
-                    distances[name] = np.empty_like(values[name])
-            values[name][place] = value[kept]
-            if studentize:
-                studentize(quantity, value, pooled[name], counts, kept, out=distances[name][place])
-    return BootstrapDraws(values, distances)
-
-
-class _Studentizing:
-    """Computes the distances t* of draws from the estimates, each in the draw's own standard error."""
-
-    def __init__(self, pooling: Pooling, quantities: Sequence[Quantity]) -> None:
-        blocks = ClusterBlocks(pooling)
-        self._errors = {quantity.name: StandardErrors(blocks, quantity) for quantity in quantities if quantity.smooth}
-        self._estimates = pooling.evaluate(quantities, np.ones((1, len(pooling.moments.documents))))
-        self._horizon = pooling.moments.windows.horizon
-
-    def __call__(
-        self, quantity: Quantity, value: Float, pooled: Sequence[Pooled], counts: Float, inside: slice, out: Float
-    ) -> None:
-        if not quantity.smooth:
-            out[:] = np.nan
-            return
-        errors = self._errors[quantity.name](pooled, counts)[inside]
-        np.copyto(errors, np.nan, where=errors <= quantity.range.between(self._horizon).resolution)
-        np.subtract(value[inside], self._estimates[quantity.name], out=out)
-        out /= errors
+            own.draws[place] = value[kept]
+            if quantity.name in errors_of:
+                error = errors_of[quantity.name](pooled[quantity.name], counts)[kept]
+                error[error <= quantity.range.between(moments.windows.horizon).resolution] = np.nan
+                np.subtract(value[kept], own.estimates, out=own.distances[place])
+                own.distances[place] /= error
+    return sample
 
 
 def groups(
@@ -374,7 +345,7 @@ def observed(
 ) -> dict[str, Float]:
     """Compute point estimates by name, each document counted once: float64 [rows, subjects, X].
 
-    The axes are those of ``BootstrapDraws``.
+    The axes are those of ``resample``.
     """
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]
@@ -401,22 +372,6 @@ def observed_errors(
     }
 
 
-def resampled(
-    moments: DocumentMoments, quantities: Sequence[str], *, seed: int, draws: int,
-    pairs: Sequence[tuple[str, str]] | None = None, studentized: bool = True,
-) -> dict[str, Studentized]:  # fmt: skip
-    """Return quantities' estimates and draws by name; if ``studentized``, with standard errors and the distances t*."""
-    sample = resample(moments, quantities, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
-    estimates, nothing = observed(moments, quantities, pairs), np.empty((0, 0))
-    errors = observed_errors(moments, quantities, pairs) if studentized else {}
-    return {
-        name: Studentized(
-            estimates[name], errors.get(name, nothing), sample.values[name], sample.distances.get(name, nothing)
-        )
-        for name in quantities
-    }
-
-
 def estimate(
     moments: DocumentMoments,
     *,
@@ -436,6 +391,6 @@ def estimate(
     parts = []
     studentized = request.interval == STUDENTIZED
     for names in groups(moments, draws, quantities, pairs, studentized=studentized):
-        samples = resampled(moments, names, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
+        samples = resample(moments, names, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
         parts.append(summarize(moments, samples, request, pairs))
     return Estimates.join(parts)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.stats.alike import alike_documents
-from kvdrift.stats.bootstrap import resampled
+from kvdrift.stats.bootstrap import resample
 from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.ends import PERCENTILE, STUDENTIZED, document_intervals, percentile_intervals
 from kvdrift.stats.moments import DocumentMoments, Float, Text
@@ -319,7 +319,7 @@ def _error_intervals(
     )  # fmt: skip
     studentized, levels = interval == STUDENTIZED, np.full(len(errors), level)
     name, pooled = "mismatch", (0, slice(None), 0)
-    sample = resampled(as_moments, [name], seed=seed, draws=draws, pairs=[], studentized=studentized)[name].of(pooled)
+    sample = resample(as_moments, [name], seed=seed, draws=draws, pairs=[], studentized=studentized)[name].of(pooled)
     if studentized:
         pooling, quantity = Pooling.of(as_moments, []), quantity_named(name)
         clusters, sets = ClusterBlocks(pooling).counts_of(quantity)

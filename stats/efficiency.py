@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.bootstrap import BLOCK, COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
 from kvdrift.stats.clusters import ClusterDraws
@@ -36,7 +35,6 @@ MEASURED: dict[str, str] = {
     "evaluations": "kernel pairs evaluated per replicate; NaN if unknown",
     "seconds": "decoding seconds per replicate; NaN if unknown",
 }
-_ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known whenever the risk is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,22 +52,7 @@ class BranchingMoments(MeasuredDocuments):
         super().__post_init__()
         shape = (len(self.documents), len(self.actions))
         for field, measured in (("plain", self.plain), ("swrb", self.swrb)):
-            values = standardize(field, measured, MEASURED, shape)
-            object.__setattr__(self, field, values)
-            absent = np.isnan(values["risk"])
-            for name in MEASURED:
-                wrong = (absent & ~np.isnan(values[name])) | (name in _ALWAYS) & ~absent & np.isnan(values[name])
-                if wrong.any():
-                    document, action = np.argwhere(wrong)[0]
-                    contradiction = (
-                        "has a value, but 'risk' is null"
-                        if absent[document, action]
-                        else "is null, but 'risk' has a value"
-                    )
-                    raise InputError(
-                        f"{field}: '{name}' of document '{self.documents[document]}' under '{self.actions[action]}' "
-                        f"{contradiction}"
-                    )
+            object.__setattr__(self, field, standardize(field, measured, MEASURED, shape))
 
     def of_actions(self, names: Collection[str]) -> BranchingMoments:
         """Return the moments of the named actions; all documents are kept, so that bootstrap draws stay the same."""
@@ -101,8 +84,6 @@ def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> d
 
     Rows are as in ``observed_branching``.
     """
-    if draws < 1:
-        raise InputError(f"{draws} draws: give 1 or more")
     clusters = ClusterDraws(moments.strata, moments.clusters)
     # Whole blocks, as in kvdrift.stats.bootstrap: BLAS may round otherwise for another number of rows.
     blocks = [_evaluate(moments, clusters.counts(seed, first, first + BLOCK)) for first in range(0, draws, BLOCK)]

@@ -208,11 +208,9 @@ PLAIN_VARIANCE, REDUCED_VARIANCE = "plain", "reduced"
 def saving(plan: dict[str, Any]) -> str:
     """Return a line that compares the sample sizes a plan needs with reduced and with plain estimates.
 
-    It is a line such as "9 replicates instead of 14"; empty if both sizes are equal, or for older plans without
-    ``sizes``.
+    It is a line such as "9 replicates instead of 14"; empty if both sizes are equal, or without a plan.
     """
-    sizes = plan.get("sizes", {})
-    if not sizes:
+    if not (sizes := plan.get("sizes")):
         return ""
     kinds = (("replicates", "replicates"), ("documents_per_stratum", "documents per stratum"))
     counts = [(sizes[REDUCED_VARIANCE][name], sizes[PLAIN_VARIANCE][name], words) for name, words in kinds]

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import ndtr, stdtrit
 
 from kvdrift.stats.alike import alike_documents
-from kvdrift.stats.bootstrap import observed, observed_errors, resampled, whole_clusters
+from kvdrift.stats.bootstrap import observed, observed_errors, resample, whole_clusters
 from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.endpoints import Endpoint
 from kvdrift.stats.ends import (
@@ -89,7 +89,7 @@ def repeated_intervals(
     )
     tail = float(ndtr(-constant))
     made = draws_of(tail, draws, last=last)
-    sample = resampled(moments, names, seed=seed, draws=made, pairs=pairs) if made else {}
+    sample = resample(moments, names, seed=seed, draws=made, pairs=pairs, studentized=True) if made else {}
     estimates, errors = observed(moments, names, pairs), observed_errors(moments, names, pairs)
     pooling = Pooling.of(moments, pairs)
     blocks = ClusterBlocks(pooling)

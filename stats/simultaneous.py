@@ -8,7 +8,6 @@ estimate in its own standard errors), all intervals theta +- c SE hold together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -17,10 +16,10 @@ from scipy.special import stdtrit
 
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.alike import alike_documents
-from kvdrift.stats.bootstrap import COLUMNS, EXPLORATORY, Estimates, nullable, resampled, whole_clusters
+from kvdrift.stats.bootstrap import COLUMNS, EXPLORATORY, Estimates, nullable, resample, whole_clusters
 from kvdrift.stats.clusters import ClusterBlocks
 from kvdrift.stats.ends import at_least, distance_quantiles, document_intervals
-from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.moments import DocumentMoments
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
 
@@ -44,11 +43,10 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
         return Estimates()
     together = _together(moments, "gap", pairs, len(pairs), draws, seed, level)
     rows = []
-    for place, (a, b) in enumerate(pairs):
-        row = together.row(place)
+    for row, (a, b) in zip(together, pairs, strict=True):
         turned = [None if row[name] is None else -row[name] for name in ("estimate", "high", "low")]
-        names = {"quantity": SIMULTANEOUS_GAP, "level": level, "draws": draws}
-        rows.append(row | names | {"baseline": a, "action": b})
+        names = {"quantity": SIMULTANEOUS_GAP, "baseline": a, "action": b}
+        rows.append(row | names)
         rows.append(row | names | dict(zip(_ENDS, turned, strict=True)) | {"baseline": b, "action": a})
     return _as_estimates(rows)
 
@@ -64,46 +62,27 @@ def simultaneous_members(
     """
     chosen = moments.of_actions(members).in_canonical_order()
     together = _together(chosen, name, [], len(chosen.actions), draws, seed, level)
-    names = {"quantity": SIMULTANEOUS_OF[name], "level": level, "draws": draws}
+    names = {"quantity": SIMULTANEOUS_OF[name]}
     return _as_estimates(
-        [together.row(place) | names | {"action": action} for place, action in enumerate(chosen.actions)]
+        [row | names | {"action": action} for row, action in zip(together, chosen.actions, strict=True)]
     )
 
 
 _ENDS = ("estimate", "low", "high")
 
 
-@dataclass(frozen=True, eq=False)
-class _Together:
-    """The estimates of all pairs or actions, arrays [m]."""
-
-    estimates: Float
-    low: Float
-    high: Float
-    methods: np.ndarray
-    documents: np.ndarray
-    clusters: Float
-
-    def row(self, place: int) -> dict[str, Any]:
-        """Return the columns of ``results`` for one pair or action."""
-        numbers = (nullable(column)[place] for column in (self.estimates, self.low, self.high))
-        return dict.fromkeys(COLUMNS) | dict(zip(_ENDS, numbers, strict=True)) | {
-            "stratum": POOLED, "documents": int(self.documents[place]), "status": EXPLORATORY,
-            "clusters": whole_clusters(self.clusters).tolist()[place], "interval": str(self.methods[place]),
-        }  # fmt: skip
-
-
 def _together(
     moments: DocumentMoments, name: str, pairs: Sequence[tuple[str, str]], count: int, draws: int, seed: int,
     level: float,
-) -> _Together:  # fmt: skip
+) -> list[dict[str, Any]]:  # fmt: skip
     """Estimate a quantity of each pair, or of each action if ``pairs`` is empty, with simultaneous intervals.
 
-    ``count`` is the number of pairs or actions. The moments are in canonical order.
+    Returns the columns of ``results`` for each, without names. ``count`` is the number of pairs or actions. The moments
+    are in canonical order.
     """
     quantity, pooling = quantity_named(name), Pooling.of(moments, pairs)
     at = (0, slice(None), 0)
-    sample = resampled(moments, [name], seed=seed, draws=draws, pairs=pairs)[name].of(at)
+    sample = resample(moments, [name], seed=seed, draws=draws, pairs=pairs, studentized=True)[name].of(at)
     (clusters, sets), documents = ClusterBlocks(pooling).counts_of(quantity), pooling.counts_of(quantity)[0]
     traits = clusters[0], sets[0], quantity.range.between(moments.windows.horizon)
     likeness = alike_documents(pooling, quantity).of(at)
@@ -118,7 +97,11 @@ def _together(
         low, high = np.where(together, ends[0], low), np.where(together, ends[1], high)
         methods = np.where(together, SIMULTANEOUS, methods)
         low, high, methods = at_least(low, high, methods, sample.estimates, levels, *traits, likeness)
-    return _Together(sample.estimates, low, high, methods, documents, clusters[0])
+    common = dict.fromkeys(COLUMNS) | {"stratum": POOLED, "status": EXPLORATORY, "level": level, "draws": draws}
+    columns = {"estimate": nullable(sample.estimates), "low": nullable(low), "high": nullable(high)} | {
+        "documents": documents.tolist(), "clusters": whole_clusters(clusters[0]).tolist(), "interval": methods.tolist(),
+    }  # fmt: skip
+    return [common | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _as_estimates(rows: Sequence[dict[str, Any]]) -> Estimates:

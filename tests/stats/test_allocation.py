@@ -245,7 +245,7 @@ def test_promise_agrees_with_the_bootstrap_of_the_same_data() -> None:
     """At the development set's own K and N the half-width is z times the bootstrap's sd (up to (n - 1)/n)."""
     study = simulate(np.random.default_rng(7), 150, 4)[0]
     draws = resample(study.document_means(), ["late_minus_early"], seed=1, draws=6000, pairs=[])
-    expected = draws.values["late_minus_early"][:, 0, 0, 0].std()
+    expected = draws["late_minus_early"].draws[:, 0, 0, 0].std()
     got = linearize(study, Endpoint("late_minus_early", "a")).half_width(4, 150, 1.0)
     assert got == pytest.approx(expected, rel=0.05)  # sd of 6,000 draws: 0.9%
 

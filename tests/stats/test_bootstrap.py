@@ -97,10 +97,10 @@ def test_more_draws_leave_the_bits_of_the_first_ones(study: DocumentMoments) -> 
     whole = resample(study, list(QUANTITIES), seed=3, draws=700)
     for draws in (1, 100, BLOCK, 600):
         fewer = resample(study, list(QUANTITIES), seed=3, draws=draws)
-        for name, value in whole.values.items():
-            np.testing.assert_array_equal(fewer.values[name], value[:draws], err_msg=name)
-    other = resample(study, ["mismatch"], seed=4, draws=700).values["mismatch"]
-    assert (other != whole.values["mismatch"]).mean() > 0.9
+        for name, value in whole.items():
+            np.testing.assert_array_equal(fewer[name].draws, value.draws[:draws], err_msg=name)
+    other = resample(study, ["mismatch"], seed=4, draws=700)["mismatch"].draws
+    assert (other != whole["mismatch"].draws).mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_document_order_does_not_matter(study: DocumentMoments) -> None:
 
 
 def test_identities_hold_on_every_draw(study: DocumentMoments) -> None:
-    v = resample(study, list(QUANTITIES), seed=2, draws=400).values
+    v = {name: one.draws for name, one in resample(study, list(QUANTITIES), seed=2, draws=400).items()}
     np.testing.assert_allclose(v["mismatch"], v["occurrence"] + v["exposure"] * v["mismatch_rate"], atol=1e-14)
     np.testing.assert_allclose(v["gap"], v["occurrence_term"] + v["exposure_term"] + v["rate_term"], atol=1e-14)
     # A contrast's draws are the difference of its actions' draws: documents are paired across actions.
@@ -152,7 +152,7 @@ def test_clusters_move_together_and_strata_keep_their_size() -> None:
     basis = np.concatenate([32.0 ** np.arange(6), 32.0 ** np.arange(4)])[:, None]
     scalars = dict.fromkeys(SCALAR_MOMENTS, basis)
     draws = resample(make(scalars, strata, clusters), ["mismatch"], seed=1, draws=200, pairs=[])
-    means = draws.values["mismatch"][:, 1:, 0, 0]
+    means = draws["mismatch"].draws[:, 1:, 0, 0]
     digits_a = np.rint(means[:, :1] * 6).astype(int) // 32 ** np.arange(6) % 32
     digits_b = np.rint(means[:, 1:] * 4).astype(int) // 32 ** np.arange(4) % 32
     assert (digits_a[:, ::2] == digits_a[:, 1::2]).all()
@@ -182,11 +182,11 @@ def test_a_document_in_two_strata_moves_in_both() -> None:
     questions = [f"q{i}" for i in range(8)]
     two = {name: np.concatenate([value, value]) for name, value in one.items()}
     linked = make(two, ["a"] * 8 + ["b"] * 8, questions * 2)
-    value = resample(linked, ["mismatch"], seed=1, draws=400, pairs=[]).values["mismatch"]
+    value = resample(linked, ["mismatch"], seed=1, draws=400, pairs=[])["mismatch"].draws
     np.testing.assert_array_equal(value[:, 1], value[:, 2])
     np.testing.assert_allclose(value[:, 0], value[:, 1], rtol=1e-15)
     apart = make(two, ["a"] * 8 + ["b"] * 8)
-    value = resample(apart, ["mismatch"], seed=1, draws=2000, pairs=[]).values["mismatch"]
+    value = resample(apart, ["mismatch"], seed=1, draws=2000, pairs=[])["mismatch"].draws
     assert value[:, 0].std() / value[:, 1].std() == pytest.approx(1 / np.sqrt(2), rel=0.1)
 
 

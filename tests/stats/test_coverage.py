@@ -40,8 +40,8 @@ from benchmarks.synthetic_study import (
 from kvdrift.flows.estimate.moments import document_moments
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats.alike import alike_documents
-from kvdrift.stats.bootstrap import BLOCK, groups, observed, observed_errors, resample
-from kvdrift.stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals
+from kvdrift.stats.bootstrap import BLOCK, groups, resample
+from kvdrift.stats.ends import EXPANDED, document_intervals, percentile_intervals
 from kvdrift.stats.pooling import Pooling
 from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.standard_errors import constant_gradient, features_read
@@ -82,17 +82,15 @@ def outcomes(batch: int, truth: dict[Key, Float], size: int, draws: int) -> dict
     found = {}
     for group in groups(study, draws, names, pairs, studentized=True):
         sample = resample(study, group, seed=batch, draws=draws, pairs=pairs, studentized=True)
-        estimates, errors = observed(study, group, pairs), observed_errors(study, group, pairs)
         for name, x in (pair for pair in truth if pair[0] in group):
             at = (0, slice(None), place(name, x))
-            values, distances = sample.values[name][:, *at], sample.distances[name][:, *at]
-            levels = np.full(values.shape[1], 0.95)
-            given = Studentized(estimates[name][at], errors[name][at], values, distances)
+            given = sample[name].of(at)
+            levels = np.full(given.estimates.shape, 0.95)
             clusters, sets = np.full(len(levels), 2.0 * size), np.full(len(levels), 2)
             between = QUANTITIES[name].range.between(H)
             alike = alike_documents(pooling, QUANTITIES[name]).of(at)
             low, high, methods = document_intervals(given, levels, clusters, sets, between, alike)
-            plain_low, plain_high = percentile_intervals(values, levels)
+            plain_low, plain_high = percentile_intervals(given.draws, levels)
             known = np.tile(truth[name, x], STUDIES)
             found[name, x] = Outcome(
                 (low <= known) & (known <= high), high - low,

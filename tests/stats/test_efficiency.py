@@ -179,17 +179,10 @@ def test_what_is_unknown_is_null_and_what_is_absent_has_no_row() -> None:
 
 def test_messages() -> None:
     given = moments()
-    partial = {name: value.copy() for name, value in given.swrb.items()}
-    partial["occurrence"][3, 1] = np.nan
-    absent = {name: value.copy() for name, value in given.swrb.items()}
-    absent["risk"][3, 1] = np.nan
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: moments(swrb=partial), "'occurrence' of document 'doc 03' under 'often' is null, but 'risk' has"),
-        (lambda: moments(swrb=absent), "swrb: 'risk_variance' of document 'doc 03' under 'often' has a value, but"),
         (lambda: moments(plain={}), "plain: the moment 'risk' is missing"),
         (lambda: moments(plain=given.plain | {"rsk": given.plain["risk"]}), "no moment is named 'rsk'; did you mean"),
         (lambda: moments(actions=("rare", "rare")), "action 'rare' is given twice"),
-        (lambda: resample_branching(given, draws=0, seed=1), "0 draws: give 1 or more"),
     ]
     for call, message in cases:
         with pytest.raises(InputError, match=message) as error:

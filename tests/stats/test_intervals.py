@@ -159,10 +159,10 @@ def test_standard_errors_do_not_depend_on_what_else_is_estimated() -> None:
         alone = resample(moments, own, seed=3, draws=280, pairs=[PAIR], studentized=True)
         for name in own:
             subjects = slice(None) if QUANTITIES[name].kind == "action" else [0]
-            same = whole.distances[name][:280, :, subjects]
-            np.testing.assert_array_equal(alone.distances[name], same, err_msg=name)
+            same = whole[name].distances[:280, :, subjects]
+            np.testing.assert_array_equal(alone[name].distances, same, err_msg=name)
     one = resample(moments.of_actions(["action 1"]), ["survival"], seed=3, draws=300, studentized=True)
-    np.testing.assert_array_equal(one.distances["survival"], whole.distances["survival"][:, :, 1:])
+    np.testing.assert_array_equal(one["survival"].distances, whole["survival"].distances[:, :, 1:])
 
 
 def test_one_action_is_estimated_and_has_no_contrasts() -> None:
@@ -232,7 +232,7 @@ def test_a_few_unlike_documents_bound_how_many_there_are() -> None:
     """One document of nine differs, by .4: at most 48% of all do (Clopper and Pearson), by no more than .4."""
     moments = _constant(0.2, ["a"] * 9)
     moments.scalars["mismatch"][4, 0] = 0.6
-    distances = resample(moments, ["mismatch"], seed=1, draws=2000, studentized=True).distances["mismatch"]
+    distances = resample(moments, ["mismatch"], seed=1, draws=2000, studentized=True)["mismatch"].distances
     assert np.isnan(distances[:, 0, 0, 0]).mean() == pytest.approx((8 / 9) ** 9, abs=0.05)
     row = estimate(moments, draws=2000, seed=1, quantities=["mismatch"]).row(Endpoint("mismatch", "action 0"))
     assert row["interval"] == "alike"

@@ -106,7 +106,7 @@ def test_intervals_of_near_tails_are_the_bootstraps_or_students(*, skewed: bool)
     sample = resample(measured, ["mismatch"], seed=1, draws=4_000, studentized=True)
     tail = float(norm.sf(2.014))
     error = observed_errors(measured, ["mismatch"])["mismatch"][0, 0, 0]
-    below, above = np.quantile(sample.distances["mismatch"][:, 0, 0, 0], [1 - tail, tail]) * error
+    below, above = np.quantile(sample["mismatch"].distances[:, 0, 0, 0], [1 - tail, tail]) * error
     ends = found.estimate - below, found.estimate - above
     assert (found.low, found.high) == pytest.approx((min(low, ends[0]), max(high, ends[1])), rel=1e-9)
     if skewed:  # each has one of the ends

@@ -42,7 +42,7 @@ def test_the_largest_distance_of_all_pairs_decides() -> None:
     found = simultaneous_gaps(moments, draws=1000, seed=2)
     pairs = [(a, b) for i, a in enumerate(moments.actions) for b in moments.actions[i + 1 :]]
     sample = resample(moments, ["gap"], seed=2, draws=1000, pairs=pairs, studentized=True)
-    constant = np.quantile(np.abs(sample.distances["gap"][:, 0, :, 0]).max(axis=1), 0.95)
+    constant = np.quantile(np.abs(sample["gap"].distances[:, 0, :, 0]).max(axis=1), 0.95)
     errors = observed_errors(moments, ["gap"], pairs)["gap"][0, :, 0]
     for (a, b), error in zip(pairs, errors, strict=True):
         row, turned = (found.row(Endpoint(SIMULTANEOUS_GAP, *pair)) for pair in ((b, a), (a, b)))
@@ -84,7 +84,7 @@ def test_the_largest_distance_of_all_members_decides() -> None:
     found = simultaneous_members(moments, "mismatch", members, draws=1000, seed=2)
     own = moments.of_actions(members)
     sample = resample(own, ["mismatch"], seed=2, draws=1000, pairs=[], studentized=True)
-    constant = np.quantile(np.abs(sample.distances["mismatch"][:, 0, :, 0]).max(axis=1), 0.95)
+    constant = np.quantile(np.abs(sample["mismatch"].distances[:, 0, :, 0]).max(axis=1), 0.95)
     errors = observed_errors(own, ["mismatch"], [])["mismatch"][0, :, 0]
     for member, error in zip(members, errors, strict=True):
         row = found.row(Endpoint("mismatch_simultaneous", member))
