@@ -16,7 +16,6 @@ from kvdrift.generator.attention.interface import IMPLEMENTATION
 from kvdrift.generator.attention.row_invariance import find_row_multiple
 from kvdrift.generator.selectors import Recent, SnapKV
 from kvdrift.generator.transformer.decoder import whole_sums
-from kvdrift.generator.transformer.footprint import matrix_bytes
 from kvdrift.generator.transformer.fused.layers import join_weights, layers_fault
 from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.generator.transformer.memory import ModelShape
@@ -71,11 +70,6 @@ def model_shape(case: Case) -> ModelShape:
     return ModelShape(
         case.layers, case.width, case.inner_width, case.heads, case.kv_heads, size, case.vocabulary, case.dtype
     )
-
-
-def weight_bytes(case: Case) -> int:
-    """Return the bytes of all weights; embedding and head are two tensors."""
-    return matrix_bytes(model_shape(case), tables=2)
 
 
 def random_model(case: Case, *, plain: bool = False) -> LoadedModel:

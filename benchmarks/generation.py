@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
-from benchmarks.cases import PRESETS, SEED, Case, model_shape, random_document, random_model, weight_bytes
-from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
+from benchmarks.cases import PRESETS, SEED, Case, model_shape, random_document, random_model
+from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, measure, mib, run
 from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.coupling.distributions import couple, draw, total_variation
@@ -45,6 +44,7 @@ from kvdrift.generator.coupling.rollout import uniform_table
 from kvdrift.generator.coupling.streams import SHARE_ALL, SharingOptions
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Full
+from kvdrift.generator.transformer.footprint import matrix_bytes
 from kvdrift.generator.transformer.loading import LoadedModel
 from kvdrift.generator.transformer.memory import available_bytes
 from kvdrift.generator.transformer.prompts.eviction import evict
@@ -175,7 +175,7 @@ def fitting_copies(case: Case) -> int:
     shape = model_shape(case)
     entries = case.entries + 2 * max(case.kept()) + 3 * case.horizon
     growing = 2 * case.entries / case.layers  # a layer's keys and values before and after a token is appended
-    room = 0.85 * (available_bytes(case.device) - weight_bytes(case))
+    room = 0.85 * (available_bytes(case.device) - matrix_bytes(shape, tables=2))
     return min(case.replicates, int(room / (shape.entry_bytes * (entries + growing))))
 
 
@@ -185,22 +185,17 @@ PHASES: dict[str, Callable[[Case], MeasuredRun]] = {
     "before divergence": partial(run_shared, control=True),
     "after divergence": partial(run_shared, sharing=APART, control=True),
 }
-SECONDS = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
+TIMED = {"seconds": "all", "decode_seconds": "decode"}
 
 
 def compare(case: Case, parts: Sequence[str], repetitions: int) -> Measurement:
     """Measure ``parts``, and steps before and after divergence, at the case's prompt length; return rows and facts."""
-    one = replace(case, replicates=1)
-    cases = {"copies": replace(case, replicates=max(fitting_copies(case), 1)), "before divergence": one}
+    fewer = {"copies": max(fitting_copies(case), 1), "before divergence": 1}
+    cases = {name: replace(case, replicates=replicates) for name, replicates in fewer.items()}
     calls = {name: (PARTS | PHASES)[name] for name in (*parts, *PHASES)}
-    runs: RunsByPart = in_turn(
-        {name: partial(measure, call, cases.get(name, case)) for name, call in calls.items()}, repetitions
-    )
-    rows = [
-        _row(case, name, timed, runs, "copies" if name == "shared" and "copies" in parts else None)
-        for timed in SECONDS
-        for name in parts
-    ]
+    rounds = [{name: measure(call, cases.get(name, case)) for name, call in calls.items()} for _ in range(repetitions)]
+    runs: RunsByPart = {name: [measured[name] for measured in rounds] for name in calls}
+    rows = [_row(case, name, timed, runs) for timed in TIMED for name in parts]
     for name in PHASES:
         pairs = runs[name][0].value.replicates * (len(case.actions()) + 1)
         step = min(run.value.decode_seconds for run in runs[name]) / (case.horizon - 1)
@@ -209,24 +204,19 @@ def compare(case: Case, parts: Sequence[str], repetitions: int) -> Measurement:
     return rows, {f"n_{case.entries}": _facts(case, runs)}
 
 
-def _row(case: Case, name: str, timed: str, runs: RunsByPart, peer: str | None) -> BenchmarkRow:
-    seconds = [SECONDS[timed](repetition.value) for repetition in runs[name]]
-    replicates = runs[name][0].value.replicates
-    return BenchmarkRow(
-        part=f"n = {case.entries}, K = {replicates}, {timed}: {name}", seconds=min(seconds),
-        peak_mib=mib(max(repetition.value.device_peak_bytes or repetition.peak_bytes for repetition in runs[name])),
-        rate=replicates * len(case.actions()) * (case.horizon - 1) / min(seconds), peer=peer,
-        ratio=None if peer is None else _ratio(runs, timed, peer),
+def _row(case: Case, name: str, timed: str, runs: RunsByPart) -> BenchmarkRow:
+    """Return the row of a part; the ratio compares seconds per replicate of ``shared`` with those of ``copies``."""
+    seconds = {part: min(getattr(run.value, timed) for run in measured) for part, measured in runs.items()}
+    replicates = {part: measured[0].value.replicates for part, measured in runs.items()}
+    row = BenchmarkRow(
+        part=f"n = {case.entries}, K = {replicates[name]}, {TIMED[timed]}: {name}", seconds=seconds[name],
+        peak_mib=mib(max(run.value.device_peak_bytes or run.peak_bytes for run in runs[name])),
+        rate=replicates[name] * len(case.actions()) * (case.horizon - 1) / seconds[name],
     )  # fmt: skip
-
-
-def _ratio(runs: RunsByPart, timed: str, peer: str) -> float:
-    """Return the peer's seconds per replicate, divided by those of the part ``shared``."""
-    seconds, others = (
-        min(float(SECONDS[timed](repetition.value)) for repetition in runs[name]) / runs[name][0].value.replicates
-        for name in ("shared", peer)
-    )
-    return others / seconds
+    if name == "shared" and "copies" in runs:
+        each = {part: seconds[part] / replicates[part] for part in ("shared", "copies")}
+        return replace(row, peer="copies", ratio=each["copies"] / each["shared"])
+    return row
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:

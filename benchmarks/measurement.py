@@ -9,7 +9,7 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 _Value = TypeVar("_Value")
 
 _TO_BYTES = 1024  # Linux gives ru_maxrss in KiB
-_SHORT = 1.0  # seconds; a shorter call is repeated
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,6 @@ def _call(function: Callable[..., _Value], arguments: tuple[Any, ...]) -> Measur
     return Measured(value, seconds, cpu_seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _TO_BYTES)
 
 
-def fastest(measurements: Iterator[Measured[_Value]]) -> Measured[_Value]:
-    """Return the measurement with the fewest CPU seconds; if the first takes a second or more, no other is made.
-
-    A call of a tenth of a second varies by a fifth, and the least of several calls by a few per cent.
-    """
-    first = next(measurements)
-    if first.cpu_seconds >= _SHORT:
-        return first
-    return min((first, *measurements), key=lambda measured: measured.cpu_seconds)
-
-
 @dataclass(frozen=True)
 class BenchmarkRow:
     """One row of a benchmark's table; a field is None where the column does not apply."""
@@ -76,12 +64,6 @@ class BenchmarkRow:
 
 Measurement: TypeAlias = tuple[Sequence[BenchmarkRow], dict[str, Any]]
 """Rows of a table, and the facts that are printed below it."""
-
-
-def in_turn(parts: Mapping[str, Callable[[], _Value]], repetitions: int) -> dict[str, list[_Value]]:
-    """Call all parts one after the other, ``repetitions`` times; return each part's results."""
-    rounds = [{name: part() for name, part in parts.items()} for _ in range(repetitions)]
-    return {name: [results[name] for results in rounds] for name in parts}
 
 
 def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:

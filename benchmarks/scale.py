@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale                            # 10 and 100 million events: some five minutes, 3 GB of disk
     python -m benchmarks.scale --events 10e6 --json
-    python -m benchmarks.scale --events 1e9 --folder DIR  # 8 GB of disk; a log that DIR has is derived anew
+    python -m benchmarks.scale --events 1e9 --folder DIR  # 8 GB of disk
 
 Each part runs in a separate process. The log is synthetic: three actions, 64 replicates, 1,024 positions. The peer
 computes R, O, E and C of each action by one query, without strata, incomplete trajectories or revisions. The bootstrap
@@ -14,7 +14,6 @@ and 4 GiB, ``decomposition`` in a second.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +27,7 @@ from benchmarks.measurement import Measured, Measurement, benchmark_parser, meas
 from benchmarks.synthetic_study import Sizes, write_study
 from kvdrift.flows.estimate.estimation import Analysis, one_by_one, parts_of, subjects_of
 from kvdrift.log.store import Store
-from kvdrift.log.units.unit import DERIVED
-from kvdrift.schema.errors import InputError, OperationError
-from kvdrift.schema.tables import PLAIN
+from kvdrift.schema.errors import OperationError
 from kvdrift.sql.quoting import parquet_files
 from kvdrift.stats.bootstrap import Request
 from kvdrift.transforms.pipeline import run_derivation
@@ -90,21 +87,6 @@ def write(location: str, sizes: Sizes) -> None:
     write_study(location, sizes, derived=False)
 
 
-def is_written(location: str, sizes: Sizes) -> bool:
-    """Return whether the store exists and has all events."""
-    try:
-        return Store.open(location).row_count("events") == sizes.events
-    except InputError:
-        return False
-
-
-def forget_derived(location: str) -> None:
-    """Empty the tables that are derived from the events of coupled pairs."""
-    for table in DERIVED[PLAIN]:
-        shutil.rmtree(Path(location, table))
-    Store.create(location)
-
-
 def derive(location: str) -> int:
     """Derive all events; return the number of trajectories."""
     return run_derivation(location).trajectories
@@ -156,13 +138,9 @@ PARTS: dict[str, Callable[[str], Any]] = {
 
 
 def measure_size(folder: Path, events: int) -> Measurement:
-    """Measure one size on its store in a folder; a missing store is written first. Return rows and facts."""
+    """Measure one size on a store that is written in a folder; return rows and facts."""
     sizes, location = sizes_for(events), str(folder / f"events-{events}")
-    parts = dict[str, Measured[Any]]()
-    if is_written(location, sizes):
-        measure(forget_derived, location)
-    else:
-        parts["write the log"] = measure(write, location, sizes)
+    parts: dict[str, Measured[Any]] = {"write the log": measure(write, location, sizes)}
     for name, part in PARTS.items():
         parts[name] = measure(part, location)
     check_equal(parts[VIEW].value, parts[VIEW_PEER].value)
@@ -195,10 +173,5 @@ if __name__ == "__main__":
         "--events", type=lambda text: int(float(text)), nargs="+", default=[10_000_000, 100_000_000],
         metavar="N", help="sizes; 10e6 100e6 by default",
     )  # fmt: skip
-    parser.add_argument(
-        "--folder", dest="kept", type=Path, metavar="DIR",
-        help="folder in which the stores are written and kept, and earlier stores are found",
-    )  # fmt: skip
-    run(parser, "events",
-        lambda options, folder: (measure_size(options.kept or folder, events) for events in options.events),
-    )  # fmt: skip
+    parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
+    run(parser, "events", lambda options, folder: (measure_size(folder, events) for events in options.events))
