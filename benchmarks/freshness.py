@@ -143,7 +143,7 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
     if options.commits:
         load = memory_load(options.commits, options.rate)
     seen = observe(folder, load)
-    facts = {"commits": load.commits, "units_per_commit": load.units}
+    facts: dict[str, float] = {"commits": load.commits, "units_per_commit": load.units}
     if load.rests:
         facts |= {f"mib_after_{EARLY_COMMITS}_commits": mib(seen.early), "mib_after_all_commits": mib(seen.late)}
     yield (

@@ -8,12 +8,10 @@ all conditions). Stored tables and views of single replicates stay readable.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Final, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Final
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,8 +20,7 @@ from kvdrift.log.units import conditions
 from kvdrift.log.units.conditions import KEPT_COLUMNS, KEPT_HASHES, SAME, unlike_units
 from kvdrift.log.units.revisions import current_units
 from kvdrift.schema.errors import UnlikeUnitsError
-from kvdrift.schema.rows import Flags, Hashes, Wide, row_hashes
-from kvdrift.schema.tables import UNITS
+from kvdrift.schema.rows import row_hashes
 from kvdrift.sql.contracts import contract, contracts, stored_tables
 from kvdrift.sql.quoting import literal, quoted
 
@@ -77,82 +74,38 @@ def _pooled_views() -> frozenset[str]:
 
 
 def _unlike_units(store: Store, versions: Mapping[str, int]) -> str | None:
-    """Return a message about current units that must not be pooled (``refuse_unlike_units``); None without any."""
-    facts = _unit_facts(store, versions["units"])
+    """Return a message about current units that must not be pooled (``refuse_unlike_units``); None without any.
+
+    Only files of units that are new since the last call are read.
+    """
+    names = [*dict.fromkeys(("unit", *SAME, *KEPT_HASHES, *conditions.COMPARED))]
+    parts = store.of_files("units", names, _facts_of_file, versions["units"])
+    facts: conditions.Facts = frozenset().union(*(part_facts for _, part_facts in parts))
     studies = store.read("studies", versions["studies"], conditions.DECLARED).to_pylist()
-    if any(conditions.unlike_conditions(facts.conditions, studies)):
-        current = conditions.current_facts(facts.conditions, store.read("actions", versions["actions"]))
+    if any(conditions.unlike_conditions(facts, studies)):
+        current = conditions.current_facts(facts, store.read("actions", versions["actions"]))
         if line := next(conditions.unlike_conditions(current, studies), None):
             return line
-    if not len(numbers := facts.kept.unlike()):
+    if not parts:
         return None
-    units = store.unit_rows(numbers, [*KEPT_COLUMNS], versions["units"])
-    current = current_units(units, store.read("actions", versions["actions"]))
-    return next(unlike_units(current.to_pylist()), None)
+    hashed = pa.concat_tables([table for table, _ in parts])
+    kept = hashed.group_by("kept_set").aggregate([(name, kind) for name in KEPT_HASHES for kind in ("min", "max")])
+    differ = (pc.fill_null(pc.not_equal(kept[f"{name}_min"], kept[f"{name}_max"]), False) for name in KEPT_HASHES)  # noqa: FBT003
+    unlike = kept["kept_set"].filter(functools.reduce(pc.or_, differ))
+    if not len(unlike):
+        return None
+    numbers = hashed["unit"].filter(pc.is_in(hashed["kept_set"], unlike))
+    units = store.unit_rows(numbers.to_numpy(), [*KEPT_COLUMNS], versions["units"])
+    current_rows = current_units(units, store.read("actions", versions["actions"]))
+    return next(unlike_units(current_rows.to_pylist()), None)
 
 
-@dataclass(frozen=True)
-class _KeptFacts:
-    """Hashes of the prompt entries that units keep and read.
+def _facts_of_file(units: pa.Table) -> tuple[pa.Table, conditions.Facts]:
+    """Return units' numbers with hashes of what names their kept sets and of what they keep and read, and conditions.
 
-    ``number`` and ``kept_set`` are arrays [units]: a unit's number, and a hash of its values in the columns ``SAME``,
-    which is equal for units that must keep and read the same entries. ``kept`` and ``is_known`` are [2, units], with a
-    row for each column of ``KEPT_HASHES``: a hash of the unit's value, and whether the value is not null.
+    A hash of what a unit keeps or reads is null if that is unknown.
     """
-
-    number: Wide
-    kept_set: Hashes
-    kept: Hashes
-    is_known: Flags
-
-    @classmethod
-    def of(cls, units: pa.Table) -> _KeptFacts:
-        """Return the facts of rows of table ``units``."""
-        return cls(
-            units["unit"].to_numpy(),
-            row_hashes(units[name] for name in SAME),
-            np.stack([row_hashes([units[name]]) for name in KEPT_HASHES]),
-            np.stack([pc.is_valid(units[name]).to_numpy() for name in KEPT_HASHES]),
-        )
-
-    @classmethod
-    def all(cls, parts: Sequence[_KeptFacts]) -> _KeptFacts:
-        """Put the units of several files together."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
-
-    def unlike(self) -> Wide:
-        """Return the numbers of the units of every ``kept_set`` whose units do not all keep and read the same entries.
-
-        Superseded units count too.
-        """
-        marked = np.zeros(len(self.number), dtype=np.bool_)
-        order = np.argsort(self.kept_set)
-        for kept, known in zip(self.kept, self.is_known, strict=True):
-            members = order[known[order]]
-            sets, kept_there = self.kept_set[members], kept[members]
-            # Neighbours in a set are compared: if any members differ, some neighbours do.
-            differ = (sets[1:] == sets[:-1]) & (kept_there[1:] != kept_there[:-1])
-            if differ.any():
-                marked |= np.isin(self.kept_set, sets[1:][differ])
-        return self.number[marked]
-
-
-class _UnitFacts(NamedTuple):
-    """The prompt entries that units keep and read, and the values that all units of a study must share."""
-
-    kept: _KeptFacts
-    conditions: conditions.Facts
-
-    @classmethod
-    def of(cls, units: pa.Table) -> _UnitFacts:
-        """Return the facts of rows of table ``units``."""
-        return cls(_KeptFacts.of(units), conditions.facts_of(units))
-
-
-def _unit_facts(store: Store, version: int) -> _UnitFacts:
-    """Return the facts of all units at a version of ``units``; only files new since the last call are read."""
-    names = [*dict.fromkeys(("unit", *SAME, *KEPT_HASHES, *conditions.COMPARED))]
-    parts = store.of_files("units", names, _UnitFacts.of, version)
-    parts = parts or [_UnitFacts.of(UNITS.schema.empty_table().select(names))]
-    return _UnitFacts(_KeptFacts.all([part.kept for part in parts]), frozenset().union(*(p.conditions for p in parts)))
+    columns = {"unit": units["unit"], "kept_set": pa.array(row_hashes(units[name] for name in SAME))}
+    for name in KEPT_HASHES:
+        columns[name] = pa.array(row_hashes([units[name]]), mask=pc.is_null(units[name]).to_numpy())
+    return pa.table(columns), conditions.facts_of(units)
