@@ -163,45 +163,29 @@ class ModelSection(Section):
 
     def check(self) -> None:
         """Check that the keys agree with each other."""
+        decodes, engine = "kvdrift's own decoding; an engine has model.settings", self.engine is not None
+        for keys, may, belongs in (
+            (
+                ("family", "alphabet", "tables"),
+                self.finite,
+                'finite-state systems; write kind = "finite-state" with it',
+            ),
+            (("engine", "logits_dtype", "chat_template_kwargs"), not self.finite, "transformers; remove it"),
+            (("settings",), engine, 'an engine; write engine = "llama.cpp" with it'),
+            (("url", "requests"), self.engine == HTTP, 'servers; write engine = "http" with it'),
+            (("tokenizer",), engine or self.is_gguf, "an engine or a GGUF file; other models have a tokenizer"),
+            (("device", "device_map", "dtype", "logits_dtype", "revision"), not engine, decodes),
+        ):
+            for name in keys:
+                if not may and getattr(self, name) != type(self).model_fields[name].default:
+                    raise InputError(f"model.{name}: belongs to {belongs}")
         written = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
-        if not self.finite and written:
-            raise InputError(
-                f'model.{written[0]}: belongs to finite-state systems; write kind = "finite-state" with it'
-            )
         if self.finite and written not in (["family", "alphabet"], ["tables"]):
             raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
-        if self.finite and self.logits_dtype is not None:
-            raise InputError("model.logits_dtype: belongs to transformers; finite-state systems have no logits")
-        if self.finite and self.chat_template_kwargs is not None:
-            raise InputError("model.chat_template_kwargs: belongs to transformers; finite-state systems have no prompt")
         for name in self.chat_template_kwargs or ():
             if name in _TEMPLATE_OWN:
                 raise InputError(f"model.chat_template_kwargs: kvdrift sets '{name}' itself; remove it")
-        self._check_sides()
-        if self.engine is not None:
-            self._check_engine()
-        if self.device_map is not None and self.device != "cpu":
-            raise InputError("model.device: device_map chooses the devices; write one of the two")
-
-    def _check_sides(self) -> None:
-        """Refuse keys of an engine if no engine is named, and keys of servers if the engine is not ``http``."""
-        for key, kind, belongs in (
-            ("settings", "llama.cpp", "an engine"), ("url", HTTP, "servers"), ("requests", HTTP, "servers"),
-        ):  # fmt: skip
-            absent = self.engine is None if kind != HTTP else self.engine != HTTP
-            if absent and getattr(self, key) is not None:
-                raise InputError(f'model.{key}: belongs to {belongs}; write engine = "{kind}" with it')
-        if self.tokenizer is not None and self.engine is None and not self.is_gguf:
-            raise InputError("model.tokenizer: belongs to an engine or a GGUF file; other models have a tokenizer")
-
-    def _check_engine(self) -> None:
-        """Refuse keys that set how kvdrift itself computes, since an engine computes instead."""
-        if self.finite:
-            raise InputError("model.engine: belongs to transformers; finite-state systems need no engine")
-        for name in ("device", "device_map", "dtype", "logits_dtype", "revision"):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise InputError(
-                    f"model.{name}: applies only if kvdrift decodes, but {self.engine} does; use model.settings"
-                )
         if self.engine == HTTP and self.url is None:
             raise InputError('model.url: missing; write the reference\'s server, as in url = "http://127.0.0.1:8080"')
+        if self.device_map is not None and self.device != "cpu":
+            raise InputError("model.device: device_map chooses the devices; write one of the two")

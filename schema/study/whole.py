@@ -79,10 +79,9 @@ class Study(Section):
                     f"{where}.source = '{section.source}': not a source of a {self.model.kind} model; "
                     f'finite-state systems, and only they, have source = "{FINITE_STATE}"'
                 )
-            if self.model.finite and section.length:
-                raise InputError(f"{where}.length: unknown key; finite-state systems have no prompt")
-            if self.model.finite and section.exclude is not None:
-                raise InputError(f"{where}.exclude: unknown key; finite-state systems have no clusters")
+            for name in ("length", "exclude") if self.model.finite else ():
+                if getattr(section, name):
+                    raise InputError(f"{where}.{name}: unknown key; finite-state systems have no prompts")
             if not self.model.finite and not section.length:
                 raise InputError(missing(DocumentsSection, where, "length"))
             which, parts = section.part_of_clusters
