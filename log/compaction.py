@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvdrift.log.delta.commits import Commit, replaced_files, transactions
 from kvdrift.log.delta.folder import READABLE_SINCE, DeltaFolder
@@ -27,7 +28,6 @@ from kvdrift.log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
 from kvdrift.log.units.unit import NUMBERED
 from kvdrift.schema.errors import UNREADABLE
 from kvdrift.schema.location import is_local, join
-from kvdrift.schema.rows import Wide, combined_codes
 from kvdrift.schema.tables import TABLES
 
 PACK_ROWS: Final = 1 << 22
@@ -133,29 +133,16 @@ def _read_whole(folder: DeltaFolder, loaded: Snapshot, paths: list[str]) -> tupl
 
 def sorted_by_key(table: str, rows: pa.Table) -> pa.Table:
     """Sort rows by the key of their table; nulls come first."""
-    rows = rows.unify_dictionaries().combine_chunks()
-    order = _key_order(rows, TABLES[table].key)
+    rows, key = rows.unify_dictionaries().combine_chunks(), dict[str, pa.Array]()
+    for name in TABLES[table].key:
+        column = rows[name].combine_chunks()
+        if pa.types.is_dictionary(column.type):
+            column = pa.array(np.argsort(pc.sort_indices(column.dictionary))).take(column.indices)
+        if column.null_count:
+            key[f"{name} is known"] = column.is_valid()
+        key[name] = column
+    order = pc.sort_indices(pa.table(key), sort_keys=[(name, "ascending") for name in key]).to_numpy()
     return rows if np.all(order[1:] > order[:-1]) else rows.take(pa.array(order))
-
-
-def _key_order(rows: pa.Table, key: Sequence[str]) -> Wide:
-    """Return the stable permutation that sorts rows by some columns of texts or integers."""
-    coded = [_ranks(rows[name]) for name in key]
-    return np.argsort(combined_codes(coded, rows.num_rows), kind="stable")
-
-
-def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
-    """Return the rank of each value of a column, int64 with 0 for null; also return a number above all ranks."""
-    values = column.combine_chunks()
-    values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
-    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-    if not len(coded):
-        return np.zeros(0, dtype=np.int64), 1
-    words = coded.dictionary
-    order = np.argsort(np.array(words.to_pylist())) if len(words) else np.zeros(0, dtype=np.int64)
-    ranks = np.zeros(len(words) + 1, dtype=np.int64)  # the last stands for null
-    ranks[order] = np.arange(1, len(words) + 1)
-    return ranks[coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)], len(words) + 1
 
 
 def by_first_rows(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
