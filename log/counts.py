@@ -84,17 +84,18 @@ class Counts(NamedTuple):
 
     def of_study(self, study: str, model: str) -> Counts:
         """Return the counts of one study and model."""
-        key = (study, model)
-        documents, generated = (
-            Counter({place: count for place, count in part.items() if place[:2] == key})
-            for part in (self.documents, self.generated)
+        return Counts(
+            *(
+                Counter(
+                    {
+                        of: n
+                        for of, n in part.items()
+                        if (of[0] if isinstance(of[0], Place) else of)[:2] == (study, model)
+                    }
+                )
+                for part in self
+            )
         )
-        units, current = (
-            Counter({(place, held): count for (place, held), count in part.items() if place[:2] == key})
-            for part in (self.units, self.current)
-        )
-        scores = Counter({scored: count for scored, count in self.scores.items() if scored[:2] == key})
-        return Counts(documents, generated, units, current, scores)
 
 
 def stored_counts(
