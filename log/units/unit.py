@@ -157,8 +157,7 @@ def complete_record(record: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
         if name in OF_STORE and value is not None:
             raise InputError(f"units: {name} is {value!r}, must be null: the store fills it in")
-    values = {**_DEFAULTS, **record}
-    record = {name: _value(_FIELDS[name], value) if name in record else value for name, value in values.items()}
+    record = {name: _value(_FIELDS[name], value) for name, value in {**_DEFAULTS, **record}.items()}
     if lacking := [name for name in _REQUIRED if record[name] is None]:
         raise InputError(f"units: column '{lacking[0]}' is null in 1 row(s)")
     if record["estimator"] not in DERIVED:
@@ -185,10 +184,6 @@ def _check_finite(name: str, value: Any, record: Mapping[str, Any]) -> None:
 
 def _value(field: pa.Field, value: Any) -> Any:
     """Return a value in the type of its column."""
-    if value is None:
-        if field.name in _REQUIRED:
-            raise InputError(f"units: column '{field.name}' is null in 1 row(s)")
-        return None
     try:
         return pa.scalar(value, type=field.type).as_py()
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
