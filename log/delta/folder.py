@@ -23,7 +23,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from kvdrift.log.delta.commits import Commit, changes_rows, write_first_commit
 from kvdrift.log.delta.durability import make_folder, side_by_side, sync
 from kvdrift.log.delta.parquet_files import replace_file
-from kvdrift.log.delta.table_log import CHECKPOINT_EVERY, empty_commit
+from kvdrift.log.delta.table_log import CHECKPOINT_EVERY, empty_commit, prepare_commit
 from kvdrift.log.delta.versions import (
     AT_ONCE,
     ATTEMPTS,
@@ -342,9 +342,9 @@ class DeltaFolder(TableVersions):
 
     def turn(self, table: str) -> AbstractContextManager[None]:
         """Return a context manager that makes writers of a local table take turns; behind a URL it does nothing."""
-        if self._disk is None:
+        if self._logs is None:
             return nullcontext()
-        log = self._disk.logs[table]
+        log = self._logs[table]
         return in_turn(log.folder, log.newest)
 
     def _try(
@@ -357,8 +357,8 @@ class DeltaFolder(TableVersions):
             return None, None, None
         loaded = self._open(table, snapshot.version)
         try:
-            disk = self._disk
-            metadata = {} if disk is None else disk.prepare_commit(table, commit, snapshot.version, snapshot.id)
+            logs = self._logs
+            metadata = {} if logs is None else prepare_commit(logs, table, commit, snapshot.version, snapshot.id)
             loaded.create_write_transaction(
                 commit.actions(),
                 mode="append",
@@ -425,9 +425,9 @@ class DeltaFolder(TableVersions):
 
         No other process may write to the store meanwhile. After a kill, a second call does the rest.
         """
-        if self._disk is None:
+        if self._logs is None:
             raise InputError(f"{self.location}: the history of a table can be deleted on a local disk only")
-        log, root = self._disk.logs[table], Path(self.location, table)
+        log, root = self._logs[table], Path(self.location, table)
         replace_file(log.file(log.newest() + 1), empty_commit())  # a commit may name a forgotten document
         with self._opened(table) as loaded:
             self.make_durable(table, loaded, checkpoint=True)
@@ -444,7 +444,7 @@ class DeltaFolder(TableVersions):
         ``loaded`` is the table after a commit of this process: if its log has become long, or ``checkpoint`` is given,
         a checkpoint is written.
         """
-        log = None if self._disk is None else self._disk.logs[table]
+        log = None if self._logs is None else self._logs[table]
         try:
             if log is not None:
                 log.sync()

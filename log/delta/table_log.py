@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from kvdrift.log.delta.commits import REPAIR, Commit
 from kvdrift.log.delta.durability import side_by_side, sync, sync_names
 from kvdrift.log.delta.parquet_files import content_digest
-from kvdrift.schema.tables import TABLES
 
 # Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
 CHECKPOINT_EVERY = 20
@@ -278,27 +277,21 @@ class TableLog:
         return versions
 
 
-class LocalDisk:
-    """The logs of a local store's tables; a commit is durable before it is acknowledged (see ``durability``)."""
+def prepare_commit(
+    logs: Mapping[str, TableLog], table: str, commit: Commit, version: int, table_id: str | None
+) -> dict[str, Any]:
+    """Make durable all files that a commit to a local table names or relies on; return the commit's record of itself.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.logs = {table: TableLog(folder / table) for table in TABLES}
-
-    def prepare_commit(self, table: str, commit: Commit, version: int, table_id: str | None) -> dict[str, Any]:
-        """Make durable all files that a commit names or relies on; return the commit's record of itself.
-
-        The commit is made from ``version`` of the table with the id ``table_id``.
-        """
-        sync_names(self._folder / table, (file.path for file in commit.files))
-        seen = {}
-        for other in RELIED_ON:
-            if other != table and (newest := self.logs[other].newest()) >= 0:
-                self.logs[other].sync()
-                seen[other] = newest
-        return commit_record(
-            len(commit.actions()) + len(commit.transactions), seen, self.logs[table].made_from(version, table_id)
-        )
+    The commit is made from ``version`` of the table with the id ``table_id``.
+    """
+    sync_names(logs[table].folder.parent, (file.path for file in commit.files))
+    seen = {}
+    for other in RELIED_ON:
+        if other != table and (newest := logs[other].newest()) >= 0:
+            logs[other].sync()
+            seen[other] = newest
+    lines = len(commit.actions()) + len(commit.transactions)
+    return commit_record(lines, seen, logs[table].made_from(version, table_id))
 
 
 def commit_record(actions: int, seen: Mapping[str, int], made_from: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from kvdrift.log.delta.parquet_files import DataFiles, StoredFile
-from kvdrift.log.delta.table_log import LocalDisk, LogState, TableLog, lost_commits
+from kvdrift.log.delta.table_log import LogState, TableLog, lost_commits
 from kvdrift.schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line, reading
 from kvdrift.schema.location import join
-from kvdrift.schema.tables import SCHEMA_VERSION
+from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
 
 ATTEMPTS: Final = 60
 """The most attempts at a commit, some ten minutes; fewer suffice, since only another writer's commit wins a race."""
@@ -195,8 +195,8 @@ class TableVersions(DataFiles):
             raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
         if self._local and "?" in self.location:  # DuckDB reads the rest as parameters, and writes elsewhere
             raise InputError(f"{self.location}: a store's path cannot hold a '?'")
-        self._disk = LocalDisk(Path(self.location)) if self._local else None
-        self._tables = OpenTables(self.location, None if self._disk is None else self._disk.logs)
+        self._logs = {table: TableLog(Path(self.location, table)) for table in TABLES} if self._local else None
+        self._tables = OpenTables(self.location, self._logs)
         self._snapshots: dict[str, dict[int, tuple[LogState | int | None, Snapshot]]] = {}  # by table and version
 
     def load(self, table: str, version: int | None = None) -> Snapshot:
@@ -217,7 +217,7 @@ class TableVersions(DataFiles):
     def _newest(self, table: str) -> int:
         """Return the newest version of a table by the names of its log files; -1 if only loading the table can tell."""
         known = self._newest_known(table)
-        if self._disk is not None or known < 0:
+        if self._logs is not None or known < 0:
             return known
         try:
             self._files.open_input_file(join(self._root, table, "_delta_log", f"{known + 1:020d}.json")).close()
@@ -229,8 +229,8 @@ class TableVersions(DataFiles):
 
     def _newest_known(self, table: str) -> int:
         """Return the newest version known without a request to an object store; -1 if none is known."""
-        if self._disk is not None:
-            return self._disk.logs[table].newest()
+        if self._logs is not None:
+            return self._logs[table].newest()
         return max(self._snapshots.get(table, ()), default=-1)
 
     def _load(self, table: str, version: int | None) -> Snapshot:
@@ -249,7 +249,7 @@ class TableVersions(DataFiles):
         # delta-rs makes the folder of a missing table, so ask the file system first.
         if self._local and not Path(uri, "_delta_log").is_dir():
             return False
-        if self._disk is not None and self._disk.logs[table].newest() >= 0:
+        if self._logs is not None and self._logs[table].newest() >= 0:
             return True  # delta-rs lists the log for it, which grows with every commit
         try:
             return bool(DeltaTable.is_deltatable(uri))
@@ -275,17 +275,17 @@ class TableVersions(DataFiles):
         except (DeltaError, OSError, ValueError, OverflowError) as error:
             if version is not None:
                 self._check_version(table, version, self._open(table).version())
-                if self._disk is not None and version < (first := self._disk.logs[table].first_readable()):
+                if self._logs is not None and version < (first := self._logs[table].first_readable()):
                     raise InputError(
                         f"{self.location}: version {version} of '{table}' cannot be read any more: its log was "
                         f"deleted; give {first} or later"
                     ) from None
-            fault = self._disk and self._disk.logs[table].first_fault()
+            fault = self._logs and self._logs[table].first_fault()
             if isinstance(error, TableNotFoundError) and not fault:
                 raise MissingStoreError(self._without(table)) from None
             raise self.damaged(f"table '{table}' is damaged ({fault or first_line(error)})") from None
-        if self._disk is not None:
-            log = self._disk.logs[table]
+        if self._logs is not None:
+            log = self._logs[table]
             if fault := log.fault_of_tail():
                 raise self.damaged(f"table '{table}' is damaged ({fault})")
             if fault := log.break_of_tail(str(loaded.metadata().id)):
@@ -307,7 +307,7 @@ class TableVersions(DataFiles):
         Raises:
             DamagedStoreError: A table has lost such commits.
         """
-        for table, wanted, other in () if self._disk is None else lost_commits(self._disk.logs):
+        for table, wanted, other in () if self._logs is None else lost_commits(self._logs):
             raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
 
     def damaged(self, what: str) -> DamagedStoreError:
