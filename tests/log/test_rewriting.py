@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from fixtures.command import call
 from fixtures.refusals import refused
-from fixtures.stored_units import content, derive, expected, killed_in, make_unit
+from fixtures.stored_units import content, derive, expected, make_unit
 from fixtures.swrb_events import drawn_unit, random_laws
 from fixtures.table_rows import add_rows, sorted_rows
 
@@ -26,7 +25,6 @@ from kvdrift.log.delta import parquet_files
 from kvdrift.log.delta.folder import DeltaFolder
 from kvdrift.log.delta.parquet_files import StoredFile, encode_parquet, replace_file
 from kvdrift.log.store import Store, Unit
-from kvdrift.log.units.commits import UnitCommits
 from kvdrift.log.units.unit import DERIVED_TABLES
 from kvdrift.schema.errors import DamagedStoreError
 from kvdrift.schema.tables import TABLES
@@ -77,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def store(made: Store, tmp_path: Path) -> Store:
     """A copy of the store, for tests that write to it."""
-    return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x}"))
+    return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x} b%ü#1"))
 
 
 def assert_same(found: pa.Table, expected: pa.Table, what: str) -> None:
@@ -156,21 +154,6 @@ def test_what_is_there_is_there_once(store: Store) -> None:
     assert sorted_rows(store) == held
 
 
-def test_a_writer_of_new_groups_reads_no_rows_that_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    compact(store)
-    store.append_units(some_units("new"))
-    read, dataset = list[str](), DeltaFolder.dataset
-
-    def reading(folder: DeltaFolder, table: Any, paths: Any = None, coded: Any = ()) -> Any:
-        read.extend(table.paths() if paths is None else paths)
-        return dataset(folder, table, paths, coded)
-
-    monkeypatch.setattr(DeltaFolder, "dataset", reading)
-    assert store.append_units(some_units("newer")) == len(some_units("newer"))
-    assert read == []
-    assert store.append_units(some_units("newer")) == 0
-
-
 @pytest.mark.slow
 def test_a_kill_before_any_commit_is_gone_on_from(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,28 +208,23 @@ def test_readers_of_earlier_versions_go_on(store: Store) -> None:
         assert mixed.rows("decomposition").equals(before), "derived tables were looked at before the compaction"
 
 
-def test_two_at_once(store: Store) -> None:
-    held = sorted_rows(store)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: compact(Store.open(store.location)), range(2)))
-    assert_whole(store)
-    assert sorted_rows(store) == held
-    compact(store)
-    assert_compacted(store)
+@pytest.mark.parametrize(("owner", "step"), [(compaction, "by_first_rows"), (DeltaFolder, "put_rows")])
+@pytest.mark.by_default("put_rows")
+def test_a_compaction_that_another_overtakes(
+    store: Store, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
+) -> None:
+    """Before it reads the files that it has chosen, or before the commit of their rows."""
+    held, real = sorted_rows(store), getattr(owner, step)
 
-
-@pytest.mark.slow
-def test_a_compaction_that_another_overtakes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, real = sorted_rows(store), compaction.by_first_rows
-
-    def overtaken(*files: Any) -> list[StoredFile]:
+    def overtaken(*given: Any, **options: Any) -> Any:
         with monkeypatch.context() as other:
-            other.setattr(compaction, "by_first_rows", real)
+            other.setattr(owner, step, real)
             compact(Store.open(store.location))
-        return real(*files)
+        return real(*given, **options)
 
-    monkeypatch.setattr(compaction, "by_first_rows", overtaken)
+    monkeypatch.setattr(owner, step, overtaken)
     compact(store)
+    assert_whole(store)
     assert_compacted(store)
     assert sorted_rows(store) == held
 
@@ -350,15 +328,6 @@ def test_a_damaged_file_stays_as_it_is(store: Store) -> None:
     assert path in store.paths("events")
     assert len(store.paths("events")) == 2
     assert store.read("units").num_rows == held
-
-
-def test_a_killed_append_after_a_compaction_is_healed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    compact(store)
-    with killed_in(monkeypatch, UnitCommits, "append_rows"):
-        store.append_units(some_units("d1", first=2))
-    assert store.read("units").num_rows + 2 == store.units().num_rows
-    again = Store.create(store.location)
-    assert again.read("units").num_rows == store.units().num_rows
 
 
 # Other programs
