@@ -46,7 +46,6 @@ from kvdrift.log.units.commits import ContradictionError, UnitCommits, as_rows, 
 from kvdrift.log.units.revisions import current_documents, current_units
 from kvdrift.log.units.rows import (
     DerivedFile,
-    NewRows,
     Pending,
     RowsOfUnits,
     UnitCounts,
@@ -158,11 +157,6 @@ class Store:
             if name not in declared:
                 raise InputError(f"{table}: no column '{name}'; {nearest(name, declared)}")
         return self._folder.read(loaded, declared if columns is None else columns)
-
-    def new_rows(self, table: str, columns: Sequence[str]) -> NewRows:
-        """Return a reader that reads, at each call, the rows added to a table since its last call."""
-        self._check_table(table)
-        return NewRows(self._folder, table, columns)
 
     def rows_of_units(self, table: str, version: int | None = None) -> RowsOfUnits:
         """Return a reader of ``events`` or of a derived table at a version, which returns the rows of given units."""

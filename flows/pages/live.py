@@ -45,7 +45,7 @@ _UNIT = (*_GROUP, "estimator", "replicates")
 _PAIR = (*_GROUP, "complete", "horizon", "tau", "mismatches")
 
 T = TypeVar("T")
-Sums = tuple[int, ...]  # replicates, mismatches, positions, replicates that diverged
+Sums = tuple[int, ...]  # of units: units, replicates; of pairs: replicates, mismatches, positions, diverged replicates
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,14 @@ class LiveStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._new_units = store.new_rows("units", _UNIT)
-        self._new_pairs = store.new_rows("trajectories", _PAIR)
-        self._covered: Counter[tuple[Any, ...]] = (
-            Counter()
-        )  # replicates by study, model, doc, action, revision, estimator
-        self._units: Counter[tuple[str, str]] = Counter()
-        self._sums: dict[tuple[Any, ...], Sums] = {}  # by study, model, doc, action, revision
+        self._units: dict[tuple[Any, ...], Sums] = {}  # by study, model, doc, action, revision, estimator
+        self._pairs: dict[tuple[Any, ...], Sums] = {}  # by study, model, doc, action, revision
         self._done: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
 
     def snapshots(self) -> list[StudySnapshot]:
         """Count new units and trajectories; return a snapshot of each study and model."""
-        self._count_units()
-        self._count_pairs()
+        self._units = self._totals("units", _UNIT, _units_by_group)
+        self._pairs = self._totals("trajectories", _PAIR, _pairs_by_group)
         documents = defaultdict[tuple[str, str], dict[str, Row]](dict)
         columns = ["study", "model", "doc", "split", "stratum", "cluster", "document_revision"]
         for row in current_documents(self._store.read("documents", columns=columns)).to_pylist():
@@ -131,9 +126,10 @@ class LiveStore:
     ) -> StudySnapshot:
         current = {(study, model, name, row["action_revision"]) for name, row in actions.items()}
         covered = Counter[Cell]()
-        for (doc, action, estimator), count in _present(self._covered, current, documents):
+        for (doc, action, estimator), (_, count) in _present(self._units, current, documents):
             covered[action, estimator, documents[doc]["split"], documents[doc]["stratum"], count] += 1
-        groups = dict(_present(self._sums, current, documents))
+        units = sum(sums[0] for group, sums in self._units.items() if group[:2] == (study, model))
+        groups = dict(_present(self._pairs, current, documents))
         places = Counter((row["split"], row["stratum"]) for row in documents.values())
         plan = find_plan(self._store, study, model)
         taken = None if plan is None else InterimLooksTaken.in_store(self._store, plan)
@@ -141,10 +137,10 @@ class LiveStore:
         work = units_done(actions, places, covered, plan, by_now) if ours else []
         splits = {documents[doc]["split"] for doc, _ in groups}
         split = max(splits, default=None)  # the evaluation, as soon as it has trajectories
-        done = sum(part.done for part in work) if ours else self._units[study, model]
+        done = sum(part.done for part in work) if ours else units
         left = sum(part.wanted for part in work) - done
         return StudySnapshot(
-            study, model, tuple(work), plan is not None, self._units[study, model],
+            study, model, tuple(work), plan is not None, units,
             sum(sums[0] for sums in groups.values()), self._rate((study, model), done), split,
             tuple(_divergence(actions, documents, groups, split)),
             finished=ours and plan is not None and not left and (taken is None or taken.stopped)
@@ -160,27 +156,33 @@ class LiveStore:
         seconds = now - counts[0][0]
         return max(0.0, (done - counts[0][1]) / seconds) if seconds else None
 
-    def _count_units(self) -> None:
-        rows, anew = self._new_units.read()
-        if anew:
-            self._covered.clear()
-            self._units.clear()
-        for *group, replicates in zip(*(rows[name].to_pylist() for name in _UNIT), strict=True):
-            self._covered[tuple(group)] += replicates
-            self._units[group[0], group[1]] += 1
+    def _totals(
+        self, table: str, columns: Sequence[str], sums_of: Callable[[pa.Table], dict[tuple[Any, ...], Sums]]
+    ) -> dict[tuple[Any, ...], Sums]:
+        """Add up the sums of a table's files; only new files are read."""
+        totals: dict[tuple[Any, ...], Sums] = {}
+        for part in self._store.of_files(table, columns, sums_of):
+            for group, sums in part.items():
+                totals[group] = tuple(map(sum, zip(totals[group], sums, strict=True))) if group in totals else sums
+        return totals
 
-    def _count_pairs(self) -> None:
-        rows, anew = self._new_pairs.read()
-        if anew:
-            self._sums.clear()
-        rows = rows.filter(rows["complete"])
-        rows = rows.append_column("apart", rows["tau"].is_valid().cast(pa.int64()))
-        sums = [("mismatches", "sum"), ("horizon", "sum"), ("apart", "sum")]
-        grouped = rows.group_by(list(_GROUP)).aggregate([([], "count_all"), *sums])
-        counted = ("count_all", *(f"{name}_sum" for name, _ in sums))
-        keys, values = (zip(*(grouped[name].to_pylist() for name in names), strict=True) for names in (_GROUP, counted))
-        for group, new in zip(keys, values, strict=True):
-            self._sums[group] = tuple(map(sum, zip(self._sums.get(group, (0, 0, 0, 0)), new, strict=True)))
+
+def _units_by_group(units: pa.Table) -> dict[tuple[Any, ...], Sums]:
+    return _sums(units, _UNIT[:-1], ["replicates"])
+
+
+def _pairs_by_group(pairs: pa.Table) -> dict[tuple[Any, ...], Sums]:
+    whole = pairs.filter(pairs["complete"])
+    whole = whole.append_column("apart", whole["tau"].is_valid().cast(pa.int64()))
+    return _sums(whole, _GROUP, ["mismatches", "horizon", "apart"])
+
+
+def _sums(rows: pa.Table, names: Sequence[str], summed: Sequence[str]) -> dict[tuple[Any, ...], Sums]:
+    """Return the number of rows and the sums of some columns for each combination of values in ``names``."""
+    grouped = rows.group_by([*names]).aggregate([([], "count_all"), *((name, "sum") for name in summed)])
+    columns = (names, ("count_all", *(f"{name}_sum" for name in summed)))
+    keys, values = (zip(*(grouped[name].to_pylist() for name in part), strict=True) for part in columns)
+    return dict(zip(keys, values, strict=True))
 
 
 def _present(

@@ -398,35 +398,3 @@ def _enough(files: Sequence[StoredFile], rows: float) -> int:
         if rows <= 0:
             return number
     return len(files)
-
-
-class NewRows:
-    """Reads again and again what is new in a table whose rows belong to units; a call costs only the new files."""
-
-    def __init__(self, folder: DeltaFolder, table: str, columns: Sequence[str]) -> None:
-        self._folder, self._table, self._columns = folder, table, columns
-        self._paths = set[str]()  # of files that were read
-        self._units = np.zeros(0, dtype=np.int64)  # whose rows were returned
-        self._count = 0  # of rows that were returned
-
-    def read(self) -> tuple[pa.Table, bool]:
-        """Return rows of the table, and whether they are all of its rows.
-
-        If they are all, they replace the rows of earlier calls; if not, they are those added since the last call.
-        """
-        loaded = self._folder.load(self._table)
-        paths = set(loaded.paths())
-        names = [*dict.fromkeys((*self._columns, "unit"))]
-        rows = self._folder.read(loaded, names, paths=sorted(paths - self._paths))
-        numbers = rows["unit"].fill_null(-1).to_numpy()
-        # A file that took the place of others has their rows, too.
-        rows = rows.filter(np.isin(numbers, self._units, invert=True)) if self._count else rows
-        anew = not self._count
-        if self._count + rows.num_rows != self._folder.count_rows(loaded):  # rows are gone, or have no unit
-            rows, anew = self._folder.read(loaded, names), True
-        if anew:
-            self._units, self._count = np.zeros(0, dtype=np.int64), 0
-        self._paths = paths
-        self._units = np.union1d(self._units, pc.unique(rows["unit"].fill_null(-1)).to_numpy())
-        self._count += rows.num_rows
-        return rows.select(list(self._columns)), anew
