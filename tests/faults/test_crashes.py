@@ -130,7 +130,7 @@ def removed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder / "store", state(Store(folder / "after")), done
 
 
-@pytest.mark.parametrize("part", [*range(3), *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 64))])
+@pytest.mark.parametrize("part", [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 64))])
 def test_a_removal_that_was_killed_is_finished_by_the_next_call(
     removed: tuple[Path, dict[str, Any], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:

@@ -32,9 +32,9 @@ def writer(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def other(writer: Store) -> Store:
-    """Another writer, which has appended twenty units since, each by a commit."""
+    """Another writer, which has appended six units since, each by a commit."""
     store = Store.open(writer.location)
-    for number in range(20):
+    for number in range(6):
         store.append_units([make_unit(f"other-{number}")])
     return store
 
@@ -45,21 +45,21 @@ def test_a_writer_reads_no_rows_of_others(writer: Store, monkeypatch: pytest.Mon
     of = UnitCounts.of
     monkeypatch.setattr(UnitCounts, "of", lambda rows: counted.append(rows.num_rows) or of(rows))
     assert writer.append_units([make_unit("new")]) == 1
-    assert counted == [1, 1]  # two rows of its own, and none of the twenty others
+    assert counted == [1, 1]  # two rows of its own, and none of the six others
     assert writer.stored_units([make_unit("new").record, make_unit("newer").record]) == {
         unit_number(make_unit("new").record)
     }
 
 
 def test_a_unit_that_another_writer_has_appended_is_not_appended_again(writer: Store, other: Store) -> None:
-    there, here = make_unit("other-7"), make_unit("new")
+    there, here = make_unit("other-3"), make_unit("new")
     assert writer.stored_units([there.record, here.record]) == {unit_number(there.record)}
     assert writer.append_units([there, here]) == 1
-    assert writer.append_units([make_unit("other-7", first=4)]) == 1
-    assert other.append_units([make_unit("other-7", first=4)]) == 0
+    assert writer.append_units([make_unit("other-3", first=4)]) == 1
+    assert other.append_units([make_unit("other-3", first=4)]) == 0
     with pytest.raises(InputError, match=r"overlaps the replicates \[4, 8\)"):
-        writer.append_units([make_unit("other-7", first=6)])
-    assert len(writer.units()) == 24
+        writer.append_units([make_unit("other-3", first=6)])
+    assert len(writer.units()) == 10
 
 
 def test_events_that_another_writer_left_without_their_row(
@@ -68,7 +68,7 @@ def test_events_that_another_writer_left_without_their_row(
     with killed_in(monkeypatch, commits, "as_rows"):
         other.append_units([make_unit("left")])
     assert writer.append_units([make_unit("left"), make_unit("new")]) == 1
-    assert writer.row_count("events") == Store.open(writer.location).row_count("events") == 24 * 32
+    assert writer.row_count("events") == Store.open(writer.location).row_count("events") == 10 * 32
     assert writer.append_units([make_unit("left")]) == 0
 
 
@@ -79,8 +79,8 @@ def test_rows_whose_files_were_put_together_are_read_again(writer: Store) -> Non
     for table in ("events", "units"):
         another.compact(table)
         another.delete_replaced(table, timedelta())
-    assert writer.append_units([make_unit("other-7"), make_unit("own"), make_unit("new")]) == 1
-    assert len(writer.units()) == 23
+    assert writer.append_units([make_unit("other-3"), make_unit("own"), make_unit("new")]) == 1
+    assert len(writer.units()) == 9
 
 
 def test_waits_grow_with_each_lost_race_up_to_a_bound() -> None:

@@ -46,6 +46,12 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store")
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that takes nothing."""
+    return Store.create(tmp_path_factory.mktemp("empty") / "store")
+
+
 # What is appended, and what can be read of it
 
 
@@ -131,10 +137,10 @@ def test_an_overlapping_range_is_refused(store: Store, first: int, replicates: i
         (make_unit(decode_seconds=float("nan")), "units: decode_seconds of .* is nan, must be finite"),
     ],
 )  # fmt: skip
-def test_events_that_are_not_the_units_are_refused(store: Store, unit: Unit, message: str) -> None:
-    before = store.versions()
-    assert re.search(message, refused(store.append_units, [make_unit("good"), unit]))
-    assert store.versions() == before
+def test_events_that_are_not_the_units_are_refused(empty: Store, unit: Unit, message: str) -> None:
+    before = empty.versions()
+    assert re.search(message, refused(empty.append_units, [make_unit("good"), unit]))
+    assert empty.versions() == before
 
 
 def test_names_may_hold_any_character(store: Store) -> None:

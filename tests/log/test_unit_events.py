@@ -51,6 +51,12 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store")
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that takes nothing."""
+    return Store.create(tmp_path_factory.mktemp("empty") / "store")
+
+
 def test_a_unit_comes_back_in_its_order(store: Store) -> None:
     rows = make_rows()
     shuffled = [rows[at] for at in np.random.default_rng(3).permutation(len(rows))]
@@ -111,10 +117,10 @@ def test_all_of_no_mass_is_whole(store: Store) -> None:
         (changed("scan", 5, 1, doc="d1"), "doc is 'd1', must be 'd0' as in the unit"),
     ],
 )  # fmt: skip
-def test_a_unit_that_is_not_whole_is_refused(store: Store, rows: list[dict[str, Any]], message: str) -> None:
-    before = store.versions()
-    assert re.match(f"events: .*{message}", refused(store.append_units, [make_unit("good"), swrb_unit(rows)]))
-    assert store.versions() == before
+def test_a_unit_that_is_not_whole_is_refused(empty: Store, rows: list[dict[str, Any]], message: str) -> None:
+    before = empty.versions()
+    assert re.match(f"events: .*{message}", refused(empty.append_units, [make_unit("good"), swrb_unit(rows)]))
+    assert empty.versions() == before
 
 
 def test_replicates_of_the_estimators_are_apart(store: Store) -> None:
