@@ -133,20 +133,10 @@ class TableLog:
         newest, checkpoint = self.newest(), self.checkpointed()
         # Commits in a checkpoint are not read from their files, which may be long, or deleted by a clean-up.
         for version in range(max(self._whole + 1, checkpoint + 1 if checkpoint else 0), newest + 1):
-            status = self._stat(version)
-            if status is None:
-                return f"log file {self.file(version).name} is missing"
-            if not status.st_size:
-                return f"log file {self.file(version).name} is empty"
-            if fault := self._lacking(version):
+            if fault := self._fault(version):
                 return f"log file {self.file(version).name} {fault}"
         self._whole = newest
         return None
-
-    def _lacking(self, version: int) -> str | None:
-        recorded, lines = _record_of(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
-        expected = recorded.get("actions", lines)
-        return None if expected == lines else f"is not whole: it has {lines} of {expected} Delta actions"
 
     def break_of_tail(self, table_id: str) -> str | None:
         """Return how one of the newest commits shows that files of another log were copied over this one.
@@ -202,11 +192,8 @@ class TableLog:
         faults = {}
         versions, checkpoints = self._versions()
         for version in range(self.oldest(), max(versions | checkpoints.keys(), default=-1) + 1):
-            path = self.file(version)
-            if not path.is_file():  # it may have come while the folder was listed
-                faults[path] = "is missing"
-            elif fault := _fault_of(path.read_bytes(), first=version == 0):
-                faults[path] = fault
+            if fault := self._fault(version):  # a file may have come while the folder was listed
+                faults[self.file(version)] = fault
         for path in checkpoints.values():
             try:
                 pq.read_table(path)
@@ -215,6 +202,11 @@ class TableLog:
         if (checkpoint := self.checkpointed()) and not self._checkpoint(checkpoint).is_file():
             faults[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {checkpoint}, which is missing"
         return faults
+
+    def _fault(self, version: int) -> str | None:
+        """Return the fault of a version's file; None if it has none."""
+        path = self.file(version)
+        return _fault_of(path.read_bytes(), first=version == 0) if path.is_file() else "is missing"
 
     def _files(self) -> list[Path]:
         """Return the paths of all versions that have a file, the oldest first."""
@@ -353,11 +345,11 @@ def _fault_of(data: bytes, *, first: bool) -> str | None:
     try:
         actions = [json.loads(line) for line in data.splitlines() if line]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
-        recorded = infos[0].get(_OURS, {}) if infos else {}
+        ours = infos[0].get(_OURS) if infos else None
     except (ValueError, TypeError, AttributeError):
         return "is not whole"
     if first and not {"protocol", "metaData"} <= {kind for action in actions for kind in action}:
         return "is not whole: it lacks the table's protocol or metadata"
-    if "actions" in recorded and recorded["actions"] != len(actions) - 1:
-        return f"is not whole: it has {len(actions) - 1} of {recorded['actions']} Delta actions"
+    if isinstance(ours, dict) and ours.get("actions", len(actions) - 1) != len(actions) - 1:
+        return f"is not whole: it has {len(actions) - 1} of {ours['actions']} Delta actions"
     return None
