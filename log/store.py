@@ -451,11 +451,12 @@ class Store:
         ``change`` returns the same object for rows that stay. With ``docs``, the sorted ids of the documents whose rows
         may change, only files that may have such rows are read.
         """
-        loaded = self._load(table)
-        paths = loaded.paths()
-        return self._folder.rewrite(
-            table, change, paths if docs is None else self._folder.files_with(loaded, "doc", docs, paths)
-        )
+
+        def candidates(loaded: Snapshot) -> list[str]:
+            paths = loaded.paths()
+            return paths if docs is None else self._folder.files_with(loaded, "doc", docs, paths)
+
+        return self._folder.rewrite(table, change, candidates)
 
     def forget_history(self, table: str) -> None:
         """Delete all versions of a local table before the present one; ``DeltaFolder.forget_history`` says more."""

@@ -399,17 +399,19 @@ class DeltaFolder(TableVersions):
         self.commit(table, attempt)
         return len(removed)
 
-    def rewrite(self, table: str, change: Callable[[pa.Table], pa.Table], candidates: Collection[str]) -> int:
+    def rewrite(
+        self, table: str, change: Callable[[pa.Table], pa.Table], candidates: Callable[[Snapshot], Collection[str]]
+    ) -> int:
         """Replace files by files with changed rows, by one commit; return how many were replaced.
 
-        ``candidates`` are the paths of the files whose rows may change. ``change`` returns the same object for rows
-        that stay.
+        ``candidates`` returns the paths of the files of a version whose rows may change. ``change`` returns the same
+        object for rows that stay.
         """
         replaced: list[str] = []
 
         def attempt(loaded: Snapshot) -> Commit | None:
             files, replaced[:] = [], []
-            for path in [path for path in loaded.paths() if path in candidates]:
+            for path in candidates(loaded):
                 rows = self.read(loaded, TABLES[table].columns, paths=[path])
                 changed = change(rows)
                 if changed is not rows:

@@ -341,7 +341,8 @@ class UnitCommits:
         """
         pairs = _studies_of(new)
         parts = self._folder.of_files(units, conditions.COMPARED, conditions.facts_of).values()
-        stored = conditions.of_studies(frozenset().union(*parts, conditions.facts_of_records(missing)), pairs)
+        every = frozenset().union(*parts, conditions.facts_of_records(missing))
+        stored = frozenset(fact for fact in every if fact[:2] in pairs)
         new_facts = conditions.facts_of_records(new)
         if any(revision for _, _, _, revision, *_ in stored | new_facts):
             actions = self._folder.read(self._folder.load("actions"), ACTIONS.columns)

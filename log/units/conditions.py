@@ -15,7 +15,7 @@ A null is unknown and is never compared, since other generators do not state all
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -93,11 +93,6 @@ def current_facts(facts: Facts, actions: pa.Table) -> Facts:
     """Return the facts of units of current revisions; ``actions`` are all rows of table ``actions``."""
     is_current = current_revision(actions)
     return frozenset(fact for fact in facts if is_current((fact[0], fact[2], fact[3])))
-
-
-def of_studies(facts: Facts, pairs: Collection[tuple[str, str]]) -> Facts:
-    """Return the facts of the given (study, model) pairs."""
-    return frozenset(fact for fact in facts if fact[:2] in pairs)
 
 
 KEPT_HASHES: Final = {"kept_sha256": "keep different entries", "read_checksums": "read different entries"}

@@ -24,7 +24,7 @@ from kvdrift.log.delta.versions import Snapshot
 from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, NUMBERED, in_order
 from kvdrift.schema.errors import UNREADABLE, DamagedStoreError
 from kvdrift.schema.rows import Flags, Wide
-from kvdrift.schema.tables import PLAIN, TABLES, UNITS
+from kvdrift.schema.tables import PLAIN, UNITS
 
 COUNTED: Final = ("unit", "estimator", "replicates", "horizon", "event_rows")
 """The columns of ``units`` from which ``UnitCounts`` is made."""
@@ -288,26 +288,20 @@ def commit_derived(
 def _without(folder: DeltaFolder, table: str, derived: DerivedFile, there: Collection[int]) -> StoredFile:
     """Return the file without the rows of units that another derivation has committed meanwhile."""
     units = set(there) & set(derived.units)
-    return _rewritten(folder, table, folder.read_file(table, derived.file.path), units) if units else derived.file
+    if not units:
+        return derived.file
+    return folder.put_rows(table, _other(folder.read_file(table, derived.file.path), units))
 
 
 def withdraw_units(folder: DeltaFolder, rows: UnitRows, table: str, numbers: Collection[int]) -> int:
     """Hide the rows of some units, -1 meaning rows without a unit; return how many files had such rows."""
-    replaced: list[str] = []
-
-    def attempt(loaded: Snapshot) -> Commit | None:
-        replaced[:] = rows.files_with(loaded, numbers)
-        columns = TABLES[table].columns
-        kept = [_rewritten(folder, table, folder.read(loaded, columns, paths=[path]), numbers) for path in replaced]
-        return Commit([file for file in kept if file.rows], [], replaced) if replaced else None
-
-    folder.commit(table, attempt, alone=True)
-    return len(replaced)
+    return folder.rewrite(table, lambda read: _other(read, numbers), lambda loaded: rows.files_with(loaded, numbers))
 
 
-def _rewritten(folder: DeltaFolder, table: str, rows: pa.Table, numbers: Collection[int]) -> StoredFile:
-    gone = pc.is_in(rows["unit"].fill_null(-1), pa.array(sorted(numbers), pa.int64()))
-    return folder.put_rows(table, rows.filter(pc.invert(gone)))
+def _other(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
+    """Return the rows of other units than ``numbers``."""
+    gone = pc.is_in(rows["unit"].fill_null(_NO_UNIT), pa.array(sorted(numbers), pa.int64()))
+    return rows.filter(pc.invert(gone))
 
 
 _FILES_AT_ONCE = 256  # files of one scan: Arrow holds their footers
