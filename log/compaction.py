@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -146,18 +146,14 @@ def sorted_by_key(table: str, rows: pa.Table) -> pa.Table:
 
 
 def by_first_rows(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Sort visible files by the values of their first rows in the text columns of the table's key."""
+    """Sort visible files by the least values that they have in the text columns of the table's key."""
     declared = TABLES[loaded.table]
     names = [name for name in declared.key if declared.schema.field(name).type == pa.string()]
 
-    def first(file: StoredFile) -> tuple[Any, ...]:
-        try:
-            row = next(folder.parts(loaded, file.path, names)).slice(0, 1).to_pylist()
-        except (*UNREADABLE, StopIteration):
-            row = []
-        return tuple(str(row[0][name]) for name in names) if row else ()
+    def least(file: StoredFile) -> list[str]:
+        return [(folder.bounds_of(loaded.table, file.path, name) or ("",))[0] for name in names]
 
-    return sorted(files, key=first)
+    return sorted(files, key=least)
 
 
 def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:

@@ -160,7 +160,7 @@ class DeltaFolder(TableVersions):
         """
         table, kept = snapshot.table, self._bounds.get((snapshot.table, column), {})
         if new := [path for path in paths if path not in kept]:
-            bounds_of_new = side_by_side(lambda path: self._bounds_of(table, path, column), new)
+            bounds_of_new = side_by_side(lambda path: self.bounds_of(table, path, column), new)
             known = kept | dict(zip(new, bounds_of_new, strict=True))
             kept = self._bounds[table, column] = {path: known[path] for path in snapshot.paths() if path in known}
 
@@ -170,7 +170,7 @@ class DeltaFolder(TableVersions):
 
         return [path for path in paths if may_have(path)]
 
-    def _bounds_of(self, table: str, path: str, column: str) -> tuple[str, str] | None:
+    def bounds_of(self, table: str, path: str, column: str) -> tuple[str, str] | None:
         """Return the least and the greatest text of a file's column; None if the footer does not say, or is damaged."""
         try:
             footer = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
