@@ -53,33 +53,22 @@ def _compressed(row: Mapping[str, Any]) -> str:
 
 
 def _side(row: Mapping[str, Any]) -> str:
-    """Return an engine's action in words: the weights and settings in which it differs from the reference."""
-    if row["selector"] == NUMERICS:
-        return _floor(row)
-    settings, weights = json.loads(row["settings"]), row.get("weights")
-    named = [] if weights is None else [_weights(weights)]
-    return ", ".join([*named, *_settings(settings)]) or "as the reference"
-
-
-def _floor(row: Mapping[str, Any]) -> str:
-    """Return a noise floor in words: an engine's reference repeated, or its cache computed by another kernel."""
+    """Return an engine's action in words: its difference from the reference, or which noise floor it is."""
+    settings = _settings(row["settings"])
+    if row["selector"] != NUMERICS:
+        named = "" if row.get("weights") is None else _weights(row["weights"])
+        return ", ".join(filter(None, (named, settings))) or "as the reference"
     if row["action"] == FLOOR_ACTION:
         return "the reference repeated, in a separate cache and with separate streams"
-    return ": ".join(
-        filter(
-            None, ("the cache of the reference by another kernel", ", ".join(_settings(json.loads(row["settings"]))))
-        )
-    )
+    return ": ".join(filter(None, ("the cache of the reference by another kernel", settings)))
 
 
-def _settings(settings: Mapping[str, Any]) -> list[str]:
-    """Return an engine's settings in words, first the user's description of a server."""
-    started = [settings["started"]] if "started" in settings else []
-    others = {name: value for name, value in settings.items() if name != "started"}
-    return [
-        *started,
-        *(f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in others.items()),
-    ]
+def _settings(written: str) -> str:
+    """Return an engine's settings, a JSON object, in words; first the user's description of a server."""
+    settings = json.loads(written)
+    started = [settings.pop("started")] if "started" in settings else []
+    words = (f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items())
+    return ", ".join([*started, *words])
 
 
 def _weights(named: str) -> str:
