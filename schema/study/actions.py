@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ConfigDict, model_validator
@@ -9,7 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.study.model import FINITE_STATE, HTTP, TRANSFORMERS
+from kvdrift.schema.study.model import FINITE_STATE, HTTP, LLAMA_CPP, TRANSFORMERS
 from kvdrift.schema.study.section import ActionName, Section, Value, meaning, missing
 
 CONTROL_ACTION = "full"
@@ -203,77 +204,62 @@ class ActionSection(Section):
         An action of a finite-state system has a name alone. With an engine an action has settings, weights or both; if
         the engine is a server, the action has a url.
         """
-        written = self.model_fields_set - {"name"}
-        if engine is not None:
-            self._check_engine(where, engine)
-            return
-        for name, kind in (("settings", "llama.cpp"), ("url", "http")):
-            if getattr(self, name) is not None:
-                raise InputError(f'{where}.{name}: belongs to an engine; write engine = "{kind}" under [model]')
-        if finite and written:
-            raise InputError(f"{where}.{min(written)}: unknown key; an action of a finite-state system has only a name")
-        for name in () if finite else ("selector", "keep"):
-            if name not in written:
+        for key, fault in self._faults_with(engine) if engine is not None else self._faults(finite=finite):
+            raise InputError(f"{where}{key and '.'}{key}: {fault}")
+        for name in ("selector", "keep") if engine is None and not finite else ():
+            if name not in self.model_fields_set:
                 raise InputError(missing(type(self), where, name, self.parameters))
-        if isinstance(self.codec, dict) and name_of_codec(self.codec) is None:
-            raise InputError(
-                f'{where}.codec: has no name; name it as in codec = {{ name = "int4", group = 64 }}, or the codecs of '
-                'keys and values as in codec = { keys = "int8", values = "int4" }'
-            )
-        if isinstance(self.policy, dict) and not isinstance(self.policy.get("name"), str):
-            raise InputError(f'{where}.policy: has no name; name it as in policy = {{ name = "sliding", sinks = 8 }}')
-        if self.policy is not None:
-            self._check_policy(where)
-
-    def _check_engine(self, where: str, engine: str) -> None:
-        """Check that the action has only keys that change how the engine decodes."""
-        if self.name == FLOOR_ACTION:
-            others = (self.settings, self.weights, self.url, self.codec, self.policy)
-            if self.selector != NUMERICS or any(value is not None for value in others) or self.parameters:
-                raise InputError(f"{where}: kvdrift adds '{FLOOR_ACTION}' to a study with an engine; remove the action")
-            return
-        if self.name == KERNEL_FLOOR_ACTION and self.weights is not None:
-            raise InputError(
-                f"{where}.weights: '{KERNEL_FLOOR_ACTION}' has the reference's weights; give this action another name"
-            )
-        floor = {"selector": NUMERICS} if self.name == KERNEL_FLOOR_ACTION else {}
-        whole = {"selector": self.selector, "keep": self.keep} == _WHOLE | floor
-        parts = [name for name in ("codec", "policy", *_LAYERS) if getattr(self, name) is not None]
-        other = [*([] if whole else ["keep"]), *parts, *self.parameters]
-        if engine == HTTP:
-            self._check_server(where)
-        elif self.url is not None:
-            raise InputError(f'{where}.url: belongs to servers; write engine = "http" under [model]')
-        elif self.settings is None and self.weights is None:
-            example = _EXAMPLES.get(engine, 'settings = { type_k = "q8_0" }')
-            raise InputError(f'{where}: no settings and no weights; write {example} or weights = "OTHER"')
-        if other:
-            raise InputError(
-                f"{where}.{other[0]}: does not apply to {engine}, whose actions have only settings, weights or a url"
-            )
-
-    def _check_server(self, where: str) -> None:
-        """Check that the action names a server and no weights, since the server has its own weights."""
-        if self.url is None:
-            raise InputError(f'{where}.url: missing; write the action\'s server, as in url = "http://127.0.0.1:8081"')
-        if self.weights is not None:
-            raise InputError(f"{where}.weights: a server has its own weights; start a server with these weights")
-
-    def _check_policy(self, where: str) -> None:
-        """Check that an action with a policy has no selector or codec, and has an explicit budget."""
-        if self.selector != CONTROL_ACTION or self.codec is not None:
-            other = "codec" if self.selector == CONTROL_ACTION else "selector"
-            raise InputError(f"{where}.{other}: an action with a policy has no {other}; leave one of the two out")
-        if self.parameters:
-            key = min(self.parameters)
-            line = (
-                f'parameters of a policy are in its own table: policy = {{ name = "{self.policy_name}", {key} = ... }}'
-            )
-            raise InputError(f"{where}.{key}: unknown key; {line}")
-        for key in _LAYERS:
-            if getattr(self, key) is not None:
-                raise InputError(f"{where}.{key}: a policy bounds the entries of all layers; leave {key} out")
-        if self.retention.rule is None:
+        if self.policy is not None and self.retention.rule is None:
             raise InputError(
                 f'{where}.keep = "all": a policy needs the number of entries that a step reads, or a share'
             )
+
+    def _faults(self, *, finite: bool) -> Iterator[tuple[str, str]]:
+        """Yield each key that an action without an engine cannot have, with the reason."""
+        for key, kind in (("settings", LLAMA_CPP), ("url", HTTP)):
+            if getattr(self, key) is not None:
+                yield key, f'belongs to an engine; write engine = "{kind}" under [model]'
+        for key in sorted(self.model_fields_set - {"name"}) if finite else ():
+            yield key, "unknown key; an action of a finite-state system has only a name"
+        if isinstance(self.codec, dict) and name_of_codec(self.codec) is None:
+            yield "codec", 'has no name; write { name = "int4", group = 64 } or { keys = "int8", values = "int4" }'
+        if isinstance(self.policy, dict) and not isinstance(self.policy.get("name"), str):
+            yield "policy", 'has no name; name it as in policy = { name = "sliding", sinks = 8 }'
+        if self.policy is not None:
+            yield from self._faults_beside_policy()
+
+    def _faults_with(self, engine: str) -> Iterator[tuple[str, str]]:
+        """Yield each key that does not change how an engine decodes, or that is missing, with the reason."""
+        if self.name == FLOOR_ACTION:
+            others = (self.settings, self.weights, self.url, self.codec, self.policy)
+            if self.selector != NUMERICS or any(value is not None for value in others) or self.parameters:
+                yield "", f"kvdrift adds '{FLOOR_ACTION}' to a study with an engine; remove the action"
+            return
+        floor = {"selector": NUMERICS} if self.name == KERNEL_FLOOR_ACTION else {}
+        if floor and self.weights is not None:
+            yield "weights", f"'{self.name}' has the reference's weights; give this action another name"
+        if engine == HTTP and self.url is None:
+            yield "url", 'missing; write the action\'s server, as in url = "http://127.0.0.1:8081"'
+        if engine == HTTP and self.weights is not None:
+            yield "weights", "a server has its own weights; start a server with these weights"
+        if engine != HTTP and self.url is not None:
+            yield "url", 'belongs to servers; write engine = "http" under [model]'
+        if engine != HTTP and self.settings is None and self.weights is None:
+            example = _EXAMPLES.get(engine, 'settings = { type_k = "q8_0" }')
+            yield "", f'no settings and no weights; write {example} or weights = "OTHER"'
+        kept = {"selector": self.selector, "keep": self.keep} != _WHOLE | floor
+        parts = [name for name in ("codec", "policy", *_LAYERS) if getattr(self, name) is not None]
+        for key in (*(["keep"] * kept), *parts, *self.parameters):
+            yield key, f"does not apply to {engine}, whose actions have only settings, weights or a url"
+
+    def _faults_beside_policy(self) -> Iterator[tuple[str, str]]:
+        """Yield each key that an action with a policy cannot have, with the reason."""
+        for key, there in (("selector", self.selector != CONTROL_ACTION), ("codec", self.codec is not None)):
+            if there:
+                yield key, f"an action with a policy has no {key}; leave one of the two out"
+        for key in sorted(self.parameters):
+            right = f'policy = {{ name = "{self.policy_name}", {key} = ... }}'
+            yield key, f"unknown key; parameters of a policy are in its own table: {right}"
+        for key in _LAYERS:
+            if getattr(self, key) is not None:
+                yield key, f"a policy bounds the entries of all layers; leave {key} out"
