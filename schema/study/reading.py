@@ -83,9 +83,7 @@ def _labels(listed: list[Any], key: str, where: str) -> list[str]:
     if not listed:
         raise InputError(f"{where} = []: has no value; write one, or several as in {_EXAMPLES[key]}")
     labels = [_label(value, key, f"{where}[{place}]") for place, value in enumerate(listed)]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise InputError(f"{where}: '{label}' is given {labels.count(label)} times; give each value once")
+    check_distinct(where, labels)
     return labels
 
 
@@ -123,11 +121,7 @@ def of_each_temperature(content: dict[str, Any]) -> list[dict[str, Any]]:
         raise InputError(
             f"study.temperature: {len(listed):,} temperatures, each of which is a study; write at most {MOST_LISTED}"
         )
-    for number in listed:
-        if listed.count(number) > 1:
-            raise InputError(
-                f"study.temperature: {number} is given {listed.count(number)} times; give each temperature once"
-            )
+    check_distinct("study.temperature", listed)
     return [content | {"study": _section_of(section, temperature)} for temperature in listed]
 
 

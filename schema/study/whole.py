@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -231,8 +232,8 @@ def _deciding(settings: str) -> dict[str, Any]:
     return content
 
 
-def check_distinct(what: str, names: list[str]) -> None:
-    """Check that each name occurs once."""
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{what}: '{name}' is given {names.count(name)} times; each must be different")
+def check_distinct(what: str, given: Sequence[object]) -> None:
+    """Check that each name or number occurs once."""
+    for one in given:
+        if given.count(one) > 1:
+            raise InputError(f"{what}: {one!r} is given {given.count(one)} times; each must be different")
