@@ -117,12 +117,15 @@ def init(
         actions = [*map(made_by.named_action, action or []), *map(made_by.swept_action, sweep or [])]
         if vllm and (engine, gguf, cache_types, weights) != (None, None, None, None):
             raise InputError("--vllm: names another engine than --engine, --gguf, --cache-types and --weights")
-        chosen = (
-            made_by.server_choice(model, vllm)
-            if vllm
-            else made_by.engine_choice(model, engine, gguf, cache_types, weights or [])
-        )
-        made = made_by.new_study(study, model, documents, task or [], length, actions, horizon, chosen)
+        folder = study.absolute().parent
+        if vllm:
+            decoder: made_by.Decoder | None = made_by.served_decoder(model, vllm, folder)
+        else:
+            decoder = made_by.llama_cpp_decoder(model, engine, gguf, cache_types, weights or [], folder)
+        if decoder is not None and actions:
+            raise InputError("--action: not for an engine; with llama.cpp use --cache-types and --weights, else --vllm")
+        decoder = decoder or made_by.own_decoder(model, actions, folder)
+        made = made_by.new_study(study, decoder, documents, task or [], length, horizon)
         made_by.write_study(made)
     _say_written(study, made.remark)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study
@@ -78,46 +78,42 @@ def _bounds(schema: Mapping[str, Any]) -> str:
     return "" if low is None else f", {low} or more"
 
 
-@dataclass(frozen=True)
-class Draft:
-    """The values that a new study file sets; other keys have their defaults."""
+def commented_study(
+    study: Table, model: Table, documents: Sequence[Table], actions: Sequence[Table], remark: str, file_name: str
+) -> str:
+    """Return a study file's text, with each key explained where the key first appears; other keys have their defaults.
 
-    study: Table  # Values of ``[study]``
-    model: Table  # Values of ``[model]``
-    documents: Sequence[Table]  # Values of each stratum
-    actions: Sequence[Table]  # Values of each action; the first is the baseline
-    remarks: dict[str, str] = field(default_factory=dict)  # Comments at the heads of sections, by the section's name
-
-    @property
-    def plan(self) -> Table:
-        """Return the values of ``[plan]``: a small study whose size the development documents decide.
-
-        N is at least ``_FEWEST``, or the size of a smaller stratum, even if fewer documents would reach the half-width.
-        """
-        names = [action["name"] for action in of_each_member({"actions": [*self.actions]})["actions"]]
-        compared = [name for name in names if name != KERNEL_FLOOR_ACTION]
-        return {
-            "baseline": names[0],
-            "primary": ["gap", "exposure_term"] if len(compared) > 1 else ["mismatch"],
-            "replicates": 16,
-            "documents": "auto",
-            "documents_at_least": min(_FEWEST, *(stratum["evaluation"] for stratum in self.documents)),
-            "development_replicates": 16,
-            "target_half_width": 0.06,
-            "alpha": 0.05,
-        }
-
-
-def commented_study(draft: Draft, file_name: str) -> str:
-    """Return a study file's text, with each key explained where the key first appears.
-
-    The commands in the comment at its beginning run ``file_name``.
+    The values are those of ``[study]`` and ``[model]``, of each stratum and of each action, of which the first is the
+    baseline. ``remark`` is a comment at the head of the strata. The commands in the comment at the text's beginning run
+    ``file_name``.
     """
     known, parts = headings(), [_HEAD.format(file=file_name)]
-    for name in ("study", "model", "documents", "actions", "plan"):
-        tables = getattr(draft, name)
-        parts += _section(known[name], tables if isinstance(tables, list) else [tables], draft.remarks.get(name, ""))
+    sections = {
+        "study": [study], "model": [model], "documents": documents, "actions": actions,
+        "plan": [_plan(documents, actions)],
+    }  # fmt: skip
+    for name, tables in sections.items():
+        parts += _section(known[name], tables, remark if name == "documents" else "")
     return "\n".join(parts)
+
+
+def _plan(documents: Sequence[Table], actions: Sequence[Table]) -> Table:
+    """Return the values of ``[plan]``: a small study whose size the development documents decide.
+
+    N is at least ``_FEWEST``, or the size of a smaller stratum, even if fewer documents would reach the half-width.
+    """
+    names = [action["name"] for action in of_each_member({"actions": [*actions]})["actions"]]
+    compared = [name for name in names if name != KERNEL_FLOOR_ACTION]
+    return {
+        "baseline": names[0],
+        "primary": ["gap", "exposure_term"] if len(compared) > 1 else ["mismatch"],
+        "replicates": 16,
+        "documents": "auto",
+        "documents_at_least": min(_FEWEST, *(stratum["evaluation"] for stratum in documents)),
+        "development_replicates": 16,
+        "target_half_width": 0.06,
+        "alpha": 0.05,
+    }
 
 
 def _section(heading: Heading, tables: Sequence[Table], remark: str) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from kvdrift.generator.transformer.files.local_folders import (
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.study import HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ModelSection, load_studies
 from kvdrift.schema.study.model import GGUF
-from kvdrift.study_files.commented import Draft, Table, commented_study
+from kvdrift.study_files.commented import Table, commented_study
 from kvdrift.study_files.examples import check_absent, write_files
 from kvdrift.study_files.own_prompts import OwnPrompts, TextModel, own_prompts, text_model
 
@@ -42,76 +42,40 @@ _COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum whose p
 
 
 @dataclass(frozen=True)
-class EngineChoice:
-    """The options of ``kvdrift init`` for the engine llama.cpp."""
+class Decoder:
+    """What decodes a new study: kvdrift itself, llama.cpp, or servers.
 
-    gguf: Path | None  # The file of the reference's weights; None for those of the embedded model
-    option: str  # The option that names the file
-    cache_types: Sequence[str]  # For each action the type of its keys and values; ``K/V`` names two types
-    weights: Sequence[Path]  # For each further action the file of its weights
+    Attributes:
+        model: The keys and values of ``[model]``.
+        actions: The keys and values of each action; the first is the baseline.
+        reader: The place of the tokenizer; None for the embedded model, which cannot read text.
+    """
 
-    @property
-    def file(self) -> Path:
-        """The file of the reference's weights on this machine."""
-        return gguf_file(_EMBEDDED if self.gguf is None else str(self.gguf))
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the weights are those of the embedded model, which cannot read text."""
-        return self.file.parent == EMBEDDED_GGUF
-
-    @property
-    def reader(self) -> str:
-        """The place of the tokenizer."""
-        return str(self.file)
-
-    def model(self, folder: Path) -> Table:
-        """Return the values of ``[model]`` for a study file in ``folder``."""
-        file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, self.option)
-        return {"engine": LLAMA_CPP, "id": file, "settings": _REFERENCE}
-
-    def actions(self, folder: Path) -> list[Table]:
-        """Return the values of each action: those of cache types, then those of weights, then the kernel floor."""
-        kinds = self.cache_types or ([] if self.weights else _CACHE_TYPES)
-        made: list[Table] = [{"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)} for kind in kinds]
-        made += [{"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights]
-        kernel = ModelSection(engine=LLAMA_CPP, id=_EMBEDDED, settings=_REFERENCE).other_kernel
-        return [*made, {"name": KERNEL_FLOOR_ACTION, "settings": kernel}]
+    model: Table
+    actions: Sequence[Table]
+    reader: str | None
 
 
-@dataclass(frozen=True)
-class ServerChoice:
-    """The options of ``kvdrift init`` for vLLM with kvdrift's processor; actions are servers by their names."""
-
-    served: str  # The model, for its tokenizer
-    reference: str  # The address of the reference
-    servers: Mapping[str, str]  # The addresses of the actions
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the served model is the embedded one, which cannot read text."""
-        return self.served == EMBEDDED_ID
-
-    @property
-    def reader(self) -> str:
-        """The place of the tokenizer."""
-        return _reader(self.served)
-
-    def model(self, folder: Path) -> Table:
-        """Return the values of ``[model]`` for a study file in ``folder``."""
-        local = None if self.embedded else local_folder(self.served)
-        named: Table = {"id": self.served} if local is None else {
-            "id": local.absolute().name, "tokenizer": os.path.relpath(local.absolute(), folder)
-        }  # fmt: skip
-        return {"engine": HTTP, **named, "url": self.reference, "settings": {"api": VLLM, "processor": True}}
-
-    def actions(self, folder: Path) -> list[Table]:  # noqa: ARG002 - addresses are not relative
-        """Return the values of each action."""
-        return [{"name": name, "url": url} for name, url in self.servers.items()]
+def own_decoder(model: str, actions: Sequence[Table], folder: Path) -> Decoder:
+    """Return kvdrift as the decoder of a model, for a study file in ``folder``."""
+    actions = actions or [named_action(text) for text in DEFAULT_ACTIONS]
+    if model == EMBEDDED_ID:
+        return Decoder({"id": model}, actions, None)
+    reader, local = _reader(model), local_folder(model)
+    if local is not None and not model.startswith(("/", "~")):
+        model = os.path.relpath(local.absolute(), folder)
+        model = model if model.startswith("..") else f"./{model}"
+    elif local is None and Path(model).expanduser().is_file():
+        raise InputError(f"--model {model}: is a file; name the model's folder, a Hugging Face id or a file *{GGUF}")
+    elif local is None and model.startswith((".", "/", "~")):
+        raise InputError(f"--model {model}: no such folder")
+    elif local is None:
+        check_hub_id(model, Path.cwd(), "--model ")
+    return Decoder({"id": model, "device": "cpu", "dtype": "float32"}, actions, reader)
 
 
-def server_choice(model: str, servers: Sequence[str]) -> ServerChoice:
-    """Return the choice that ``--vllm`` makes: the address of the reference, then NAME=URL of each action."""
+def served_decoder(model: str, servers: Sequence[str], folder: Path) -> Decoder:
+    """Return the servers of ``--vllm`` as decoders: the address of the reference, then NAME=URL of each action."""
     reference, *others = servers
     named = dict(other.partition("=")[::2] for other in others)
     if "=" in reference or not named or len(named) < len(others) or not all(named) or not all(named.values()):
@@ -119,15 +83,22 @@ def server_choice(model: str, servers: Sequence[str]) -> ServerChoice:
             f"--vllm {' --vllm '.join(servers)}: write the reference's URL first, then NAME=URL for each action, as in "
             "--vllm http://127.0.0.1:8001 --vllm fp8=http://127.0.0.1:8002"
         )
-    return ServerChoice(model, reference, named)
+    local = None if model == EMBEDDED_ID else local_folder(model)
+    place: Table = {"id": model} if local is None else {
+        "id": local.absolute().name, "tokenizer": os.path.relpath(local.absolute(), folder)
+    }  # fmt: skip
+    table = {"engine": HTTP, **place, "url": reference, "settings": {"api": VLLM, "processor": True}}
+    actions = [{"name": name, "url": url} for name, url in named.items()]
+    return Decoder(table, actions, None if model == EMBEDDED_ID else _reader(model))
 
 
-def engine_choice(
-    model: str, engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path]
-) -> EngineChoice | None:
-    """Return the choice that the options of ``kvdrift init`` make; None without an engine.
+def llama_cpp_decoder(
+    model: str, engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path], folder: Path
+) -> Decoder | None:
+    """Return llama.cpp with the options of ``kvdrift init``; None if neither an engine nor a GGUF file is named.
 
-    A GGUF file, named by ``--model`` or ``--gguf``, is for llama.cpp.
+    The file, named by ``--model`` or ``--gguf``, is that of the embedded model by default. The actions are those of the
+    cache types, of which ``K/V`` names two, then those of the weights, then the kernel floor.
     """
     by_model = model.endswith(GGUF)
     if engine is None and gguf is None and not by_model:
@@ -148,8 +119,17 @@ def engine_choice(
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
     for kind in kinds:
         ContextSettings.of(_types(kind), f"--cache-types {kind}")
-    option = "--model" if by_model else "--gguf"
-    return EngineChoice(Path(model) if by_model else gguf, option, kinds, weights)
+    named = Path(model) if by_model else gguf or Path(_EMBEDDED)
+    table: Table = {
+        "engine": LLAMA_CPP, "id": _named(named, folder, "--model" if by_model else "--gguf"), "settings": _REFERENCE,
+    }  # fmt: skip
+    kinds = kinds or ([] if weights else [*_CACHE_TYPES])
+    actions: list[Table] = [{"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)} for kind in kinds]
+    actions += [{"name": file.stem, "weights": _named(file, folder, "--weights")} for file in weights]
+    kernel = ModelSection(engine=LLAMA_CPP, id=_EMBEDDED, settings=_REFERENCE).other_kernel
+    file = gguf_file(str(named))
+    reader = None if file.parent == EMBEDDED_GGUF else str(file)
+    return Decoder(table, [*actions, {"name": KERNEL_FLOOR_ACTION, "settings": kernel}], reader)
 
 
 def _types(kind: str) -> Table:
@@ -193,32 +173,17 @@ class NewStudy:
 
 
 def new_study(
-    path: Path,
-    model: str,
-    documents: Path | None,
-    tasks: Sequence[str],
-    length: int | None,
-    actions: Sequence[Table],
-    horizon: int | None,
-    engine: EngineChoice | ServerChoice | None = None,
+    path: Path, decoder: Decoder, documents: Path | None, tasks: Sequence[str], length: int | None, horizon: int | None
 ) -> NewStudy:
     """Return a new study file; ``write_study`` checks it against the schema.
 
     The model's tokenizer, if it can be loaded, counts the prompts of ``documents``. Prompts longer than
     ``length``, or so long that the model has no positions left for the horizon, are left out with their clusters.
 
-    Paths of ``model`` and ``documents`` are relative to the working folder. Without ``documents``, the study has
-    prompts of the ``tasks``, which kvdrift makes. ``length`` is the most tokens of a prompt, ``horizon`` is H in
-    tokens; the first of the ``actions`` is the baseline. An ``engine`` decodes in place of kvdrift, with actions of the
-    engine.
+    The path of ``documents`` is relative to the working folder. Without ``documents``, the study has prompts of the
+    ``tasks``, which kvdrift makes. ``length`` is the most tokens of a prompt, ``horizon`` is H in tokens.
     """
-    folder = path.absolute().parent
-    embedded = model == EMBEDDED_ID if engine is None else engine.embedded
-    if engine is not None and actions:
-        raise InputError("--action: not for an engine; with llama.cpp use --cache-types and --weights, else --vllm")
-    model_table = _model(model, folder, embedded=embedded) if engine is None else engine.model(folder)
-    reader = None if embedded else text_model(_reader(model) if engine is None else engine.reader)
-    tokens = horizon or _HORIZON
+    reader, tokens = None if decoder.reader is None else text_model(decoder.reader), horizon or _HORIZON
     if reader is not None and (most := reader.most_tokens(tokens)) is not None and most < (length or 1):
         option = f"--horizon {tokens}" if length is None else f"--length {length}"
         raise InputError(
@@ -230,24 +195,14 @@ def new_study(
             raise InputError("--task: names prompts that kvdrift makes; leave --documents out, or --task")
         if reader is None:
             raise InputError(f"--documents {documents}: the embedded model reads no text; give --model too")
-        prompts = own_prompts(documents, folder, length, reader, tokens)
+        prompts = own_prompts(documents, path.absolute().parent, length, reader, tokens)
         comment = f"The prompts are from {documents.name}; the counts follow from its rows."
     else:
         prompts, comment = _made_prompts(tasks, length, reader, tokens), ""
     for stratum in prompts.strata if prompts.too_long else []:
         stratum["exclude"] = _exclude_file(path).name
-    text = commented_study(
-        Draft(
-            study={"name": _study_name(path), "horizon": tokens, "seed": 0, "temperature": 1.0},
-            model=model_table,
-            documents=prompts.strata,
-            actions=actions or [named_action(text) for text in DEFAULT_ACTIONS]
-            if engine is None
-            else engine.actions(folder),
-            remarks={"documents": comment} if comment else {},
-        ),
-        path.name,
-    )
+    study: Table = {"name": _study_name(path), "horizon": tokens, "seed": 0, "temperature": 1.0}
+    text = commented_study(study, decoder.model, prompts.strata, decoder.actions, comment, path.name)
     return NewStudy(path, text, prompts.too_long, prompts.remark, prompts.shortest)
 
 
@@ -280,20 +235,6 @@ def _reader(model: str) -> str:
 def _study_name(path: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
     return name[:80] or "my-study"
-
-
-def _model(model: str, folder: Path, *, embedded: bool) -> Table:
-    local = None if embedded else local_folder(model)
-    if local is not None and not model.startswith(("/", "~")):
-        model = os.path.relpath(local.absolute(), folder)
-        model = model if model.startswith("..") else f"./{model}"
-    elif local is None and Path(model).expanduser().is_file():
-        raise InputError(f"--model {model}: is a file; name the model's folder, a Hugging Face id or a file *{GGUF}")
-    elif local is None and model.startswith((".", "/", "~")):
-        raise InputError(f"--model {model}: no such folder")
-    elif local is None and not embedded:
-        check_hub_id(model, Path.cwd(), "--model ")
-    return {"id": model} if embedded else {"id": model, "device": "cpu", "dtype": "float32"}
 
 
 def _made_prompts(tasks: Sequence[str], length: int | None, model: TextModel | None, horizon: int) -> OwnPrompts:

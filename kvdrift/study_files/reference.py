@@ -14,7 +14,7 @@ from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE
 from kvdrift.schema.study.reading import toml
 from kvdrift.study_files.commented import Heading, headings, kind
-from kvdrift.study_files.new_study import new_study
+from kvdrift.study_files.new_study import new_study, own_decoder
 
 _INTRODUCTION = """\
 # The study file
@@ -153,7 +153,8 @@ def _parameters(made: type[Any]) -> str:
 
 
 def _example() -> str:
-    return new_study(Path("my-study.toml"), EMBEDDED_ID, None, [], None, [], None).text
+    path = Path("my-study.toml")
+    return new_study(path, own_decoder(EMBEDDED_ID, [], path.absolute().parent), None, [], None, None).text
 
 
 def _listed(names: Iterable[str]) -> str:
