@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from kvdrift.ingestion import formats
 from kvdrift.ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows, converted, plain
 from kvdrift.ingestion.formats import IGNORED, LATER, open_log
-from kvdrift.ingestion.inputs import EventSource, SourceFile, one_source
+from kvdrift.ingestion.inputs import EventSource, SourceFile, expanded
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.rows import Ints, Wide, combined_codes, run_begins
 from kvdrift.schema.tables import EVENTS, GROUP_KEY
@@ -89,7 +89,7 @@ class EventFile:
     """
 
     def __init__(self, source: EventSource | Path | str) -> None:
-        self.source = source if isinstance(source, EventSource) else one_source(source)
+        self.source = source if isinstance(source, EventSource) else expanded(source)[0]
         self.path = self.source.name
         self._logs = [_LogFile(file) for file in self.source.files()]
         self.rows = sum(log.reader.rows for log in self._logs)

@@ -96,18 +96,6 @@ class EventSource:
         return 0, info.size or 0, info.mtime_ns or 0
 
 
-def one_source(path: str | Path) -> EventSource:
-    """Return the source that a path, a pattern or a URL stands for.
-
-    Raises:
-        InputError: It stands for no source or for several; ``expanded`` lists other reasons.
-    """
-    source, *others = expanded(path)
-    if others:
-        raise InputError(f"{path}: stands for {len(others) + 1} files; give one of them")
-    return source
-
-
 def expanded(location: str | Path, *, may_be_empty: bool = False) -> list[EventSource]:
     """Return the sources that a path, a pattern or a URL stands for, in the order of their names.
 

@@ -20,7 +20,7 @@ from kvdrift.log.checked_files import CheckedFiles
 from kvdrift.log.store import Store
 from kvdrift.log.units import conditions
 from kvdrift.log.units.conditions import unlike_units
-from kvdrift.log.units.revisions import current_actions, current_revision
+from kvdrift.log.units.revisions import current_revision
 from kvdrift.log.units.unit import unit_name
 from kvdrift.schema.document import SCORINGS
 from kvdrift.schema.errors import UNREADABLE
@@ -264,15 +264,11 @@ def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: p
 
 _KEY = IDENTITIES.key
 _COLUMNS = tuple(name for name in IDENTITIES.columns if name not in _KEY)
-_OF_MODEL = tuple(
-    name for name in _COLUMNS if name != "selector_sha256"
-)  # columns that are equal for all actions of a model
-
 Key = tuple[Any, ...]
 
 
-def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
-    """Check that units have the identity of their action's revision, and that one model name stands for one model.
+def check_identities(table: SmallTable, records: Mapping[int, UnitRecord]) -> Verified:
+    """Check that units have the identity of their action's revision.
 
     If a revision has no row in ``identities``, its units must be of another generator, which records no identity.
     """
@@ -288,7 +284,6 @@ def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actio
             faults.append(Fault(_name(key), f"its units have {len(identities)} identities, must be one"))
         elif table.readable and any(value is not None for identity in identities for value in identity):
             faults.append(Fault(_name(key), "the row is missing, must be there: its units record an identity"))
-    faults += _unlike_models(rows, actions)
     return Verified("identities", number_of(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
 
 
@@ -324,29 +319,6 @@ def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected:
                 first = f"the first of document '{records[0]['doc']}'"
                 what = f"{name} is {value!r} in {number_of(len(records), 'unit')} ({first}), must be {expected[name]!r}"
                 faults.append(Fault(_name(key), what))
-    return faults
-
-
-def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> list[Fault]:
-    """Return faults of current actions of one study and model whose units come from different models."""
-    studies = {study: current_actions(actions, study) for study, *_ in rows}
-    models: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows.values():
-        current = studies[row["study"]].get(row["action"])
-        if current is not None and current["action_revision"] == row["action_revision"]:
-            models[row["study"], row["model"]].append(row)
-    faults = []
-    for (study, model), current_rows in models.items():
-        for name in _OF_MODEL:
-            first = current_rows[0]
-            for row in current_rows[1:]:
-                if row[name] != first[name]:
-                    where = row_name("identities", {"study": study, "model": model})
-                    pair = f"{first[name]!r} of action '{first['action']}' and {row[name]!r} of '{row['action']}'"
-                    faults.append(
-                        Fault(where, f"{name} is {pair}, must be the same: kvdrift run --redo generates units again")
-                    )
-                    break
     return faults
 
 

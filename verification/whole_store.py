@@ -77,7 +77,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     yield small["tokens"].check
     refused = None
     if small["actions"].readable:
-        yield check_identities(small["identities"], units.records, actions)
+        yield check_identities(small["identities"], units.records)
         yield (kept_sets := check_kept_sets(units.records, actions))
         yield (conditions := check_conditions(units.records, small["studies"].rows, actions))
         if kept_sets.faults or conditions.faults:
