@@ -36,8 +36,7 @@ from kvdrift.commands.show import show
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
-from kvdrift.exit_codes import INTERRUPTED, failure_code
-from kvdrift.interrupts import noting_interrupts
+from kvdrift.interrupts import INTERRUPTED, failure_code, noting_interrupts
 from kvdrift.junit import JUnitFile
 from kvdrift.schema.errors import (
     InputError,

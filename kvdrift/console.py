@@ -25,7 +25,7 @@ QUIET_SECONDS = 2.0  # seconds that work of unknown length may take without a li
 
 
 class Listener:
-    """A listener for ``kvdrift.schema.progress``: counts the units of a stage, and shows a line now and then."""
+    """A listener for ``kvdrift.schema.progress``: counts the units of a stage, and says a line now and then."""
 
     def __init__(self) -> None:
         self._stage, self._unit = "", ""
@@ -72,15 +72,7 @@ class Listener:
         return progress_text(self._stage, self._done, self._total, self._unit, time.monotonic() - self._began)
 
     def say(self, line: str) -> None:
-        """Print one line."""
-        raise NotImplementedError
-
-
-class SilentProgress(Listener):
-    """Shows nothing."""
-
-    def say(self, line: str) -> None:
-        """Drop a line."""
+        """Show one line; this listener shows nothing."""
 
 
 class ConsoleProgress(Listener):
@@ -261,5 +253,5 @@ def listener(*, shown: bool, at_once: bool = False) -> Listener:
     if notebook:
         warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, without ipywidgets; no bar of tqdm is shown
     if not shown:
-        return SilentProgress()
+        return Listener()
     return NotebookProgress() if notebook else ConsoleProgress(at_once=at_once)

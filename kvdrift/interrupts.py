@@ -1,4 +1,7 @@
-"""Recognize Ctrl-C in libraries that turn it into another error, as DuckDB turns it into a RuntimeError."""
+"""How a call ends: exit codes of failures, and Ctrl-C in libraries that turn it into another error.
+
+DuckDB, for example, turns Ctrl-C into a RuntimeError.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+INTERRUPTED = 130  # the shell's code for a program that SIGINT ended
+
+
+def failure_code(arguments: list[str]) -> int:
+    """Return the exit code of a failure: 1, or 4 for ``gate``, whose 1 means "worse"."""
+    return 4 if arguments[:1] == ["gate"] else 1
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 
-from kvdrift.exit_codes import INTERRUPTED, failure_code
+from kvdrift.interrupts import INTERRUPTED, failure_code
 from kvdrift.schema.proxies import past_proxies
 
 # With Python's default of 700 the collector searches all objects of torch and Prefect, a million, every few seconds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -151,62 +151,59 @@ def and_more(others: int) -> str:
 _ORDER: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate")
 
 
-class Units(NamedTuple):
-    """The results about units, their events and their derived rows."""
+class UnitWalk:
+    """One pass over all units in the order of their keys, some hundred thousand events at a time.
 
-    checks: list[Verified]
-    records: dict[int, UnitRecord]  # rows of ``units`` by number, including rows that are not written yet
-    readable: bool  # whether all of these files could be read
-
-
-class Pinned(NamedTuple):
-    """The content to check: versions by table, files by table, and the (study, action) of full-retention controls.
-
-    ``covered`` is the events version up to which each derived table is declared complete; -1 if it is not declared.
+    Attributes:
+        records: The rows of ``units`` by number, including rows that are not written yet.
     """
 
-    versions: Mapping[str, int]
-    covered: Mapping[str, int]
-    files: Mapping[str, TableFiles]
-    controls: Collection[tuple[str, str]]
+    def __init__(
+        self, store: Store, units: SmallTable, versions: Mapping[str, int], covered: Mapping[str, int],
+        files: Mapping[str, TableFiles], controls: Collection[tuple[str, str]],
+    ) -> None:  # fmt: skip
+        """Take the versions and files to check by table, and the (study, action) of full-retention controls.
 
-
-class UnitWalk:
-    """One pass over all units in the order of their keys, some hundred thousand events at a time."""
-
-    def __init__(self, store: Store, units: SmallTable, pinned: Pinned) -> None:
-        self._store, self._units, self._pinned = store, units, pinned
+        ``covered`` is the events version up to which each derived table is declared complete; -1 if it is not declared.
+        """
+        self._store, self._units, self._versions = store, units, versions
+        self._complete, self._files, self._controls = covered, files, controls
         self._stored: dict[int, UnitRecord] = {row["unit"]: row for row in units.rows.to_pylist()}
-        damaged = {table: pinned.files[table].damaged for table in NUMBERED}
-        counts = {table: rows_by_unit(store, table, pinned.versions[table], damaged[table]) for table in NUMBERED}
+        damaged = {table: files[table].damaged for table in NUMBERED}
+        counts = {table: rows_by_unit(store, table, versions[table], damaged[table]) for table in NUMBERED}
         self._rows = {table: counts for table, (counts, _) in counts.items()}
         self._readable = {table: readable for table, (_, readable) in counts.items()}
         self._faults = defaultdict[str, list[Fault]](list)
         for table in NUMBERED:
-            self._faults[table] += pinned.files[table].faults
+            self._faults[table] += files[table].faults
         self._missing = self._missing_records()
-        self._records = self._stored | self._missing
-        self._readers = {table: store.rows_of_units(table, pinned.versions[table]) for table in NUMBERED}
+        self.records = self._stored | self._missing
+        self._readers = {table: store.rows_of_units(table, versions[table]) for table in NUMBERED}
         for table, reader in self._readers.items():  # rows that damaged files lack would be blamed on units
             reader.unreadable.update(dict.fromkeys(damaged[table], "damaged"))
         self._studies = declared_windows(store)
         self._control_replicates = 0
 
-    def outcome(self, progress: Progress) -> Units:
-        """Check all units, and return the results."""
-        progress.begin("verify", len(self._records), "units")
-        records = sorted(self._records.values(), key=lambda record: tuple(record[name] for name in _ORDER))
+    @property
+    def readable(self) -> bool:
+        """Whether all files of units, events and derived rows could be read, once they are checked."""
+        return self._units.readable and all(self._readable.values())
+
+    def checks(self, progress: Progress) -> list[Verified]:
+        """Check all units, their events and their derived rows."""
+        progress.begin("verify", len(self.records), "units")
+        records = sorted(self.records.values(), key=lambda record: tuple(record[name] for name in _ORDER))
         for chunk in in_parts(records, lambda record: record["event_rows"]):
             self._check_chunk(chunk)
             progress.advance(len(chunk))
         for table, reader in self._readers.items():
             for path, why in reader.unreadable.items():
                 self._readable[table] = False
-                if path not in self._pinned.files[table].damaged:
+                if path not in self._files[table].damaged:
                     self._faults[table].append(Fault(f"{table}/{path}", why.removeprefix(f"{self._store.location}: ")))
         notes = self._underived()
         self._check_overlaps()
-        checks = [
+        return [
             self._table_check("events", "whole and unique"),
             *(self._table_check(table, "as their events give", notes[table]) for table in DERIVED_TABLES),
             Verified(
@@ -217,12 +214,11 @@ class UnitWalk:
             ),
             self._units_check(),
         ]
-        return Units(checks, self._records, self._units.readable and all(self._readable.values()))
 
     def _missing_records(self) -> dict[int, UnitRecord]:
         """Return the rows that ``units`` lacks for existing events; events that belong to no unit become a fault."""
-        version, missing = self._pinned.versions["events"], dict[int, UnitRecord]()
-        for path in set(self._store.paths("events", version)) - self._pinned.files["events"].damaged:
+        version, missing = self._versions["events"], dict[int, UnitRecord]()
+        for path in set(self._store.paths("events", version)) - self._files["events"].damaged:
             known = self._stored | missing
             try:
                 new = {n for n in self._store.rows_by_unit("events", path, version) if n not in known}
@@ -251,7 +247,7 @@ class UnitWalk:
                 rows = unit_events if unit_events.num_rows == record["event_rows"] else None
             else:
                 whole[record["estimator"]].append(record)
-            if rows is not None and (record["study"], record["action"]) in self._pinned.controls:
+            if rows is not None and (record["study"], record["action"]) in self._controls:
                 self._control_replicates += record["replicates"]
                 self._faults["controls"] += _control_faults(record, rows)
         for estimator, records in whole.items():
@@ -286,19 +282,19 @@ class UnitWalk:
         """Return notes on units that are not derived yet; record a fault for rows that must exist and are missing."""
         notes: dict[str, tuple[str, ...]] = dict.fromkeys(DERIVED_TABLES, ())
         for estimator, tables in DERIVED.items():
-            units = {number for number, record in self._records.items() if record["estimator"] == estimator}
+            units = {number for number, record in self.records.items() if record["estimator"] == estimator}
             for table in tables:
                 if not self._readable[table]:
                     continue
                 known = self._units.readable and self._readable["events"]
-                if known and (lost := self._rows[table].keys() - self._records.keys()):
+                if known and (lost := self._rows[table].keys() - self.records.keys()):
                     rows = sum(self._rows[table][number] for number in lost)
                     what = f"{number_of(rows, 'row')} of {number_of(len(lost), 'unit')} that events do not have"
                     self._faults[table].append(Fault(table, f"{what}, must be of units that are stored", tuple(lost)))
                 lacking = units - self._rows[table].keys()
                 due = self._covered(table) & lacking if lacking else set[int]()
                 for number in sorted(due):
-                    what = f"unit {unit_name(self._records[number])} has no rows, must have them"
+                    what = f"unit {unit_name(self.records[number])} has no rows, must have them"
                     what += f": {table} says that its events are derived"
                     self._faults[table].append(Fault(table, what, (number,)))
                 if lacking - due:
@@ -307,7 +303,7 @@ class UnitWalk:
 
     def _covered(self, table: str) -> set[int]:
         try:
-            version = self._pinned.covered[table]
+            version = self._complete[table]
             return units_at(self._store, version) if version >= 0 else set()
         except UNREADABLE:  # the files of that version are not all there
             return set()
@@ -315,7 +311,7 @@ class UnitWalk:
     def _check_overlaps(self) -> None:
         """Check that no replicate of a document, action, revision and estimator is in two units."""
         groups = defaultdict[str, list[UnitRecord]](list)
-        for record in self._records.values():
+        for record in self.records.values():
             groups[group_of(record)].append(record)
         for group in groups.values():
             group.sort(key=lambda record: (record["first_replicate"], record["replicates"]))

@@ -40,7 +40,7 @@ from kvdrift.verification.references import (
     check_prompts,
     check_scores,
 )
-from kvdrift.verification.units import Pinned, UnitWalk, covered_versions
+from kvdrift.verification.units import UnitWalk, covered_versions
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "looks", "results",
@@ -68,8 +68,8 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     yield from (small[table].check for table in ("studies", "documents", "actions", "exact_values"))
     yield prompts
     controls = {(row["study"], row["action"]) for row in actions.to_pylist() if row["control"]}
-    units = UnitWalk(store, small["units"], Pinned(versions, covered, large, controls)).outcome(progress)
-    yield from units.checks
+    units = UnitWalk(store, small["units"], versions, covered, large, controls)
+    yield from units.checks(progress)
     if small["documents"].readable and small["actions"].readable:
         yield check_owners(units.records, documents, actions)
     known = small["documents"].readable and units.readable

@@ -19,9 +19,9 @@ from fixtures.house import ROOT
 from fixtures.stored_units import make_unit
 
 import kvdrift
-from kvdrift.exit_codes import failure_code
 from kvdrift.flows.estimate import gate as gating
 from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.interrupts import failure_code
 from kvdrift.log.store import Store
 from kvdrift.schema.tables import ACTIONS
 from kvdrift.sql.catalog import Views
