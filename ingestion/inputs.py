@@ -203,7 +203,6 @@ def _matching(text: str) -> list[_Place]:
 
 
 def _refuse_parts_of_tables(places: list[_Place]) -> None:
-    """Refuse files and folders below the folder of a Delta table."""
     below: dict[_Place, _Place] = {}  # a place below each folder
     for place in places:
         for parent in place.parents():

@@ -83,15 +83,6 @@ class _Offer:
         return {name: getattr(self.rows, name)[part] for name in VALUES}
 
 
-@dataclass(frozen=True)
-class _Queued:
-    """An offer, and the records and numbers of units that its new replicates make."""
-
-    offer: _Offer
-    records: list[dict[str, Any]]
-    numbers: list[int]
-
-
 class Intake:
     """A store that takes in units, many in one commit.
 
@@ -154,7 +145,7 @@ class Intake:
             first = row["first_replicate"]
             held = _Held(first, first + row["replicates"], row["horizon"], row["unit"], row["events_sha256"])
             self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
-        self._queue: list[_Queued] = []
+        self._queue: list[tuple[_Offer, list[dict[str, Any]]]] = []  # with the records of units that are new
         self._events = self._units = 0
         self._new_documents: list[dict[str, Any]] = []
         self._new_actions: list[dict[str, Any]] = []
@@ -225,22 +216,23 @@ class Intake:
                 break
             except InputError:
                 self._load()
-                for queued in before:
-                    self._enqueue(queued.offer)
-                if [queued.numbers for queued in before] == [queued.numbers for queued in self._queue]:
+                for offered, _ in before:
+                    self._enqueue(offered)
+                if [records for _, records in before] == [records for _, records in self._queue]:
                     raise
         if not self._is_durable:
             self._store.stored_units([])
             self._is_durable = True
         self._queue, self._units, self._events = [], 0, 0
-        for queued in before:
+        for offered, records in before:
             added = 0
-            for record, number in zip(queued.records, queued.numbers, strict=True):
+            for record in records:
+                number = unit_number(record)
                 added += record["replicates"] * (number in new)
-                for held in self._held[queued.offer.key]:
+                for held in self._held[offered.key]:
                     if held.unit is None and held.first == record["first_replicate"]:
                         held.unit = number
-            queued.offer.answered(added)
+            offered.answered(added)
 
     def _commit(self) -> set[int]:
         """Commit documents and actions, which views need to show events, then units; return the new units' numbers."""
@@ -250,13 +242,13 @@ class Intake:
                 rows.clear()
         self._stored_events = None
         parts = [
-            queued.offer.values(record["first_replicate"], record["first_replicate"] + record["replicates"])
-            for queued in self._queue
-            for record in queued.records
+            offered.values(record["first_replicate"], record["first_replicate"] + record["replicates"])
+            for offered, records in self._queue
+            for record in records
         ]
         if not parts:
             return set()
-        records = [record for queued in self._queue for record in queued.records]
+        records = [record for _, records in self._queue for record in records]
         return self._store.add_pairs(records, {name: np.concatenate([part[name] for part in parts]) for name in VALUES})
 
     def _enqueue(self, offered: _Offer) -> None:
@@ -281,7 +273,7 @@ class Intake:
             self._held.setdefault(key, []).append(_Held(begin, end, horizon, None, None))
             self._events += (end - begin) * horizon
         self._units += len(records)
-        self._queue.append(_Queued(offered, records, [unit_number(record) for record in records]))
+        self._queue.append((offered, records))
 
     def _compared(self, offered: _Offer) -> list[tuple[int, int]] | Refusal:
         """Return the ranges of replicates that the store lacks, or the reason why the unit cannot go in."""
@@ -328,7 +320,6 @@ class Intake:
         return self._overlapping(key, first, end)
 
     def _rows_of(self, held: _Held, key: UnitGroup) -> pa.Table:
-        """Read the events of a stored unit of a group."""
         if self._stored_events is None:
             self._stored_events = self._store.rows_of_units("events")
         count = (held.end - held.first) * held.horizon

@@ -55,8 +55,6 @@ class _ClientGoneError(Exception):
 
 
 class _Client:
-    """A connection of kvdrift."""
-
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._lines = connection, connection.makefile("rb")

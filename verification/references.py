@@ -311,7 +311,6 @@ def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Ver
 
 
 def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected: Mapping[str, Any]) -> list[Fault]:
-    """Return faults of the units whose identity differs from the row of their revision."""
     faults = []
     for identity, records in identities.items():
         for name, value in zip(_COLUMNS, identity, strict=True):

@@ -166,7 +166,6 @@ def _between(verdict: Verdict, decimals: int) -> str:
 
 
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
-    """Return the answer as the fields of ``--json``."""
     import kvdrift
     from kvdrift.commands.status import iso, last_of_study
     from kvdrift.log.last_times import last_times

@@ -81,7 +81,6 @@ def _of_kind(part: PartKind[Any]) -> list[tuple[str, str]]:
 
 
 def _described(kind: type[Any]) -> str:
-    """Describe a class: its summary, its parameters and its paper."""
     from kvdrift.generator.selectors.custom.parts import default_parameters
 
     parameters = [f"{key} = {value}" for key, value in default_parameters(kind).items()]

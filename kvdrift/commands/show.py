@@ -127,7 +127,6 @@ def _nearest(requested: str | int, known: Sequence[Any]) -> str:
 
 
 def _summary(row: Mapping[str, Any]) -> list[str]:
-    """Summarize a trajectory in words."""
     part = " ".join(str(row[name]) for name in ("split", "stratum") if row[name] is not None)
     where = f"{row['study']}, {row['model']}: {row['doc']}{f' ({part})' if part else ''}"
     met = "no mismatch" if row["tau"] is None else f"first mismatch at {row['tau']}, {row['mismatches']} in all"

@@ -150,7 +150,6 @@ def answer(views: Views, query: str, output_format: str, output: Path | None) ->
 
 
 def _format_of(output: Path | None) -> str:
-    """Return the format that a file's ending names."""
     if output is None:
         return "table"
     if output.suffix.lower() not in _ENDINGS:

@@ -151,12 +151,10 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
 
 
 def _is_control(action: Action, *, engine: bool) -> bool:
-    """Return whether an action is the full-retention control, or an engine's floor."""
     return action.name == FLOOR_ACTION if engine else action.control
 
 
 def _later_lines(expected: Forecast) -> Iterator[str]:
-    """Yield a line for each step after generation."""
     generated = sum(split.pending.total() for split in expected.splits)
     if expected.finished:
         yield "  nothing to do"
@@ -444,5 +442,4 @@ def _span(least: str, most: str) -> str:
 
 
 def _binary(count: int) -> str:
-    """Format a number of bytes in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
