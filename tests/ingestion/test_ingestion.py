@@ -161,15 +161,6 @@ def test_formats_types_and_orders(
     assert stored(tmp_path / "store").equals(canonical(LOG))
 
 
-def test_portions_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "PORTION_ROWS", 60)
-    monkeypatch.setattr(formats, "SLICE_ROWS", 35)
-    file = event_files.EventFile(write(tmp_path / "log.parquet", LOG))
-    groups = file.groups()
-    assert groups.clustered
-    assert [len(rows) for rows in file.portions(groups)] == [96] * 4  # a group has 48 rows
-
-
 @pytest.mark.parametrize("write_ipc", [False, True])
 def test_what_memory_does_not_take_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, write_ipc: bool
@@ -523,6 +514,7 @@ def after(log: pa.Table, *, both: bool, **key: Any) -> dict[str, Any]:
 BOTH = after(LOG, both=True, action="half")
 ONE = after(make_log(replicates=range(40)), both=False, action="half")
 AT = {"doc": "d1", "action": "half", "replicate": 2, "t": 6}
+MOVED = AT | {"action": "full", "t": 2}
 OPEN = {"doc": "d1", "action": "full", "replicate": 0}  # no side ends
 
 
@@ -548,6 +540,9 @@ CASES: dict[str, tuple[Callable[[], pa.Table], str, dict[str, Any], str]] = {
     "delta after EOS": (lambda: edit(LOG, {"delta": 0.1}, **BOTH), "delta after EOS", BOTH, "delta is 0.1 after both sides' EOS, must be 0"),
     "f after EOS": (lambda: edit(make_log(replicates=range(40)), {"f": 0.25}, **ONE), "f after EOS", ONE, "f is 0.25 after X's EOS, must be 0"),
     "token after EOS": (lambda: edit(LOG, {"y_token": 7, "x_token": 7}, **BOTH), "token after EOS", BOTH, "x_token is 7 after 2, must repeat it after EOS"),
+    "control delta": (lambda: edit(LOG, {"delta": 0.001}, **MOVED), "control", MOVED, "must be 0, 0 and two equal tokens"),
+    "control f": (lambda: edit(LOG, {"f": 0.001}, **MOVED), "control", MOVED, "a full-retention control has delta 0, f 0.001, "),
+    "control tokens": (lambda: edit(LOG, {"y_token": 77}, **MOVED), "control", MOVED, "tokens "),
     "unknown document": (lambda: pa.concat_tables([LOG, make_log(["d9"], ["half"])]), "document", {"doc": "d9", "action": "half"}, "the document is neither in the store nor in the --documents file"),
 }  # fmt: skip
 
@@ -691,17 +686,6 @@ def test_remarks_keep_nothing_out(run: Run) -> None:
         in first
     )
     assert "doc=d2, action=half, replicate=2, t=2" in apart
-
-
-@pytest.mark.parametrize("values", [{"delta": 0.001}, {"f": 0.001}, {"y_token": 77}])
-def test_a_control_that_moved_is_kept_out(run: Run, values: dict[str, float]) -> None:
-    report = run(edit(LOG, values, **(AT | {"action": "full", "t": 2})))
-    finding = next(one for one in report.findings if one.kind == "control")
-    assert (
-        str(finding).split(": ", 1)[1].startswith("study=ext, model=org/m, doc=d1, action=full, replicate=2, t=2: a ")
-    )
-    assert finding.text.endswith("must be 0, 0 and two equal tokens")
-    assert (report.taken.units, report.kept_out.units) == (7, 1)
 
 
 # The command

@@ -227,9 +227,6 @@ class TestSql:
         _, nested, _ = call(capsys, "sql", finished, "select [1, 2] as a, {'b': 'c,d'} as e", "--format", "csv")
         assert [*csv_module.reader(nested.splitlines())][1] == ["[1, 2]", '{"b": "c,d"}']
 
-    def test_an_error_of_syntax_is_one_line(self, capsys: pytest.CaptureFixture[str], finished: Path) -> None:
-        assert "syntax error" in mistake(capsys, "sql", finished, "selec 1")
-
     def test_wrong_format_and_unwritable_output(self, capsys: pytest.CaptureFixture[str], finished: Path) -> None:
         mistake(capsys, "sql", finished, "select 1", "--format", "tabel")
         mistake(capsys, "sql", finished, "select 1", "--format", "csv", "-o", "/no/such/folder/x.csv")

@@ -121,13 +121,6 @@ def test_views_that_are_steps_to_others_are_not_offered() -> None:
     assert offered <= {one.view for one in describe_views()}
 
 
-def test_scripts_for_shells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))  # tests may run outside any shell
-    code, out, _ = call(capsys, "--show-completion")
-    assert code == 0
-    assert "complete -o default -F _kvdrift_completion kvdrift" in out
-
-
 def test_status_as_json_says_what_its_lines_say(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "status", finished, "--json")
     assert (code, err) == (0, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZipFile
@@ -38,28 +37,6 @@ def test_it_has_every_file_under_one_name(wheel: Path) -> None:
         name if name.startswith("kvdrift/") else f"kvdrift/{name}" for name in files if "__pycache__" not in name
     }
     assert {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name} == expected
-
-
-@pytest.mark.slow
-def test_another_distribution_named_schema_is_left_alone(wheel: Path, tmp_path: Path) -> None:
-    """The wheel is installed beside one, used, and uninstalled."""
-    environment = tmp_path / "environment"
-    ran([sys.executable, "-m", "venv", "--without-pip", environment], tmp_path)
-    python, pip = environment / "bin" / "python", [sys.executable, "-m", "pip", "--python"]
-    site = Path(ran([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # those that kvdrift needs
-    (site / "schema.py").write_text("Schema = 'theirs'")
-    before = {path.name for path in site.iterdir()}
-    ran([*pip, python, "install", "--quiet", "--no-deps", "--no-index", wheel], tmp_path)
-    assert {path.name.partition("-")[0] for path in site.iterdir()} - before == {"kvdrift"}
-    program = "import kvdrift.schema.study, schema; print(kvdrift.schema.study.__file__, schema.Schema)"
-    assert ran([python, "-c", program], tmp_path) == f"{site / 'kvdrift' / 'schema' / 'study' / '__init__.py'} theirs\n"
-    assert "decomposition" in ran([environment / "bin" / "kvdrift", "list", "views"], tmp_path)
-    ran([environment / "bin" / "kvdrift", "init", "--example", "quickstart"], tmp_path)
-    assert (tmp_path / "quickstart.toml").read_bytes() == (ROOT / "studies" / "quickstart.toml").read_bytes()
-    ran([*pip, python, "uninstall", "--quiet", "--yes", "kvdrift"], tmp_path)
-    assert {path.name for path in site.iterdir()} - {"__pycache__"} == before
-    assert ran([python, "-c", "import schema; print(schema.Schema)"], tmp_path) == "theirs\n"
 
 
 @pytest.mark.slow
