@@ -213,6 +213,7 @@ def test_the_frontier_of_foreign_events(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(units[0]["engine"]) == ENGINE
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_of_foreign_events_names_their_engine_and_floor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,21 +193,6 @@ def _portions(path: Path) -> list[event_files.EventRows]:
     return list(file.portions(file.groups()))
 
 
-def test_empty_files_and_folders_of_files(tmp_path: Path, run: Run) -> None:
-    folder = tmp_path / "logs"
-    (folder / "_temporary").mkdir(parents=True)
-    (folder / "_temporary" / "0.json").write_text("{}")
-    (folder / "._SUCCESS").write_text("")
-    write(folder / "a.parquet", LOG.slice(0, 48))
-    write(folder / "b.parquet", LOG.slice(48))
-    write(folder / "c.parquet", LOG.slice(0, 0))
-    report = ingest(tmp_path / "store", [folder], documents_csv(tmp_path))
-    assert (report.files, report.taken.units, report.findings) == (3, 8, [])
-    (tmp_path / "none").mkdir()
-    assert "no files in this folder" in refused(ingest, tmp_path / "store", [tmp_path / "none"])
-    assert run(LOG).present.units == 8
-
-
 def test_the_log_of_our_own_generator_is_right(finished: Path, tmp_path: Path) -> None:
     store = Store.open(finished)
     write(tmp_path / "documents.parquet", store.read("documents"))

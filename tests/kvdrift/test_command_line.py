@@ -22,7 +22,6 @@ from fixtures.small_study import write_study
 
 import kvdrift
 from kvdrift.command import app
-from kvdrift.commands.status import status_lines
 from kvdrift.completion import views
 from kvdrift.console import ConsoleProgress
 from kvdrift.log.store import Store
@@ -119,18 +118,6 @@ def test_views_that_are_steps_to_others_are_not_offered() -> None:
     offered = {query.removeprefix("from ") for query in views("")}
     assert "summary" in offered
     assert offered <= {one.view for one in describe_views()}
-
-
-def test_status_as_json_says_what_its_lines_say(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "status", finished, "--json")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    (study,) = found["studies"]
-    assert (found["units"], found["underived"], study["study"]) == (30, 0, "small")
-    assert study["splits"][1] == {"split": "evaluation", "documents": 6, "generated": 6, "units": 18}
-    assert (study["pending"], study["next"]) == ([], None)
-    assert any(study["plan"]["sha256"][:12] in line for line in status_lines(Store.open(finished)))
-    assert "--json: " in mistake(capsys, "status", finished, "--json", "--watch")
 
 
 def test_verify_and_list_as_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
-from kvdrift.schema.study import DocumentsSection, Study, load_studies
+from kvdrift.schema.study import DocumentsSection, load_studies
 from kvdrift.schema.tables import PLAIN
 from kvdrift.stats.endpoints import Family
 
@@ -107,13 +107,6 @@ class TestPaperStudies:
             assert [f"'{model_id}'" in line for line in unchecked].count(True) == 1
         assert (len(unchecked), out.count("time: not measured")) == (4, 2)
         assert not Path("stores").exists()
-
-    def test_kept_entries_at_nominal_lengths(self, capsys: pytest.CaptureFixture[str]) -> None:
-        first, second = (dry_run(capsys, STUDIES / f"{name}.toml", *SERVED) for name in PAPER)
-        assert "action snapkv-512: snapkv, 512 entries: 512 prompt entries" in first
-        assert "action recent-half: recent, half of the entries: 2,048 to 16,384 prompt entries" in first
-        assert "action snapkv-90: snapkv, 9/10 of the entries: 3,686 to 29,491 prompt entries" in second
-        assert "action full: the full cache, as a control: 4,096 to 32,768 prompt entries" in second
 
     def test_bytes_where_the_configuration_is_at_hand(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -392,37 +385,6 @@ def test_a_hybrid_study_may_branch_no_action(tmp_path: Path, machine: Machine) -
     plain = [(one, [item for item in own if item.estimator == PLAIN]) for one, own in work["development"]]
     assert found.splits["development"].low == pytest.approx(machine.truth(plain, 12), rel=0.02)
     assert found.splits["development"].high == pytest.approx(machine.truth(work["development"], 12), rel=1e-3)
-
-
-def test_each_step_is_named_before_it_begins(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
-) -> None:
-    """The study file is read, and the model loaded, after the line about it; measuring names the document's size."""
-    said: list[str] = []
-
-    def load(*_: object) -> PretendModel:
-        said.append("the model is loaded")
-        return PretendModel()
-
-    def read(path: Path) -> list[Study]:
-        said.append("the study file is read")
-        return load_studies(path)
-
-    monkeypatch.setattr("kvdrift.generator.transformer.other_weights.model.load_transformer", load)
-    monkeypatch.setattr("kvdrift.schema.study.load_studies", read)
-    with monkeypatch.context() as patch:
-        patch.setattr("fixtures.command.ConsoleProgress", SimpleNamespace(doing=None))  # lines of steps are heard here
-        patch.setattr(ConsoleProgress, "doing", lambda _, what: said.append(what))
-        dry_run(capsys, write_study(tmp_path), "--store", tmp_path / "store")
-    first, read_file, checking, loading_line, loaded, *measured = said
-    assert (read_file, loaded) == ("the study file is read", "the model is loaded")
-    assert "small.toml" in first
-    assert "documents" in checking
-    assert "kvdrift/tiny" in loading_line
-    assert len(measured) == len(machine.made)
-    for line, (_, tokens, pairs, positions) in zip(measured, machine.made, strict=True):
-        assert all(f"{number} {what}" in line for number, what in
-                   ((tokens, "prompt tokens"), (pairs, "pairs"), (positions, "position")))  # fmt: skip
 
 
 def test_a_line_at_once_waits_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:

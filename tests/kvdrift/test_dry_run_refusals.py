@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fixtures.command import call, mistake
-from fixtures.own_selectors import LOOKING
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
@@ -17,45 +14,12 @@ from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
-from kvdrift.generator.checks.random_models import save_random_model
-from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from kvdrift.log.store import Store
 from kvdrift.schema.tables import SCHEMA_VERSION
 
 Change = tuple[str, str]
 TINY = 'id = "kvdrift/tiny"'
 NEEDLE = 'source = "embedded"\ntasks = ["needle"]\nlength = 384'
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random_model(tmp_path_factory.mktemp("models") / "llama", "llama")
-
-
-@pytest.fixture(scope="module")
-def gpt2(llama: Path) -> Path:
-    return _copy(llama, "gpt2", {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
-
-
-@pytest.fixture(scope="module")
-def gemma2(llama: Path) -> Path:
-    """With the embedded model's tokenizer; its weights are never read."""
-    sizes = {"vocab_size": 4096, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-    kind = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 30.0}
-    folder = _copy(llama, "gemma2", {**sizes, **kind})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((EMBEDDED_FOLDER / name).read_bytes())
-    return folder
-
-
-def _copy(model: Path, name: str, changes: dict[str, Any]) -> Path:
-    folder = model.parent / name
-    folder.mkdir()
-    for file in model.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return folder
 
 
 def same_line(capsys: pytest.CaptureFixture[str], study: Path, store: Path, *options: str) -> str:
@@ -78,27 +42,6 @@ def test_what_run_refuses_is_refused_by_the_same_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, change: Change, message: str
 ) -> None:
     assert message in same_line(capsys, write_study(tmp_path, change), tmp_path / "store")
-    assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.parametrize(("model", "message"), [("gpt2", "GPT2LMHeadModel"), ("llama", "has no tokenizer")])
-def test_models_that_cannot_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, request: pytest.FixtureRequest, model: str, message: str
-) -> None:
-    text = NEEDLE, 'source = "ruler"\ntasks = ["vt"]\nlength = 384'
-    study = write_study(tmp_path, (TINY, f'id = "{request.getfixturevalue(model)}"'), text)
-    assert message in same_line(capsys, study, tmp_path / "store")
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_selector_that_a_models_layers_cannot_give(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, gemma2: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(LOOKING)
-    study = write_study(tmp_path, (TINY, f'id = "{gemma2}"'), ('selector = "snapkv"', 'selector = "mine:Looking"'))
-    line = same_line(capsys, study, tmp_path / "store")
-    assert ": selector mine:Looking: " in line
-    assert "soft cap of 30" in line
     assert not (tmp_path / "store").exists()
 
 

@@ -18,10 +18,10 @@ from kvdrift.flows.material import gather_material
 from kvdrift.flows.plan.making import EvaluatedSize, size_bounds
 from kvdrift.generator.documents.registry import choose_candidates
 from kvdrift.schema.document import split_of
-from kvdrift.schema.study import PlanSection
-from kvdrift.schema.study.reading import toml
 from kvdrift.study_files.commented import headings, kind
 from kvdrift.study_files.reference import study_reference
+
+LLAMA_CPP = ("--engine", "llama.cpp")
 
 
 def init(capsys: pytest.CaptureFixture[str], path: Path, *options: str | Path) -> str:
@@ -65,12 +65,6 @@ def test_an_example_is_a_shipped_study_with_its_files(
     assert "smollm2.jsonl: is there already" in mistake(capsys, "init", "--example", "smollm2")
 
 
-@pytest.mark.parametrize("written", ["snapkv", "snapkv:1/2", "snapkv:1/2,", ":1/2,1/4"])
-def test_a_sweep_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str) -> None:
-    line = f"--sweep {written}: write SELECTOR:KEEP,KEEP, as in snapkv:3/4,1/2,1/4"
-    assert line in mistake(capsys, "init", tmp_path / "study.toml", "--sweep", written)
-
-
 def test_the_page_is_that_of_the_schema() -> None:
     """``make docs`` writes it."""
     assert (ROOT / "docs" / "study-file.md").read_text(encoding="utf-8") == study_reference()
@@ -83,18 +77,6 @@ def test_every_key_has_a_meaning_and_numbers_have_units() -> None:
         for name, key in heading.keys.items():
             assert key["description"].endswith("."), name
             assert key.get("unit") or not kind(key).startswith(("integer", "number")) or name in pure, name
-
-
-def test_kinds_and_bounds_are_those_of_the_schema() -> None:
-    plan = headings()["plan"].keys
-    assert plan.keys() == PlanSection.model_fields.keys()
-    assert (kind(plan["alpha"]), plan["alpha"]["default"]) == ("number, 1e-05 or more and below 1", 0.05)
-    assert kind(plan["replicates"]) == '"auto" or integer, 1 to 16,777,216'
-    assert toml(plan["replicates_between"]["default"]) == "[16, 64]"
-    assert kind(plan["draws"]) == "integer, 100 to 1,000,000"
-    assert plan["baseline"]["needed"]
-    assert kind(headings()["model"].keys["alphabet"]) == "integer, 2 to 64"
-    assert headings()["documents"].keys["length"]["needed"]
 
 
 def test_each_key_of_a_new_file_is_explained_where_it_stands_first(
@@ -116,20 +98,6 @@ def test_each_key_of_a_new_file_is_explained_where_it_stands_first(
     line = mistake(capsys, "init", tmp_path / "my study.toml")
     assert "my study.toml: is there already" in line
     assert (tmp_path / "my study.toml").read_text() == text
-
-
-def test_a_dry_run_accepts_what_is_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvdrift.dry_run.description.time_lines", lambda *_, **__: iter(()))
-    init(capsys, Path("mine.toml"), "--horizon", "16", "--action", "half=snapkv:1/2", "--action", "few=recent:100",
-         "--task", "needle", "--length", "384")  # fmt: skip
-    code, out, err = call(capsys, "run", "mine.toml", "--dry-run")
-    assert (code, err) == (0, "")
-    assert "study 'mine' on kvdrift/tiny, H = 16" in out
-    assert "development: 3 documents, 9 units" in out
-    assert "action few: recent, 100 entries: 100 prompt entries" in out
 
 
 def test_a_dry_run_accepts_the_example_of_a_sweep(
@@ -352,6 +320,27 @@ def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--sweep", "snapkv"), "--sweep snapkv: write SELECTOR:KEEP,KEEP, as in "),
+        (("--sweep", "snapkv:1/2"), "--sweep snapkv:1/2: write SELECTOR:KEEP,KEEP, as in "),
+        (("--sweep", "snapkv:1/2,"), "--sweep snapkv:1/2,: write SELECTOR:KEEP,KEEP, as in "),
+        (("--sweep", ":1/2,1/4"), "--sweep :1/2,1/4: write SELECTOR:KEEP,KEEP, as in "),
+        (("--engine", "llamacpp"), "--engine llamacpp: did you mean 'llama.cpp'?"),
+        (("--engine", "http"), "--engine http: "),
+        ((*LLAMA_CPP, "--cache-types", "q8_0,q9_0"), "--cache-types q9_0: type_k = 'q9_0': "),
+        # Anbeeld/beellama.cpp issue 120
+        ((*LLAMA_CPP, "--cache-types", "q8_0/kvarn6"), "--cache-types q8_0/kvarn6: type_v = 'kvarn6': "),
+        ((*LLAMA_CPP, "--gguf", "none.gguf"), "--gguf none.gguf: "),
+        ((*LLAMA_CPP, "--weights", "none.gguf"), "--weights none.gguf: "),
+        (("--model", "none.gguf"), "--model none.gguf: "),
+        ((*LLAMA_CPP, "--model", "org/model"), "--model org/model: "),
+        (("--model", "a.gguf", "--gguf", "b.gguf"), "--model a.gguf: --gguf"),
+        ((*LLAMA_CPP, "--action", "half=snapkv:1/2"), "--action: "),
+        (("--cache-types", "q8_0"), "--cache-types: "),
+        (("--model", Path(__file__)), "test_init.py: "),
+        (("--gguf", Path(__file__)), "--gguf "),
+        (("--vllm", "http://here:1"), "--vllm http://here:1: "),
+        (("--vllm", "a=http://here:1", "--vllm", "b=http://here:2"), "--vllm a=http://here:1 "),
+        (("--vllm", "http://here:1", "--vllm", "a=http://here:2", "--cache-types", "q8_0"), "--vllm: "),
         (("--task", "needles"), "--task needles: "),
         (("--action", "snapkv:1/2"), "--action snapkv:1/2: "),
         (("--action", "a=snapvk:1/2"), "'snapkv'"),
@@ -362,7 +351,7 @@ def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
     ],
 )
 def test_mistakes_write_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], message: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str | Path, ...], message: str
 ) -> None:
     assert message in mistake(capsys, "init", tmp_path / "mine.toml", *options)
     assert not (tmp_path / "mine.toml").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.byte_level import byte_level_tokenizer
-from fixtures.command import call, mistake
+from fixtures.command import call
 from fixtures.gguf_models import write_random_llama
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
@@ -91,35 +91,6 @@ def test_servers_are_the_reference_and_an_action_each(tmp_path: Path, capsys: py
     assert study.model.settings == {"api": "vllm", "processor": True}
     urls = {action.name: action.url for action in study.actions if action.url}
     assert urls == {"fp8": "http://here:2", "kernel-floor": "http://here:3"}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--engine", "llamacpp"), "--engine llamacpp: did you mean 'llama.cpp'?"),
-        (("--engine", "http"), "--engine http: "),
-        ((*ENGINE, "--cache-types", "q8_0,q9_0"), "--cache-types q9_0: type_k = 'q9_0': "),
-        # Anbeeld/beellama.cpp issue 120
-        ((*ENGINE, "--cache-types", "q8_0/kvarn6"), "--cache-types q8_0/kvarn6: type_v = 'kvarn6': "),
-        ((*ENGINE, "--gguf", "none.gguf"), "--gguf none.gguf: "),
-        ((*ENGINE, "--weights", "none.gguf"), "--weights none.gguf: "),
-        (("--model", "none.gguf"), "--model none.gguf: "),
-        ((*ENGINE, "--model", "org/model"), "--model org/model: "),
-        (("--model", "a.gguf", "--gguf", "b.gguf"), "--model a.gguf: --gguf"),
-        ((*ENGINE, "--action", "half=snapkv:1/2"), "--action: "),
-        (("--cache-types", "q8_0"), "--cache-types: "),
-        (("--model", Path(__file__)), "test_init_engine.py: "),
-        (("--gguf", Path(__file__)), "--gguf "),
-        (("--vllm", "http://here:1"), "--vllm http://here:1: "),
-        (("--vllm", "a=http://here:1", "--vllm", "b=http://here:2"), "--vllm a=http://here:1 "),
-        (("--vllm", "http://here:1", "--vllm", "a=http://here:2", "--cache-types", "q8_0"), "--vllm: "),
-    ],
-)
-def test_mistakes_write_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str | Path, ...], said: str
-) -> None:
-    assert said in mistake(capsys, "init", tmp_path / "mine.toml", *options)
-    assert not (tmp_path / "mine.toml").exists()
 
 
 @pytest.mark.llama_cpp

@@ -65,11 +65,6 @@ def test_a_study_that_moves_has_a_page_that_says_so(tmp_path: Path, capsys: pyte
     assert {(row["status"], row["draws"]) for row in shown} == {("exploratory", "400")}
 
 
-def test_it_ends_with_the_study(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "report", finished, "--live")
-    assert (code, out, err) == (0, f"finished: kvdrift report {finished} writes the report\n", "")
-
-
 def test_the_preliminary_page_then_leads_to_the_report(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from fixtures.refusals import refused
-from fixtures.stored_units import derive, make_unit
+from fixtures.stored_units import make_unit
 
 from benchmarks.freshness import memory_load, observe
 from kvdrift import upkeep
@@ -65,32 +65,17 @@ def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:
     assert line.startswith(f"upkeep could not merge files or write the catalogue: {tmp_path}/nowhere ")
 
 
-def test_a_store_behind_a_url_has_files_to_keep_up_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("local", "compacts"), [(True, True), (True, False), (False, True)])
+def test_files_are_put_together_if_wanted_and_a_store_on_a_disk_has_a_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, local: bool, compacts: bool
 ) -> None:
     Store.create(tmp_path / "store")
-    monkeypatch.setattr(upkeep, "is_local", lambda _: False)
+    monkeypatch.setattr(upkeep, "is_local", lambda _: local)
     called = []
     monkeypatch.setattr(Store, "gather", lambda store: called.append(store.location))
-    upkeep.keep_up(str(tmp_path / "store"), compacts=True)
-    assert len(called) == 1
-    assert not (tmp_path / "store" / "catalog.duckdb").exists()
-
-
-def test_files_that_a_derivation_left_are_put_together(tmp_path: Path) -> None:
-    """Files that are too large for the derivation's own process are merged, too; with --no-compact none is."""
-    tables = ("events", "units", "trajectories", "steps")
-    store = Store.create(tmp_path / "store")
-    for number in range(17):  # one more than stay
-        store.append_units([make_unit(f"d{number}")])
-        derive(store)
-    before = {table: store.read(table).sort_by("doc") for table in tables}
-    upkeep.keep_up(store.location, compacts=False)
-    assert [len(store.paths(table)) for table in tables] == [17, 17, 17, 17]
-    assert (tmp_path / "store" / "catalog.duckdb").exists()
-    upkeep.keep_up(store.location, compacts=True)
-    assert [len(store.paths(table)) for table in tables] == [1, 1, 1, 1]
-    assert {table: store.read(table).sort_by("doc") for table in tables} == before
+    upkeep.keep_up(str(tmp_path / "store"), compacts=compacts)
+    assert len(called) == compacts
+    assert (tmp_path / "store" / "catalog.duckdb").exists() == local
 
 
 # The command ends at once, since there is no store, in a process that is then as the watching one.

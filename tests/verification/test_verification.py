@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -569,21 +568,6 @@ def test_what_cannot_be_read_is_not_blamed_on_others(made: Store) -> None:
     for table, path in paths.items():
         place(made, table, path).unlink()
     assert_found(made, *(f"^{table}/{path}: the file is missing" for table, path in paths.items()))
-
-
-@pytest.mark.parametrize("table", ["events", "trajectories", "branching_depths", "units"])
-@pytest.mark.by_default("events")
-def test_every_flipped_bit_is_found(made: Store, table: str) -> None:
-    """One bit is flipped anywhere, and the file's time is kept: a scrub reads the file, whose name holds its digest."""
-    path = place(made, table, path_of(made, table))
-    data, times = path.read_bytes(), path.stat()
-    chance = np.random.default_rng(5)
-    for at in chance.choice(len(data), 12, replace=False):
-        flipped = bytearray(data)
-        flipped[at] ^= 1 << int(chance.integers(8))
-        path.write_bytes(flipped)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert [fault.where for check in scrub(made, 0.0) for fault in check.faults] == [f"{table}/{path.name}"]
 
 
 def test_page_checksums_and_text_that_is_no_text(made: Store) -> None:
