@@ -191,7 +191,7 @@ class DocumentRows:
         for row in rows:
             same = self._rows.setdefault(row.values["doc"], [])
             for other in same:
-                if _applies_to(row, other.values.get("study"), other.values.get("model")):
+                if _is_about(row, {name: other.values.get(name) for name in ("study", "model")}):
                     raise InputError(
                         f"{row.where}: document '{row.values['doc']}' has another row ({other.where}), must have one"
                     )
@@ -206,13 +206,8 @@ class DocumentRows:
 
     def find(self, study: str, model: str, doc: str) -> Record | None:
         """Return the row about a document; None if there is none."""
-        return next((row for row in self._rows.get(doc, ()) if _applies_to(row, study, model)), None)
-
-
-def _applies_to(row: Record, study: str | None, model: str | None) -> bool:
-    """Tell whether a row may be about documents of a study and model; a None, here or in the row, means any."""
-    pairs = ((row.values.get("study"), study), (row.values.get("model"), model))
-    return all(value is None or wanted is None or value == wanted for value, wanted in pairs)
+        about = {"study": study, "model": model}
+        return next((row for row in self._rows.get(doc, ()) if _is_about(row, about)), None)
 
 
 def read_documents(path: Path) -> DocumentRows:
@@ -348,9 +343,9 @@ def _facts_of(rows: Iterable[Record]) -> Iterator[tuple[Record, str, Any]]:
     return ((row, name, value) for row in rows for name, value in row.values.items() if name not in _FACT_KEYS)
 
 
-def _is_about(row: Record, key: Mapping[str, str]) -> bool:
-    """Tell whether a row is about ``key``: whether the names that it gives are those in ``key``."""
-    return all(row.values.get(name, value) == value for name, value in key.items())
+def _is_about(row: Record, key: Mapping[str, str | None]) -> bool:
+    """Tell whether a row may be about ``key``: a name that it lacks, or that is None in ``key``, stands for any."""
+    return all(value is None or row.values.get(name, value) == value for name, value in key.items())
 
 
 def read_facts_file(path: Path) -> FactRows:

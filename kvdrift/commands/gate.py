@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,12 @@ from kvdrift.schema.errors import printable
 if TYPE_CHECKING:
     from kvdrift.flows.estimate.gate import Verdict
     from kvdrift.log.store import Store
+
+
+_SAME_NAMES = (
+    "decision", "estimate", "low", "high", "interval_level", "draws", "documents", "clusters", "alike", "distinguished",
+    "status",
+)  # fmt: skip
 
 
 def gate(
@@ -172,36 +179,19 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
     from kvdrift.log.studies import count_waiting, store_size
     from kvdrift.report.reading.estimates import FEW_CLUSTERS
 
-    question, times = verdict.question, last_times(store.location)
-    study, model = str(question.study), str(question.model)
+    times = last_times(store.location)
+    study, model = str(verdict.question.study), str(verdict.question.model)
     waiting = count_waiting(store).get((study, model))
     return {
-        "decision": verdict.decision,
-        "quantity": question.quantity,
         "contrast": verdict.contrast.name,
         "higher": verdict.contrast.higher.value,
-        "action": question.action,
-        "baseline": question.baseline,
-        "stratum": question.stratum,
-        "estimate": verdict.estimate,
-        "low": verdict.low,
-        "high": verdict.high,
-        "margin": question.margin,
-        "level": question.level,
-        "interval_level": verdict.interval_level,
+        **asdict(verdict.question),
+        **{name: getattr(verdict, name) for name in _SAME_NAMES},
         "method": verdict.interval,
-        "draws": verdict.draws,
-        "documents": verdict.documents,
-        "clusters": verdict.clusters,
-        "alike": verdict.alike,
         "more_documents": verdict.more,
         "documents_for_unseen": verdict.unseen,
-        "distinguished": verdict.distinguished,
         "from_floors": dict(verdict.from_floors),
         "few_clusters": verdict.clusters < FEW_CLUSTERS,
-        "status": verdict.status,
-        "study": question.study,
-        "model": question.model,
         **last_of_study(store, study, model, times),
         "last_check": iso(times.check),
         "check_faults": times.faults,

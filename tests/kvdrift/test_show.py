@@ -80,39 +80,29 @@ def test_without_the_tokenizer_tokens_are_numbers(
     assert out.splitlines()[6].split()[:3] == ["3", "13", "23"]
 
 
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (
+            [(11, "eleven"), (12, "twelve"), (13, "thirteen"), (15, "fifteen"), (9, "<end>")],
+            [["eleven", "eleven"], ["twelve", "twelve"], ["thirteen", "23"], ["14", "<end>"]],
+        ),
+        (
+            [(11, " \\xE9"), (12, "\\x95"), (13, "\\xBF"), (23, "\\x8E\\xE5"), (14, "a\\b\xe9"), (9, "<end>")],
+            [["' \\xE9'", "' \\xE9'"], ["\\x95", "\\x95"], ["' 长'", "' 镎\\xE5'"], ["a\\\\bé", "<end>"]],
+        ),
+    ],
+)
 def test_the_stores_texts_come_before_the_tokenizers(
-    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], texts: list[tuple[int, str]], shown: list[list[str]]
 ) -> None:
-    """The model's id may be a path from another folder. A token without text is a number."""
+    """A token without text is a number; a character stands at the last of its tokens, and the others are bytes."""
     copied = Store.open(shutil.copytree(store, tmp_path / "store"))
-    texts = [(11, "eleven"), (12, "twelve"), (13, "thirteen"), (15, "fifteen"), (9, "<end>")]
     rows = [{"study": "s", "model": "org/model", "token": token, "text": text} for token, text in texts]
     copied.append_rows("tokens", pa.Table.from_pylist(rows, schema=TOKENS.schema))
     code, out, err = call(capsys, "show", copied.location, "d0", "snapkv", "1")
     assert (code, err) == (0, "")
-    assert [row.split()[1:3] for row in out.splitlines()[4:8]] == [
-        ["eleven", "eleven"],
-        ["twelve", "twelve"],
-        ["thirteen", "23"],
-        ["14", "<end>"],
-    ]
-
-
-def test_a_character_of_several_tokens_stands_once(
-    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At the last of its tokens; the others, and those that make no character, are their bytes."""
-    copied = Store.open(shutil.copytree(store, tmp_path / "store"))
-    texts = [(11, " \\xE9"), (12, "\\x95"), (13, "\\xBF"), (23, "\\x8E\\xE5"), (14, "a\\b\xe9"), (9, "<end>")]
-    rows = [{"study": "s", "model": "org/model", "token": token, "text": text} for token, text in texts]
-    copied.append_rows("tokens", pa.Table.from_pylist(rows, schema=TOKENS.schema))
-    _, out, _ = call(capsys, "show", copied.location, "d0", "snapkv", "1")
-    assert [re.split(r"  +", row)[1:3] for row in out.splitlines()[4:8]] == [
-        ["' \\xE9'", "' \\xE9'"],
-        ["\\x95", "\\x95"],
-        ["' 长'", "' 镎\\xE5'"],
-        ["a\\\\bé", "<end>"],
-    ]
+    assert [re.split(r"  +", row.strip())[1:3] for row in out.splitlines()[4:8]] == shown
 
 
 @pytest.mark.parametrize(

@@ -217,12 +217,6 @@ def test_both_estimators(made: Store) -> None:
     assert checks["controls"].looked_at == "6 replicates"
 
 
-def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "verify", Store.create(tmp_path / "store").location)
-    assert code == 0
-    assert "events: 0 units, 0 rows, whole and unique" in out
-
-
 def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer was killed between its two commits, and some units are not derived."""
     monkeypatch.setattr(UnitCommits, "append_rows", lambda *_: 0)
