@@ -9,22 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fixtures.event_logs import (
-    EOS,
     LOG,
     PAIR_KEY,
     H,
     Run,
     canonical,
-    documents_csv,
-    edit,
-    make_log,
     stopped,
     stored,
-    write,
 )
 
 from kvdrift.ingestion.event_rows import VALUES, EventRows, converted, filled
-from kvdrift.ingestion.ingest import ingest
 
 Row = dict[str, Any]
 
@@ -46,20 +40,6 @@ def test_rows_after_both_ends_need_not_be_there(tmp_path: Path, run: Run, after:
     assert stored(tmp_path / "store").equals(canonical(LOG))
     again = run(LOG, short)
     assert (again.findings, again.taken.units, again.present.events) == ([], 0, 2 * LOG.num_rows)
-
-
-def test_if_one_side_has_not_ended_the_rows_are_needed(tmp_path: Path, run: Run) -> None:
-    both = open_at_end(LOG)
-    cut = LOG.filter(pa.array(~(both.to_numpy(zero_copy_only=False) & (LOG["t"].to_numpy() == H))))
-    report = ingest(tmp_path / "store", [write(tmp_path / "0.parquet", cut)], documents_csv(tmp_path), horizon=H)
-    assert {finding.kind for finding in report.findings} == {"horizon"}
-    ends = {(finding.key["doc"], finding.key["action"]) for finding in report.findings}
-    assert ends == {(row["doc"], row["action"]) for row in LOG.filter(both).to_pylist()}
-    short = stopped(LOG, after=1)
-    first = next(row for row in short.to_pylist() if row["t"] == 5)
-    gap = {name: first[name] for name in PAIR_KEY}
-    keep = [any(row[name] != value for name, value in gap.items()) for row in short.to_pylist()]
-    assert [finding.kind for finding in run(short.filter(pa.array(keep))).findings] == ["gap"]
 
 
 def test_the_horizon_of_pairs_that_all_stop_must_be_given(tmp_path: Path, run: Run) -> None:
@@ -115,16 +95,3 @@ def test_filling_is_its_plain_twin() -> None:
 
 def columns(rows: EventRows) -> list[tuple[Any, ...]]:
     return list(zip(*(getattr(rows, name).tolist() for name in VALUES), strict=True))
-
-
-def test_another_token_that_ends_a_side(run: Run, tmp_path: Path) -> None:
-    """Y ends with 77 where X had ended with 2 before: both then repeat 2."""
-    key = {"doc": "d0", "action": "half", "replicate": 0}
-    log = make_log(["d0"], ["half"], [0])
-    for t in range(4, H + 1):
-        ended = {"x_token": EOS, "x_eos": True, "f": 0.0, "delta": 0.5, "y_token": 9, "y_eos": False}
-        log = edit(log, ended if t < 7 else ended | {"y_token": 77, "y_eos": True}, **key, t=t)
-    log = pa.concat_tables([stopped(log), make_log(["d1"], ["full"], [0])])
-    assert run(log).findings == []
-    rows = [row for row in stored(tmp_path / "store").to_pylist() if row["doc"] == "d0"]
-    assert [(row["x_token"], row["y_token"]) for row in rows[6:]] == [(EOS, 77)] + [(EOS, EOS)] * (H - 7)

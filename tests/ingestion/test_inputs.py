@@ -123,12 +123,6 @@ def finding_of(folder: Path, lines: Iterable[str]) -> str:
     return finding.text
 
 
-def test_a_column_that_csv_names_twice(tmp_path: Path) -> None:
-    path = write_as(tmp_path / "log.csv", LOG.append_column("extra", LOG["t"]))
-    path.write_text(path.read_text().replace('"extra"', '"t"', 1))
-    assert refused(EventFile, path) == f"{path}: 2 columns are named 't', must be one"
-
-
 @pytest.mark.parametrize("line", ["[1]", '{"t": 1', "{" * 100_000, '{"a":' * 100_000, "\xff"])
 def test_a_line_of_json_that_is_no_object(tmp_path: Path, line: str) -> None:
     lines = [json.dumps(row) for row in LOG.to_pylist()]

@@ -31,6 +31,8 @@ from kvdrift.program import program
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.tables import ACTIONS
 
+TINY = 'id = "kvdrift/tiny"'
+
 
 @pytest.mark.parametrize(
     ("changes", "parts"),
@@ -42,6 +44,8 @@ from kvdrift.schema.tables import ACTIONS
         ([('stratum = "tracking"', 'stratum = "needle"')], ("strata", "'needle'", "2 times")),
         ([('stratum = "needle"', 'stratum = "pooled"')], ("strata", "'pooled'")),
         ([("[plan]", "[plan")], ("small.toml", "TOML")),
+        ([("[model]", "[[model]]"), (TINY, f"{TINY}\n\n[[model]]\n{TINY}")], ("'kvdrift/tiny' is given 2 times",)),
+        ([("[model]", "[[model]]"), (TINY, f'{TINY}\n\n[[model]]\nidd = "x"')], ("model.idd", "'id'")),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_study_file_are_one_line_and_nothing_is_written(

@@ -225,18 +225,6 @@ def test_bytes_are_those_that_eviction_measures() -> None:
         assert bytes_held == compact.stored_bytes
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "kvdrift/tiny"'), "models: 'kvdrift/tiny' is given 2 times"),
-        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nidd = "x"'), "model.idd: unknown key; did you mean 'id'?"),
-    ],
-)  # fmt: skip
-def test_several_models(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        load_studies(write_study(tmp_path, ("[model]", "[[model]]"), change))
-
-
 def test_a_family_smaller_than_its_members_is_refused(tmp_path: Path) -> None:
     study = load_study(write_study(tmp_path, ("draws = 200", "draws = 200\nfamily_size = 2")))
     with pytest.raises(InputError, match=r"plan.family_size = 2: this model alone has 3 endpoints"):

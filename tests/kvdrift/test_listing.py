@@ -10,7 +10,6 @@ import pytest
 from fixtures.command import call
 from huggingface_hub import constants
 
-from kvdrift.generator.documents.registry import SOURCES
 from kvdrift.generator.selectors import SELECTORS
 from kvdrift.generator.transformer.files.local_folders import (
     EMBEDDED_ID,
@@ -95,12 +94,3 @@ def test_selectors_have_their_parameters_and_papers(capsys: pytest.CaptureFixtur
     assert lines["recent"].endswith("; sinks = 4; Xiao et al. 2024, StreamingLLM, arXiv:2309.17453")
     assert {name for name in SELECTORS if "arXiv:" not in lines[name]} == {"full", "numerics", "random"}
     assert "decomposition" in listing(capsys, "views")
-
-
-def test_every_task_stands_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = listing(capsys, "tasks").splitlines()
-    for name, source in SOURCES.items():
-        assert any(line.startswith(f"{name} ") for line in lines)
-        for task in source.tasks:
-            made = "made by kvdrift from the study's seed" if task in source.generated else "from files"
-            assert any(line.split(None, 2) == [f"{name}:", task, made] for line in lines)
