@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -301,18 +301,28 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 LONGER = ('tasks = ["variable_tracking"]\nlength = 384', 'tasks = ["variable_tracking"]\nlength = 768')
 
 
-def small_time(folder: Path, *changes: tuple[str, str], budget: float = 60.0) -> tuple[StudyTime, dict[str, Work]]:
+def small_time(
+    folder: Path, *changes: tuple[str, str], budget: float = 60.0, doing: Callable[[str], None] = lambda _: None
+) -> tuple[StudyTime, dict[str, Work]]:
     """The forecast, and the splits' work at their greatest size."""
     study = load_study(write_study(folder, *changes))
     run = StudyRun(study, str(folder / "none"), storing(LocalGenerator()), offline=True)
     splits = forecast(run).splits
-    found = study_time(run.material, splits, lambda _: None, budget)
+    found = study_time(run.material, splits, doing, budget)
     return found, {split.split: split.work for split in splits}
 
 
 def test_time_is_that_of_all_documents(tmp_path: Path, machine: Machine) -> None:
-    """Prompts of two lengths, and splits of 10 and of 12 pairs, are measured until costs of tokens and pairs are."""
-    found, work = small_time(tmp_path, LONGER)
+    """Prompts of two lengths, and splits of 10 and of 12 pairs, are measured until costs of tokens and pairs are.
+
+    Each step is named before it begins.
+    """
+    said = list[str]()
+    found, work = small_time(tmp_path, LONGER, doing=lambda line: said.append(f"{len(machine.made)} {line}"))
+    assert "kvdrift/tiny" in said[0]
+    for number, (line, (_, tokens, pairs, positions)) in enumerate(zip(said[1:], machine.made, strict=True)):
+        assert line.startswith(f"{number} measuring: {tokens} prompt tokens ")
+        assert f" {pairs} pairs, {positions} position" in line
     assert list(found.splits) == list(work) == ["development", "evaluation"]
     for split, seconds in found.splits.items():
         assert seconds.low == seconds.high == pytest.approx(machine.truth(work[split], 12))
