@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from kvdrift.ingestion import formats
 from kvdrift.ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows, converted, plain
 from kvdrift.ingestion.formats import IGNORED, LATER, open_log
-from kvdrift.ingestion.inputs import EventSource, SourceFile, expanded
+from kvdrift.ingestion.inputs import EventSource, Place, expanded
 from kvdrift.schema.errors import InputError, reading
 from kvdrift.schema.rows import Ints, Wide, combined_codes, run_begins
 from kvdrift.schema.tables import EVENTS, GROUP_KEY
@@ -191,7 +191,7 @@ class EventFile:
 class _LogFile:
     """One file of an event log; columns that it lacks are taken from the names of its folders, or from a Delta log."""
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: Place) -> None:
         self.file, self.reader = file, open_log(file)
         self.schema = self.reader.schema
         lacking = [name for name in (*GROUP_KEY, *VALUES, *LATER) if name not in self.schema.names]

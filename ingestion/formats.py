@@ -26,7 +26,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from kvdrift.ingestion.inputs import SourceFile
+from kvdrift.ingestion.inputs import Place
 from kvdrift.ingestion.records import shown
 from kvdrift.schema.errors import InputError, first_line, reading
 from kvdrift.schema.tables import EVENTS, GROUP_KEY
@@ -75,7 +75,7 @@ class LogReader(ABC):
     schema: pa.Schema
     rows: int
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: Place) -> None:
         self.file = file
 
     @abstractmethod
@@ -90,7 +90,7 @@ class LogReader(ABC):
 class _Parquet(LogReader):
     kind = "Parquet"
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: Place) -> None:
         super().__init__(file)
         with self.reading(), file.open() as source, pq.ParquetFile(source) as parquet:
             self.schema, self.rows = parquet.schema_arrow, int(parquet.metadata.num_rows)
@@ -126,7 +126,7 @@ class _Parquet(LogReader):
 class _IpcFile(LogReader):
     kind = "an Arrow IPC file"
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: Place) -> None:
         super().__init__(file)
         with self.reading():
             with file.open(mapped=True) as source:
@@ -143,7 +143,7 @@ class _IpcFile(LogReader):
 class _IpcStream(LogReader):
     kind = "an Arrow IPC stream"
 
-    def __init__(self, file: SourceFile, compression: str | None) -> None:
+    def __init__(self, file: Place, compression: str | None) -> None:
         super().__init__(file)
         self._compression, self.ends = compression, compression is not None
         with self.reading():
@@ -161,7 +161,7 @@ def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
     return pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns])
 
 
-def _checked(batch: pa.RecordBatch, file: SourceFile) -> pa.RecordBatch:
+def _checked(batch: pa.RecordBatch, file: Place) -> pa.RecordBatch:
     """Check that a batch's values are valid, as Parquet's decoder does and Arrow IPC's does not; return the batch."""
     if batch.nbytes > MOST_BYTES or batch.num_rows > MOST_ROWS:
         raise InputError(
@@ -197,7 +197,7 @@ class _Text(LogReader):
 
     headers = 0
 
-    def __init__(self, file: SourceFile, compression: str | None, names: Sequence[str]) -> None:
+    def __init__(self, file: Place, compression: str | None, names: Sequence[str]) -> None:
         super().__init__(file)
         self._compression, self.ends = compression, compression is not None
         self.schema = pa.schema([(name, _TYPES.get(name, pa.null())) for name in names])
@@ -304,7 +304,7 @@ class _Csv(_Text):
 class _JsonLines(_Text):
     kind = "JSON Lines"
 
-    def __init__(self, file: SourceFile, compression: str | None, first: dict[str, Any]) -> None:
+    def __init__(self, file: Place, compression: str | None, first: dict[str, Any]) -> None:
         """Take the first line's object. All lines must write flags as this line does: as true and false, or 1 and 0."""
         self._numbered = {name for name in ("x_eos", "y_eos") if type(first.get(name)) in {int, float}}
         self._absent = {name: value for name, value in LATER.items() if name not in first}
@@ -341,7 +341,7 @@ class _JsonLines(_Text):
         return wanted
 
 
-def open_log(file: SourceFile) -> LogReader:
+def open_log(file: Place) -> LogReader:
     """Open a file in the format that its content shows.
 
     Raises:
@@ -368,7 +368,7 @@ def open_log(file: SourceFile) -> LogReader:
     return log
 
 
-def _log_of(file: SourceFile, compression: str | None, head: bytes) -> LogReader | None:
+def _log_of(file: Place, compression: str | None, head: bytes) -> LogReader | None:
     """Open a file whose decompressed content begins with ``head``; None if no log of events begins so."""
     if binary := next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), None):
         if compression:
@@ -386,7 +386,7 @@ def _log_of(file: SourceFile, compression: str | None, head: bytes) -> LogReader
     return _Csv(file, compression, names) if any(name in names for name in _MEASURED) else None
 
 
-def _json_log(file: SourceFile, compression: str | None, first: bytes, head: bytes) -> LogReader | None:
+def _json_log(file: Place, compression: str | None, first: bytes, head: bytes) -> LogReader | None:
     """Open a JSON Lines file, whose first line is ``first``; None if ``head`` names no column that only events have."""
     if not any(f'"{name}"'.encode() in head for name in _MEASURED):
         return None
@@ -397,7 +397,7 @@ def _json_log(file: SourceFile, compression: str | None, first: bytes, head: byt
     return _JsonLines(file, compression, record)
 
 
-def _opened(file: SourceFile, compression: str | None) -> pa.NativeFile:
+def _opened(file: Place, compression: str | None) -> pa.NativeFile:
     source = file.open()
     return pa.CompressedInputStream(source, compression) if compression else source
 

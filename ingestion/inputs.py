@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -33,16 +33,26 @@ Stamp = tuple[int, int, int]  # of a file: inode, size, time of the last change 
 
 
 @dataclass(frozen=True)
-class SourceFile:
-    """A file on a disk or behind a URL, and the columns that its rows get from folder names or from a Delta log."""
+class Place:
+    """A file or folder on a disk or behind a URL, and the columns that a file's rows get from elsewhere."""
 
     location: str  # path or URL, for messages
-    columns: tuple[tuple[str, Any], ...] = ()
-    filesystem: pa.fs.FileSystem | None = field(default=None, compare=False)  # None: this machine's
-    path: str = field(default="", compare=False)  # in that file system
+    path: str = field(compare=False)  # in its file system
+    filesystem: pa.fs.FileSystem | None = field(compare=False)  # None: this machine's
+    columns: tuple[tuple[str, Any], ...] = ()  # stated by the names of folders, or by a Delta log
+
+    @classmethod
+    def of(cls, text: str) -> Place:
+        """Return the place that a path or a URL names."""
+        if is_local(text):
+            path = str(Path(text))
+            return cls(path, path, None)
+        url = text.rstrip("/")
+        filesystem, path = filesystem_of(url)
+        return cls(url, path, filesystem)
 
     def open(self, *, mapped: bool = False) -> pa.NativeFile:
-        """Open the file for random access; ``mapped`` maps a file on a disk into memory."""
+        """Open a file for random access; ``mapped`` maps a file on a disk into memory."""
         if self.filesystem is not None:
             return self.filesystem.open_input_file(self.path)
         return pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
@@ -52,18 +62,73 @@ class SourceFile:
         with reading(f"{self.location}: cannot be read"):
             if self.filesystem is None:
                 check_regular(Path(self.path))
-                is_there = Path(self.path).exists()
-            else:
-                is_there = self.filesystem.get_file_info(self.path).type == pa.fs.FileType.File
-        if not is_there:
+            kind = self.kind()
+        if kind != pa.fs.FileType.File:
             raise InputError(f"{self.location}: no such file")
+
+    def below(self, relative: str) -> Place:
+        """Return a place below a folder."""
+        if self.filesystem is None:
+            return Place.of(str(Path(self.path, relative)))
+        return Place(join(self.location, relative), join(self.path, relative), self.filesystem) if relative else self
+
+    def kind(self) -> pa.fs.FileType:
+        """Tell whether the place is a file, a folder, or not there."""
+        if self.filesystem is not None:
+            return self.filesystem.get_file_info(self.path).type
+        path = Path(self.path)
+        if not path.exists():
+            return pa.fs.FileType.NotFound
+        return pa.fs.FileType.Directory if path.is_dir() else pa.fs.FileType.File
+
+    def parents(self) -> Iterator[Place]:
+        """Yield the folders above, the nearest first."""
+        path = Path(self.path)
+        for parent in path.absolute().parents if self.filesystem is None else path.parents[:-1]:
+            yield Place(str(parent), str(parent), self.filesystem)
+
+    def is_table(self) -> bool:
+        """Tell whether the folder has a Delta log."""
+        return bool(self.below(_DELTA_LOG).kind() == pa.fs.FileType.Directory)
+
+    def files(self) -> list[tuple[str, ...]]:
+        """Return the files below, each as the parts of its path from here, sorted."""
+        if self.filesystem is None:
+            below = (path.relative_to(self.path) for path in Path(self.path).rglob("*") if path.is_file())
+        else:
+            selector = pa.fs.FileSelector(self.path, recursive=True, allow_not_found=True)
+            infos = self.filesystem.get_file_info(selector)
+            below = (Path(i.path).relative_to(self.path) for i in infos if i.type == pa.fs.FileType.File)
+        return sorted(path.parts for path in below)
+
+    def sources(self, *, discovered: bool) -> list[EventSource]:
+        """Return the sources that the place stands for; ``discovered`` tells that a pattern matched the place."""
+        if self.kind() != pa.fs.FileType.Directory:
+            return [EventSource(self.log_file(), discovered=discovered)]
+        files = self.files()
+        tables = {file[: file.index(_DELTA_LOG)] for file in files if _DELTA_LOG in file}
+        tables = {table for table in tables if not any(table[:end] in tables for end in range(len(table)))}
+        others = [file for file in files if not _is_hidden(file) and not any(file[: len(t)] == t for t in tables)]
+        sources = [EventSource(self.below("/".join(file)).log_file(), discovered=True) for file in others]
+        for table in tables:
+            folder = self.below("/".join(table))
+            sources.append(EventSource(folder, is_table=True, discovered=discovered or table != ()))
+        return sorted(sources, key=lambda source: source.name)
+
+    def log_file(self) -> Place:
+        """Return the file with the columns that its folders' names state, as ``COLUMN=VALUE``."""
+        return self.with_columns(pyarrow.dataset.get_partition_keys(_HIVE.parse(self.location)))
+
+    def with_columns(self, columns: dict[str, Any]) -> Place:
+        """Return the file with columns that its rows get."""
+        return replace(self, columns=tuple(sorted(columns.items())))
 
 
 @dataclass(frozen=True)
 class EventSource:
     """A log as a call names or finds it: a file, or the folder of a Delta table."""
 
-    file: SourceFile
+    file: Place
     is_table: bool = False
     discovered: bool = False  # in a folder or by a pattern, where files that are no event logs are passed over
 
@@ -72,12 +137,11 @@ class EventSource:
         """The path or URL, for messages."""
         return self.file.location
 
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> tuple[Place, ...]:
         """Return the files whose rows are the log's; of a Delta table, the files of its newest version."""
         if not self.is_table:
             return (self.file,)
-        folder = _Place(self.name, self.file.path, self.file.filesystem)
-        return tuple(folder.below(path).file(columns) for path, columns in live_files(self.name))
+        return tuple(self.file.below(path).with_columns(columns) for path, columns in live_files(self.name))
 
     def stamp(self) -> Stamp:
         """Return a value that differs once the log has changed; zeros if the log is not there."""
@@ -108,7 +172,7 @@ def expanded(location: str | Path, *, may_be_empty: bool = False) -> list[EventS
         text = absolute(text)
     with reading(f"{text}: cannot be read"):
         is_pattern = glob.has_magic(text) and not (is_local(text) and Path(text).exists())
-        places = _matching(text) if is_pattern else [_Place.of(text)]
+        places = _matching(text) if is_pattern else [Place.of(text)]
         _refuse_parts_of_tables(places)
         sources = [source for match in places for source in match.sources(discovered=is_pattern)]
     if not sources and not may_be_empty:
@@ -116,84 +180,11 @@ def expanded(location: str | Path, *, may_be_empty: bool = False) -> list[EventS
     return list(dict.fromkeys(sources))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A path on this machine, or in the file system behind a URL; ``name`` is the path or URL in messages."""
-
-    name: str
-    path: str
-    filesystem: pa.fs.FileSystem | None = field(compare=False)
-
-    @classmethod
-    def of(cls, text: str) -> _Place:
-        if is_local(text):
-            path = str(Path(text))
-            return cls(path, path, None)
-        url = text.rstrip("/")
-        filesystem, path = filesystem_of(url)
-        return cls(url, path, filesystem)
-
-    def below(self, relative: str) -> _Place:
-        if self.filesystem is None:
-            path = str(Path(self.path, relative))
-            return _Place(path, path, None)
-        return _Place(join(self.name, relative), join(self.path, relative), self.filesystem) if relative else self
-
-    def kind(self) -> pa.fs.FileType:
-        if self.filesystem is not None:
-            return self.filesystem.get_file_info(self.path).type
-        path = Path(self.path)
-        if not path.exists():
-            return pa.fs.FileType.NotFound
-        return pa.fs.FileType.Directory if path.is_dir() else pa.fs.FileType.File
-
-    def parents(self) -> Iterator[_Place]:
-        """Yield the folders above, the nearest first."""
-        path = Path(self.path)
-        for parent in path.absolute().parents if self.filesystem is None else path.parents[:-1]:
-            yield _Place(str(parent), str(parent), self.filesystem)
-
-    def is_table(self) -> bool:
-        return bool(self.below(_DELTA_LOG).kind() == pa.fs.FileType.Directory)
-
-    def files(self) -> list[tuple[str, ...]]:
-        """Return the files below, each as the parts of its path from here, sorted."""
-        if self.filesystem is None:
-            below = (path.relative_to(self.path) for path in Path(self.path).rglob("*") if path.is_file())
-        else:
-            selector = pa.fs.FileSelector(self.path, recursive=True, allow_not_found=True)
-            infos = self.filesystem.get_file_info(selector)
-            below = (Path(i.path).relative_to(self.path) for i in infos if i.type == pa.fs.FileType.File)
-        return sorted(path.parts for path in below)
-
-    def sources(self, *, discovered: bool) -> list[EventSource]:
-        """Return the sources that the place stands for; ``discovered`` tells that a pattern matched the place."""
-        if self.kind() != pa.fs.FileType.Directory:
-            return [EventSource(self.log_file(), discovered=discovered)]
-        files = self.files()
-        tables = {file[: file.index(_DELTA_LOG)] for file in files if _DELTA_LOG in file}
-        tables = {table for table in tables if not any(table[:end] in tables for end in range(len(table)))}
-        others = [file for file in files if not _is_hidden(file) and not any(file[: len(t)] == t for t in tables)]
-        sources = [EventSource(self.below("/".join(file)).log_file(), discovered=True) for file in others]
-        for table in tables:
-            folder = self.below("/".join(table)).file({})
-            sources.append(EventSource(folder, is_table=True, discovered=discovered or table != ()))
-        return sorted(sources, key=lambda source: source.name)
-
-    def log_file(self) -> SourceFile:
-        """Return the file with the columns that its folders' names state, as ``COLUMN=VALUE``."""
-        is_hive = "=" in self.name
-        return self.file(pyarrow.dataset.get_partition_keys(_HIVE.parse(self.name)) if is_hive else {})
-
-    def file(self, columns: dict[str, Any]) -> SourceFile:
-        return SourceFile(self.name, tuple(sorted(columns.items())), self.filesystem, self.path)
-
-
-def _matching(text: str) -> list[_Place]:
+def _matching(text: str) -> list[Place]:
     """Return the files and folders that match a pattern, without hidden ones."""
     parts = text.rstrip("/").split("/")
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-    start, pattern = _Place.of("/".join(parts[:first]) or "/" * bool(first)), parts[first:]
+    start, pattern = Place.of("/".join(parts[:first]) or "/" * bool(first)), parts[first:]
     if start.filesystem is None:
         matches = {path.relative_to(start.path).parts for path in Path(start.path).glob("/".join(pattern))}
     else:
@@ -202,14 +193,16 @@ def _matching(text: str) -> list[_Place]:
     return [start.below("/".join(match)) for match in sorted(matches) if not _is_hidden(match)]
 
 
-def _refuse_parts_of_tables(places: list[_Place]) -> None:
-    below: dict[_Place, _Place] = {}  # a place below each folder
+def _refuse_parts_of_tables(places: list[Place]) -> None:
+    below: dict[Place, Place] = {}  # a place below each folder
     for place in places:
         for parent in place.parents():
             below.setdefault(parent, place)
     for folder, place in below.items():
         if folder.is_table():
-            raise InputError(f"{place.name}: is a part of the Delta table {folder.name}; give the table's folder")
+            raise InputError(
+                f"{place.location}: is a part of the Delta table {folder.location}; give the table's folder"
+            )
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
