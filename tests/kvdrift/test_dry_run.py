@@ -348,6 +348,7 @@ def test_a_plan_that_is_still_to_be_made_has_a_range_of_sizes(tmp_path: Path, ma
 @pytest.mark.parametrize("entry", [0.0, 2e-4])
 @pytest.mark.parametrize("budget", [20.0, 75.0])
 @pytest.mark.parametrize("horizon", [12, 200])
+@pytest.mark.by_default("12-20.0-0.0", "200-75.0-0.0002")
 def test_measuring_keeps_to_its_budget_and_the_forecast_is_within_a_quarter(
     tmp_path: Path, machine: Machine, budget: float, horizon: int, entry: float
 ) -> None:

@@ -371,10 +371,7 @@ def change_first(column: str, value: Any) -> Callable[[list[dict[str, Any]]], ob
     ("edit", "message"),
     [
         (list.pop, r"has 17 of 18 rows"),
-        (lambda rows: rows.append(rows[0]), r"has 19 of 18 rows"),
         (change_first("t", 2), "t is 2 where .* needs 1"),
-        (change_first("doc", "d1"), "has 17 of 18 rows|doc is 'd1', must be 'd0' as in the unit"),
-        (change_first("weight", 0.5), "weight is given in .*, must be null"),
         (change_first("x_token", 77), r"its events have SHA-256 \w+, must have \w+ as in units"),
     ],
 )
@@ -641,6 +638,7 @@ def damaged(store: Store, table: str, **values: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_damaged_file_that_took_the_place_of_others_is_mended_from_them(made: Store) -> None:
     add_rows(made, "documents", document_row(2))
     made.append_units([given for given in made_units(3) if given.record["doc"] == "d2"])
