@@ -17,6 +17,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -143,16 +144,16 @@ class _IpcFile(LogReader):
 class _IpcStream(LogReader):
     kind = "an Arrow IPC stream"
 
-    def __init__(self, file: Place, compression: str | None) -> None:
+    def __init__(self, file: Place) -> None:
         super().__init__(file)
-        self._compression, self.ends = compression, compression is not None
+        self.ends = file.compression is not None
         with self.reading():
-            with _opened(file, compression) as source:
+            with file.open() as source:
                 self.schema = pa.ipc.open_stream(_bounded(source)).schema
             self.rows = sum(batch.num_rows for batch in self.batches(self.schema.names[-1:]))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with _opened(self.file, self._compression) as source:
+        with self.file.open() as source:
             for batch in pa.ipc.open_stream(_bounded(source), options=_only(columns, self.schema)):
                 yield _checked(batch, self.file)
 
@@ -197,9 +198,9 @@ class _Text(LogReader):
 
     headers = 0
 
-    def __init__(self, file: Place, compression: str | None, names: Sequence[str]) -> None:
+    def __init__(self, file: Place, names: Sequence[str]) -> None:
         super().__init__(file)
-        self._compression, self.ends = compression, compression is not None
+        self.ends = file.compression is not None
         self.schema = pa.schema([(name, _TYPES.get(name, pa.null())) for name in names])
         with self.reading():
             self.rows = sum(batch.num_rows for batch in self.batches([name for name in names if name in _TYPES][:1]))
@@ -207,7 +208,7 @@ class _Text(LogReader):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         wanted = list(dict.fromkeys(columns))
         try:
-            with _opened(self.file, self._compression) as source:
+            with self.file.open() as source:
                 for batch in self._parsed(source, wanted):
                     values = [self._typed(name, batch.column(name)) for name in wanted]
                     yield pa.RecordBatch.from_arrays(values, names=wanted)
@@ -236,7 +237,7 @@ class _Text(LogReader):
 
     def _name_fault(self, columns: Sequence[str]) -> None:
         """Raise an error about the first line, if any, that cannot be read or has a wrong value in ``columns``."""
-        with _opened(self.file, self._compression) as source:
+        with self.file.open() as source:
             lines, number, headers = io.BufferedReader(source), 0, self.headers
             while line := lines.readline(BLOCK_BYTES + 1):
                 number += 1
@@ -304,11 +305,11 @@ class _Csv(_Text):
 class _JsonLines(_Text):
     kind = "JSON Lines"
 
-    def __init__(self, file: Place, compression: str | None, first: dict[str, Any]) -> None:
+    def __init__(self, file: Place, first: dict[str, Any]) -> None:
         """Take the first line's object. All lines must write flags as this line does: as true and false, or 1 and 0."""
         self._numbered = {name for name in ("x_eos", "y_eos") if type(first.get(name)) in {int, float}}
         self._absent = {name: value for name, value in LATER.items() if name not in first}
-        super().__init__(file, compression, [*first, *self._absent])
+        super().__init__(file, [*first, *self._absent])
 
     def _parsed(self, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
         kinds = [(name, pa.float64() if name in self._numbered else _PARSED[name]) for name in columns]
@@ -352,11 +353,11 @@ def open_log(file: Place) -> LogReader:
     with reading(f"{file.location}: cannot be read"):
         with file.open() as source:
             head = source.read(8)
-        compression = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
+        file = replace(file, compression=next((c for magic, c in _COMPRESSED.items() if head.startswith(magic)), None))
         if not head.startswith(tuple(_BINARY)):
-            with _opened(file, compression) as source:
+            with file.open() as source:
                 head = source.read(BLOCK_BYTES)
-    log = _log_of(file, compression, head)
+    log = _log_of(file, head)
     columns = ", ".join(_MEASURED)
     if log is None:
         line = f"neither Parquet, Arrow IPC, nor CSV or JSON Lines with columns such as {columns}"
@@ -368,25 +369,25 @@ def open_log(file: Place) -> LogReader:
     return log
 
 
-def _log_of(file: Place, compression: str | None, head: bytes) -> LogReader | None:
+def _log_of(file: Place, head: bytes) -> LogReader | None:
     """Open a file whose decompressed content begins with ``head``; None if no log of events begins so."""
     if binary := next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), None):
-        if compression:
-            raise InputError(f"{file.location}: {binary.kind} within {compression}, must be decompressed")
+        if file.compression:
+            raise InputError(f"{file.location}: {binary.kind} within {file.compression}, must be decompressed")
         return binary(file)
     if head.startswith(_STREAM):
-        return _IpcStream(file, compression)
+        return _IpcStream(file)
     first = next((line for line in head.removeprefix(codecs.BOM_UTF8).splitlines() if line.strip()), b"")
     if first.lstrip().startswith((b"{", b"[")):
-        return _json_log(file, compression, first, head)
+        return _json_log(file, first, head)
     try:
         (names,) = csv.reader([first.decode()], strict=True)
     except (csv.Error, ValueError):
         return None
-    return _Csv(file, compression, names) if any(name in names for name in _MEASURED) else None
+    return _Csv(file, names) if any(name in names for name in _MEASURED) else None
 
 
-def _json_log(file: Place, compression: str | None, first: bytes, head: bytes) -> LogReader | None:
+def _json_log(file: Place, first: bytes, head: bytes) -> LogReader | None:
     """Open a JSON Lines file, whose first line is ``first``; None if ``head`` names no column that only events have."""
     if not any(f'"{name}"'.encode() in head for name in _MEASURED):
         return None
@@ -394,12 +395,7 @@ def _json_log(file: Place, compression: str | None, first: bytes, head: bytes) -
         record = json.loads(first)
     if not isinstance(record, dict):
         raise InputError(f"{file.location}, line 1: not a JSON object; write one object per line")
-    return _JsonLines(file, compression, record)
-
-
-def _opened(file: Place, compression: str | None) -> pa.NativeFile:
-    source = file.open()
-    return pa.CompressedInputStream(source, compression) if compression else source
+    return _JsonLines(file, record)
 
 
 _BINARY: Final[dict[bytes, type[_Parquet | _IpcFile]]] = {b"PAR1": _Parquet, b"ARROW1": _IpcFile}

@@ -40,6 +40,7 @@ class Place:
     path: str = field(compare=False)  # in its file system
     filesystem: pa.fs.FileSystem | None = field(compare=False)  # None: this machine's
     columns: tuple[tuple[str, Any], ...] = ()  # stated by the names of folders, or by a Delta log
+    compression: str | None = None  # gzip or zstd
 
     @classmethod
     def of(cls, text: str) -> Place:
@@ -52,10 +53,12 @@ class Place:
         return cls(url, path, filesystem)
 
     def open(self, *, mapped: bool = False) -> pa.NativeFile:
-        """Open a file for random access; ``mapped`` maps a file on a disk into memory."""
+        """Open a file, for random access unless it is compressed; ``mapped`` maps a file on a disk into memory."""
         if self.filesystem is not None:
-            return self.filesystem.open_input_file(self.path)
-        return pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
+            source = self.filesystem.open_input_file(self.path)
+        else:
+            source = pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
+        return pa.CompressedInputStream(source, self.compression) if self.compression else source
 
     def check(self) -> None:
         """Refuse a pipe, a device, and a file that is not there."""
