@@ -199,16 +199,6 @@ def test_another_generators_log_has_no_plan_and_may_have_no_interval(
     assert answer["versions"]["plan"] is None
 
 
-@pytest.mark.slow
-def test_the_workflow_gates(finished: Path, tmp_path: Path) -> None:
-    """Its last step as a shell runs it, through the real command, on a store with the page's names."""
-    (tmp_path / "stores").mkdir()
-    (tmp_path / "stores" / "gate").symlink_to(finished)
-    done = run_step(STEPS["Gate"]["run"].replace("mine", "recent-half"), tmp_path)
-    answer = json.loads(done.stdout)
-    assert (done.returncode, answer["exit_code"], answer["decision"]) == (1, 1, "worse"), done.stderr
-
-
 @pytest.mark.parametrize(("code", "shown"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 4), (137, 137)])
 def test_the_workflow_passes_what_passes(tmp_path: Path, code: int, shown: int) -> None:
     """An unresolved gate is a warning; a call without an answer fails with its own error."""
