@@ -373,20 +373,18 @@ def change_first(column: str, value: Any) -> Callable[[list[dict[str, Any]]], ob
         (list.pop, r"has 17 of 18 rows"),
         (change_first("t", 2), "t is 2 where .* needs 1"),
         (change_first("x_token", 77), r"its events have SHA-256 \w+, must have \w+ as in units"),
+        (change_first("weight", 1.5), r"weight is 1.5, must be within \[0, 1\]"),
     ],
 )
 def test_a_unit_that_is_not_whole(made: Store, edit: Callable[[list[dict[str, Any]]], object], message: str) -> None:
     """The file's name and its place in the log are right, so only its content tells."""
-    number = number_of(made, doc="d0", action="snapkv", estimator="plain")
+    branched = "weight" in message
+    number = number_of(made, doc="d0", action="snapkv", estimator="swrb" if branched else "plain")
     forge_rows(made, "events", edit, unit=number)
-    found = [line for line in texts(made) if line.startswith("events: unit (s, m/x, d0, snapkv) replicates [0, 3)")]
+    name = f"events: unit (s, m/x, d0, snapkv) {'swrb ' if branched else ''}replicates [0, 3): "
+    found = [line for line in texts(made) if line.startswith(name)]
     assert len(found) == 1
     assert re.search(message, found[0])
-
-
-def test_a_branching_that_is_not_whole(made: Store) -> None:
-    forge_rows(made, "events", change_first("weight", 1.5), unit=number_of(made, doc="d0", estimator="swrb"))
-    assert any("swrb replicates [0, 3): weight is 1.5, must be within [0, 1]" in line for line in texts(made))
 
 
 def number_of(store: Store, **values: Any) -> int:
