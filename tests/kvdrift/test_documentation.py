@@ -1,22 +1,18 @@
-"""Documents and the application: the pages on own classes do as they say, and commands and options that are named exist.
+"""Documents, examples and the application: what pages and scripts name exists, and does as they say.
 
-``docs/adding-a-selector.md`` is followed: its files are written, and its commands are called in their order. The runs
-themselves are replaced by plain functions: each generates a document's units of the study's actions.
+``make docs-check`` runs the pages' code blocks.
 """
 
 from __future__ import annotations
 
 import re
 import runpy
-import shlex
-import subprocess
 import sys
 import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import typer.main
 from fixtures.command import call
@@ -30,15 +26,12 @@ from kvdrift.generator.checks.policies import PolicyTrial
 from kvdrift.generator.checks.selectors import SelectorTrial
 from kvdrift.generator.codecs import CODECS, Codec
 from kvdrift.generator.codecs.hqq import HQQ
-from kvdrift.generator.documents.registry import stratum_documents
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.transformers.engine import Transformers
 from kvdrift.generator.engines.transformers.trial import effect
-from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import SELECTOR_KIND, SELECTORS
 from kvdrift.generator.selectors.policies import POLICIES, POLICY_KIND
-from kvdrift.generator.transformer.loading import load_model
 from kvdrift.log.store import Store
 from kvdrift.reference import reference
 from kvdrift.schema.study import ActionSection, load_studies
@@ -46,43 +39,6 @@ from kvdrift.schema.study import ActionSection, load_studies
 PAGE = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"^`([\w.-]+\.\w+)`[^\n]*:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
-COMMANDS = [line for kind, text in BLOCK.findall(PAGE) if kind == "sh" for line in text.splitlines()]
-
-
-def generated(study_file: Path) -> dict[str, tuple[pa.Table, str]]:
-    """One document's events of each action, as a run of the study generates them, and the selector's fingerprint."""
-    (study,) = load_studies(study_file)
-    (document, *_) = stratum_documents(study.documents[0], study.study.seed, lambda: None)["evaluation"]
-    pending = [PendingUnit(action, 0, 2) for action in build_actions(study)]
-    units = generate_units(
-        load_model(study.model.id), study.name, document, pending, study.study.horizon, study.study.seed
-    )
-    return {unit.record["action"]: (unit.events, unit.record["selector_sha256"]) for unit in units}
-
-
-@pytest.mark.slow
-def test_the_page_works_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text in FILE.findall(PAGE):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    assert {path.name for path in tmp_path.iterdir()} == {"my_selector.py", "my-study.toml"}
-    runs: list[dict[str, tuple[pa.Table, str]]] = []
-    for line in COMMANDS:
-        program, *arguments = shlex.split(line)
-        if program != "kvdrift":
-            subprocess.run([program, *arguments], check=True)
-        elif arguments[0] == "run" and "--dry-run" not in arguments:
-            runs.append(generated(tmp_path / arguments[1]))
-        else:
-            code, out, err = call(capsys, *arguments)
-            assert (code, err) == (0, ""), out
-    before, after = runs
-    assert set(before) == {"peak-half", "snapkv-half", "recent-half", "full"}
-    assert {name for name in before if not before[name][0].equals(after[name][0])} == {"peak-half"}
-    assert {name for name in before if before[name][1] != after[name][1]} == {"peak-half"}
-    assert "kvdrift run my-study.toml --redo peak-half" in COMMANDS
 
 
 def test_the_pages_other_pieces_are_right(tmp_path: Path) -> None:
