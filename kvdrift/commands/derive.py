@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,11 +51,11 @@ def derive(
     if watch:
         typer.echo(_watching(store, interval, compacts=not no_compact))
     else:
-        by = partial(_derive, runner or "FnApiRunner", runner_option or [], cluster)
-        typer.echo(_once(store, by, compacts=not no_compact))
+        report = _derive(store, runner or "FnApiRunner", runner_option or [], cluster)
+        typer.echo(_done(store, report, compacts=not no_compact))
 
 
-def _derive(runner: str, options: list[str], cluster: str | None, location: str) -> DerivationReport:
+def _derive(location: str, runner: str, options: list[str], cluster: str | None) -> DerivationReport:
     if cluster is None:
         from kvdrift.console import ConsoleProgress
 
@@ -73,12 +72,12 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
         return derive_on(connection, location)
 
 
-def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts: bool) -> str:
+def _done(location: str, report: DerivationReport, *, compacts: bool) -> str:
     from kvdrift.log.store import Store
     from kvdrift.schema.location import is_local
     from kvdrift.sql.catalog_file import may_write_catalog, refresh_catalog
 
-    report, store = derive(location), Store.open(location)
+    store = Store.open(location)
     nothing = f"nothing to derive: all events up to version {report.events_version} are derived"
     if not report.units and is_local(store.location) and not may_write_catalog(store):
         return f"{nothing}; the store may only be read, and its catalogue stays as it is"

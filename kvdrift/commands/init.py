@@ -125,9 +125,9 @@ def init(
         if decoder is not None and actions:
             raise InputError("--action: not for an engine; with llama.cpp use --cache-types and --weights, else --vllm")
         decoder = decoder or made_by.own_decoder(model, actions, folder)
-        made = made_by.new_study(study, decoder, documents, task or [], length, horizon)
-        made_by.write_study(made)
-    _say_written(study, made.remark)
+        text, prompts = made_by.new_study(study, decoder, documents, task or [], length, horizon)
+        made_by.write_study(study, text, prompts)
+    _say_written(study, prompts.remark)
 
 
 def _say_written(study: Path, remark: str = "") -> None:

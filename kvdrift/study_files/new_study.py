@@ -147,35 +147,10 @@ def _named(file: Path, folder: Path, option: str) -> str:
     return os.path.relpath(file.expanduser().absolute(), folder)
 
 
-@dataclass(frozen=True)
-class NewStudy:
-    """A new study file, and a file beside it of the clusters that the study leaves out, if there are any.
-
-    Attributes:
-        path: The study file.
-        text: The study file's text.
-        left_out: The clusters that are left out.
-        remark: A line for the user; empty if there is nothing to say.
-        shortest: The id of the shortest prompt, and its number of tokens; None if prompts were not counted.
-    """
-
-    path: Path
-    text: str
-    left_out: Sequence[str]
-    remark: str
-    shortest: tuple[str, int] | None
-
-    @property
-    def files(self) -> dict[Path, str]:
-        """The texts of the files, by path."""
-        clusters = json.dumps({"clusters": self.left_out}, ensure_ascii=False, indent=1) + "\n"
-        return ({_exclude_file(self.path): clusters} if self.left_out else {}) | {self.path: self.text}
-
-
 def new_study(
     path: Path, decoder: Decoder, documents: Path | None, tasks: Sequence[str], length: int | None, horizon: int | None
-) -> NewStudy:
-    """Return a new study file; ``write_study`` checks it against the schema.
+) -> tuple[str, OwnPrompts]:
+    """Return the text of a new study file ``path``, and its prompts; ``write_study`` checks the text by the schema.
 
     The model's tokenizer, if it can be loaded, counts the prompts of ``documents``. Prompts longer than
     ``length``, or so long that the model has no positions left for the horizon, are left out with their clusters.
@@ -202,24 +177,27 @@ def new_study(
     for stratum in prompts.strata if prompts.too_long else []:
         stratum["exclude"] = _exclude_file(path).name
     study: Table = {"name": _study_name(path), "horizon": tokens, "seed": 0, "temperature": 1.0}
-    text = commented_study(study, decoder.model, prompts.strata, decoder.actions, comment, path.name)
-    return NewStudy(path, text, prompts.too_long, prompts.remark, prompts.shortest)
+    return commented_study(study, decoder.model, prompts.strata, decoder.actions, comment, path.name), prompts
 
 
-def write_study(made: NewStudy) -> None:
-    """Write a new study file, and its file of excluded clusters, if the schema accepts it; overwrite no file."""
-    check_absent(made.files)
+def write_study(path: Path, text: str, prompts: OwnPrompts) -> None:
+    """Write a study file, and beside it a file of excluded clusters, if the schema accepts it; overwrite no file."""
+    files = {path: text}
+    if prompts.too_long:
+        clusters = json.dumps({"clusters": prompts.too_long}, ensure_ascii=False, indent=1) + "\n"
+        files = {_exclude_file(path): clusters, **files}
+    check_absent(files)
     with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / made.path.name
-        draft.write_text(made.text, encoding="utf-8")
-        for study in load_studies(draft, made.path.parent):
+        draft = Path(folder) / path.name
+        draft.write_text(text, encoding="utf-8")
+        for study in load_studies(draft, path.parent):
             actions = checked_actions(study)
-            if made.shortest is not None:
-                doc, tokens = made.shortest
+            if prompts.shortest is not None:
+                doc, tokens = prompts.shortest
                 check_retentions(actions, tokens, f"document '{doc}'")
             for section in study.documents:
                 check_source(section)
-    write_files(made.files)
+    write_files(files)
 
 
 def _exclude_file(path: Path) -> Path:

@@ -154,7 +154,7 @@ def _parameters(made: type[Any]) -> str:
 
 def _example() -> str:
     path = Path("my-study.toml")
-    return new_study(path, own_decoder(EMBEDDED_ID, [], path.absolute().parent), None, [], None, None).text
+    return new_study(path, own_decoder(EMBEDDED_ID, [], path.absolute().parent), None, [], None, None)[0]
 
 
 def _listed(names: Iterable[str]) -> str:
