@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -37,7 +37,7 @@ _PROMPT, _HORIZON, _SEED = 131, 20, 7
 _FEW = 12  # entries: fewer than are generated
 _ROOM = 400  # the most entries that a policy may need, so that a step can be tried with every entry of a prompt
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of attention, in units of the largest value
-_NOTHING_SHARED = SharingOptions(**{field.name: False for field in fields(SharingOptions) if field.name != "fused"})
+_NOTHING_SHARED = SharingOptions(share_streams=False, share_prompt_reads=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -141,7 +141,7 @@ class _Scan:
         ``_overlaps`` takes them, the reference's stream, the action's stream and the number of each pair.
         """
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
-        label = torch.zeros_like(live) if self._sharing.share_equal_histories else live
+        label = torch.zeros_like(live) if self._sharing.share_streams else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
         self._row[:, live] = streams.place.view(2, -1)
         # On a GPU shapes stay when pairs end: the first live pair fills their places.

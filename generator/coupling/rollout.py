@@ -113,7 +113,7 @@ class CoupledPairs:
         reference_owner: Tensor, u_x: Tensor, u_pair: Tensor, sharing: SharingOptions = SHARE_ALL,
     ) -> None:  # fmt: skip
         absent = kernels.eos_tokens[0] if kernels.eos_tokens else 0
-        self._kernels, self._sharing = kernels, sharing
+        self._kernels = kernels
         self._pair_reference = pair_reference
         self._eos_tokens = torch.tensor(kernels.eos_tokens, dtype=torch.int64)
         self._absent = absent
@@ -128,7 +128,8 @@ class CoupledPairs:
         references, pairs, _ = (torch.arange(size) for size in self._sizes)
         self._drawn = torch.cat([references, pair_reference, len(references) + pairs])
         self._owner = torch.cat([reference_owner, pair_cache, pair_cache])
-        self._label = self._labels(pair_cache)
+        # Equal streams of unlike labels are not shared.
+        self._label = torch.zeros_like(self._cache) if sharing.share_streams else torch.arange(len(self._cache))
         self._row = torch.full_like(self._cache, -1)  # the open stream of each entry; -1 if none
         self._open = 0  # open streams
         shape = (len(pair_cache), u_x.shape[1])
@@ -205,16 +206,6 @@ class CoupledPairs:
         for name, value in values.items():
             self.steps[name][pairs, column] = value.numpy()
 
-    def _labels(self, pair_cache: Tensor) -> Tensor:
-        """Return labels of references, pairs along X, pairs along Y; equal streams of unlike labels are not shared."""
-        sharing = self._sharing
-        reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
-        if sharing.share_equal_histories:
-            # Without a common reference each pair has its own; references of one action may still be equal.
-            reference = torch.zeros_like(reference) if sharing.share_reference else pair_cache
-            on_x = on_y = torch.zeros_like(on_x)
-        return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if sharing.share_until_divergence else 1)])
-
     def _done(self) -> Tensor:
         """Return for each reference, each pair along X and each pair along Y whether that side has ended."""
         return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
@@ -225,9 +216,7 @@ class CoupledPairs:
         The second result is bool [references + 2 pairs]: the references, then the pairs along X, then along Y. A side
         that has ended loses its stream, and a pair that has diverged gets two streams.
         """
-        wanted = self._row >= 0
-        if self._sharing.drop_ended:
-            wanted &= ~self._done()
+        wanted = (self._row >= 0) & ~self._done()
         tokens = torch.cat([self._x, self._x[self._pair_reference], self._y])
         streams = distinct_streams(*(part[wanted] for part in (self._cache, self._row, tokens, self._label)))
         self._row = torch.full_like(self._row, -1).masked_scatter_(wanted, streams.place)
@@ -353,21 +342,16 @@ def rollout_documents(
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
     references: list[int] = []  # of each pair
     reference_caches: list[int] = []
-    tables: list[NDArray[np.float64]] = []
     for document in documents:
         first, place = len(reference_caches), {replicate: row for row, replicate in enumerate(document.replicates)}
-        rows = [place[k] for a in document.actions for k in a.replicates]
-        tables.append(document.uniforms if sharing.share_reference else document.uniforms[rows])
-        references += [first + row for row in (rows if sharing.share_reference else range(len(rows)))]
-        reference_caches += [document.cache] * len(tables[-1])
+        references += [first + place[k] for a in document.actions for k in a.replicates]
+        reference_caches += [document.cache] * len(document.replicates)
     reference_cache = torch.tensor(reference_caches)
-    # A shared stream of the reference belongs to no action.
-    reference_owner = reference_cache if sharing.share_reference else pair_cache
-    u_x = torch.from_numpy(np.concatenate(tables)[:, :, 0])
+    u_x = torch.from_numpy(np.concatenate([document.uniforms for document in documents])[:, :, 0])
     u_pair = torch.from_numpy(np.concatenate([a.uniforms for a in actions]))
 
     pairs = CoupledPairs(
-        kernels, torch.tensor(references), reference_cache, pair_cache, reference_owner, u_x, u_pair, sharing
+        kernels, torch.tensor(references), reference_cache, pair_cache, reference_cache, u_x, u_pair, sharing
     )
     pairs.open()
     for column in range(1, horizon):

@@ -7,9 +7,9 @@ this protocol, and so do systems whose distributions are tables.
 Distributions are on the decoder's device; tokens and stream numbers are int64 on the CPU, where streams are assigned to
 pairs.
 
-Sharing changes no bit of the events, provided that a row's result does not depend on the rows computed with it. Every
-kind of sharing can be switched off, and tests do so to show this. Fused operations round differently: tokens are equal,
-delta and f differ by less than 1e-5 in float32, and exact zeros stay exact.
+Sharing changes no bit of the events, provided that a row's result does not depend on the rows computed with it. It can
+be switched off, and tests and checks do so to show this. Fused operations round differently: tokens are equal, delta
+and f differ by less than 1e-5 in float32, and exact zeros stay exact.
 """
 
 from __future__ import annotations
@@ -118,22 +118,17 @@ class AheadDecoder(Protocol):
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """Which computations to share or to leave out; an attribute says what holds if it is set.
+    """Which computations to share; an attribute says what holds if it is set.
 
     Attributes:
-        share_equal_histories: Replicates that follow one cache along equal histories are one stream.
-        share_until_divergence: A pair's compressed streams along X and Y are one stream while X and Y agree.
-        share_reference: A replicate's reference is one stream for all actions.
-        drop_ended: A side that has ended has no stream.
+        share_streams: Replicates, and the two sides of a pair, that follow one cache along equal histories are one
+            stream; otherwise a replicate's reference, and both sides of each pair, have streams of their own.
         share_prompt_reads: All streams of a cache read its prompt entries together.
         fused: Whether operations are fused into one launch on CUDA. None: on CUDA, if Triton can build them. True: on
             any device; devices other than CUDA compute the same operations without Triton.
     """
 
-    share_equal_histories: bool = True
-    share_until_divergence: bool = True
-    share_reference: bool = True
-    drop_ended: bool = True
+    share_streams: bool = True
     share_prompt_reads: bool = True
     fused: bool | None = None
 

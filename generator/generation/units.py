@@ -302,7 +302,7 @@ def _coupling(
                 DocumentReplicates(cache, reference, prompt.uniforms(None, reference, horizon, 1), actions)
             )
             pairs = sum(item.count for item in of_document.values())
-            streams += 2 * pairs + (len(reference) if sharing.share_reference else pairs)
+            streams += 2 * pairs + len(reference)
         cache += 1 + len(prompt.items)
     kernels = group[0].caches.kernels(streams, sharing, [prompt.caches for prompt in group[1:]])
     return partial(rollout_documents, kernels, documents, horizon, sharing)

@@ -143,7 +143,10 @@ def test_events_do_not_depend_on_what_is_generated_beside_them(
         return
     assert model.batch_deviation == 0.0
     for replicates in (5, sizes(device)[0]):
-        for sharing in (SharingOptions(fused=fused), SharingOptions(*[False] * 5, fused=fused)):
+        for sharing in (
+            SharingOptions(fused=fused),
+            SharingOptions(share_streams=False, share_prompt_reads=False, fused=fused),
+        ):
             beside = unit_of(replicates, sharing)
             for name in ("x_token", "y_token", "delta", "f", "kl", "kl_own"):
                 one, other = (unit.events[name].to_numpy()[:8] for unit in (alone, beside))

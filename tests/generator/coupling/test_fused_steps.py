@@ -47,16 +47,10 @@ def counting(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TransformerStreams, name, counted)
 
 
-@pytest.mark.parametrize("drop_ended", [True, False])
 @pytest.mark.parametrize("pending", [SELECTORS, POLICIES], ids=["selectors", "policies"])
-@pytest.mark.by_default("selectors-True", "policies-True")
-def test_events_are_equal_to_the_bit(
-    pending: Sequence[PendingUnit],
-    drop_ended: bool,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_events_are_equal_to_the_bit(pending: Sequence[PendingUnit], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some pairs part late, so that steps are begun in vain; sides end; and branches join between steps."""
-    sharing, calls = SharingOptions(fused=True, drop_ended=drop_ended), Counter[str]()
+    sharing, calls = SharingOptions(fused=True), Counter[str]()
     with monkeypatch.context() as patched:
         patched.setattr(TransformerStreams, "ahead", None)
         counting(calls, patched)

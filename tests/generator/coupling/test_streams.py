@@ -1,8 +1,8 @@
-"""SharingOptions of work: events are equal to the bit with and without each of them, and each saves work."""
+"""Shared work: events are equal to the bit with and without it, and it saves work."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -22,9 +22,7 @@ from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.tables import SWRB
 
-NAMES = [field.name for field in fields(SharingOptions) if field.name != "fused"]  # which is off on a CPU
-SHARE_NOTHING = SharingOptions(**dict.fromkeys(NAMES, False))
-WITHOUT = {**{f"without-{name}": replace(SHARE_ALL, **{name: False}) for name in NAMES}, "without-any": SHARE_NOTHING}
+SHARE_NOTHING = SharingOptions(share_streams=False, share_prompt_reads=False)
 
 HORIZON, COUNT = 12, 12
 MOST = Action("recent-90", "recent", Recent(), Retention.parse("90%"))
@@ -57,29 +55,11 @@ MODELS = pytest.mark.parametrize(
 
 
 @MODELS
-@pytest.mark.parametrize("sharing", WITHOUT.values(), ids=WITHOUT)
-@pytest.mark.by_default("without-any-llama-float32")
-def test_savings_leave_events_as_they_are(kind: str, dtype: str, sharing: SharingOptions) -> None:
-    """Models have rows that do not depend on other rows; each saving is switched off alone, and all together."""
+@pytest.mark.by_default("llama-float32")
+def test_savings_leave_events_as_they_are(kind: str, dtype: str) -> None:
+    """Models have rows that do not depend on other rows."""
     assert random_model(kind, dtype).batch_deviation == 0.0
-    assert_same_events(units(kind, dtype, sharing), units(kind, dtype))
-
-
-@pytest.mark.parametrize("name", ["share_equal_histories", "share_until_divergence", "share_reference", "drop_ended"])
-def test_each_of_them_saves_distributions(name: str) -> None:
-    """The sharing of equal histories is off, since it includes options that two others share."""
-    others = replace(SHARE_ALL, share_equal_histories=False)
-    with_it = SHARE_ALL if name == "share_equal_histories" else others
-    without = replace(with_it, **{name: False})
-    assert plain_distributions(with_it) < plain_distributions(without)
-    pairs = sum(unit.record["replicates"] for unit in units("llama", "float32") if unit.record["estimator"] != SWRB)
-    assert plain_distributions(SHARE_NOTHING) == 3 * pairs * (HORIZON - 1), "three streams per pair, each to the end"
-
-
-def plain_distributions(sharing: SharingOptions) -> int:
-    """Distributions computed for coupled rollouts."""
-    records = [unit.record for unit in units("llama", "float32", sharing)]
-    return sum(record["kernel_evaluations"] for record in records if record["estimator"] != SWRB)
+    assert_same_events(units(kind, dtype, SHARE_NOTHING), units(kind, dtype))
 
 
 @pytest.mark.parametrize("at_once", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -107,7 +87,7 @@ def run(case: Case, sharing: SharingOptions) -> tuple[TableKernels, list[Coupled
     )
 
 
-@pytest.mark.parametrize("sharing", [*WITHOUT.values(), SharingOptions(fused=True)], ids=[*WITHOUT, "fused"])
+@pytest.mark.parametrize("sharing", [SHARE_NOTHING, SharingOptions(fused=True)], ids=["nothing", "fused"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_savings_leave_rollouts_as_they_are(case: Case, sharing: SharingOptions) -> None:
     """Most histories of 500 replicates are equal here, and many end."""
@@ -117,14 +97,6 @@ def test_savings_leave_rollouts_as_they_are(case: Case, sharing: SharingOptions)
         known = ~np.isnan(twin.kl)
         assert np.array_equal(steps.top1[known], twin.top1[known])
         assert steps.pair_evaluations == twin.pair_evaluations
-
-
-def test_without_a_common_reference_actions_still_share_their_own() -> None:
-    """Counts of reference rows: different live histories of all actions together, or as many for each action."""
-    shared, own = (run(CASES[3], sharing)[0].rows for sharing in (SHARE_ALL, WITHOUT["without-share_reference"]))
-    for rows, others in zip(shared, own, strict=True):
-        assert others[0] == 3 * rows[0]
-        assert np.array_equal(others[1:], rows[1:])
 
 
 # --- Equal streams ----------------------------------------------------------------------------------------------------

@@ -30,9 +30,7 @@ from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.sampling import FULL_SOFTMAX
 
 FORK, LOGITS = FakeSession.fork, FakeSession._logits
-NONE_SHARED = SharingOptions(
-    share_equal_histories=False, share_until_divergence=False, share_reference=False, drop_ended=False
-)
+NONE_SHARED = SharingOptions(share_streams=False)
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 
 

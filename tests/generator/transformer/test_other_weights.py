@@ -29,9 +29,7 @@ from kvdrift.schema.tables import PLAIN, SWRB
 
 DOCUMENTS = (random_document("d150", 150), random_document("d140", 140))
 HORIZON, COUNT = 12, 5
-NONE_SHARED = SharingOptions(
-    share_equal_histories=False, share_until_divergence=False, share_reference=False, drop_ended=False
-)
+NONE_SHARED = SharingOptions(share_streams=False)
 STUDY = """
 [study]
 name = "weights"
