@@ -28,6 +28,7 @@ A distribution lists the probabilities of tokens 0..V-1.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -35,12 +36,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvdrift.generator.finite.enumeration import exact_rows
 from kvdrift.generator.finite.system import (
     Distributions,
     FiniteSystem,
-    FloatArray,
     check_shape,
     history_of,
     mixture_system,
@@ -149,62 +150,59 @@ def _stored(study: Study, read: Iterable[FiniteSystem]) -> Iterator[FiniteSystem
         )
 
 
-_KEYS = ("alphabet", "horizon", "eos", "reference", "actions")
+_Kernel = dict[str, list[float]]
+
+
+class _SystemOfFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    alphabet: int
+    horizon: int
+    eos: list[int] = []
+    reference: _Kernel
+    actions: dict[str, _Kernel]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    systems: dict[str, _SystemOfFile] = Field(min_length=1)
 
 
 def read_system_file(path: Path) -> dict[str, FiniteSystem]:
     """Read the systems of a file, by name and in the file's order."""
     try:
-        with reading("cannot be read"):
-            return _systems(_content(path))
+        with reading("cannot be read as JSON"):
+            content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unrepeated)
+        return {name: _system(name, system) for name, system in _File.model_validate(content).systems.items()}
+    except ValidationError as error:
+        raise InputError(f"{path}: {_explained(error)}") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _content(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_no_number)
-    except UnicodeDecodeError:
-        raise InputError("not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+def _explained(error: ValidationError) -> str:
+    """Return what is wrong, as in ``/systems/coin/horizon = '2': Input should be a valid integer``."""
+    problem = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # its right name is missing, too
+    where = "".join(f"/{part}" for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key; {nearest(str(problem['loc'][-1]), _SystemOfFile.model_fields)}"
+    return f"{where} = {reprlib.repr(problem['input'])}: {problem['msg']}"
 
 
-def _systems(content: Any) -> dict[str, FiniteSystem]:
-    if not isinstance(content, dict) or set(content) != {"systems"}:
-        raise InputError('the file is not one object {"systems": {NAME: SYSTEM, ...}}')
-    systems = _object(content["systems"], "systems")
-    if not systems:
-        raise InputError("systems: the object is empty; it needs at least one system")
-    return {name: _system(name, system) for name, system in systems.items()}
+def _system(name: str, content: _SystemOfFile) -> FiniteSystem:
+    eos_tokens = tuple(content.eos)
+    check_shape(name, content.alphabet, content.horizon, eos_tokens)
+
+    def distributions(where: str, kernel: _Kernel) -> Distributions:
+        return _distributions(f"system '{name}', {where}", kernel, content.alphabet, content.horizon, eos_tokens)
+
+    actions = {action: distributions(f"action '{action}'", kernel) for action, kernel in content.actions.items()}
+    reference = distributions("reference", content.reference)
+    return FiniteSystem(name, content.alphabet, content.horizon, reference, actions, eos_tokens)
 
 
-def _system(name: str, value: Any) -> FiniteSystem:
-    where = f"system '{name}'"
-    content = _object(value, where)
-    for key in content:
-        if key not in _KEYS:
-            raise InputError(f"{where}: unknown key '{key}'; {nearest(key, _KEYS)}")
-    for key in _KEYS:
-        if key not in content and key != "eos":
-            raise InputError(f"{where}: '{key}' is missing")
-    alphabet, horizon = (_integer(content[key], f"{where}, {key}") for key in ("alphabet", "horizon"))
-    eos = content.get("eos", [])
-    if not isinstance(eos, list):
-        raise InputError(f"{where}, eos: {_shown(eos)} is not a list of tokens")
-    eos_tokens = tuple(_integer(token, f"{where}, eos") for token in eos)
-    check_shape(name, alphabet, horizon, eos_tokens)
-    reference = _distributions(f"{where}, reference", content["reference"], alphabet, horizon, eos_tokens)
-    actions = {
-        action: _distributions(f"{where}, action '{action}'", kernel, alphabet, horizon, eos_tokens)
-        for action, kernel in _object(content["actions"], f"{where}, actions").items()
-    }
-    return FiniteSystem(name, alphabet, horizon, reference, actions, eos_tokens)
-
-
-def _distributions(where: str, value: Any, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]) -> Distributions:
-    kernel = dict(_object(value, where))
+def _distributions(
+    where: str, kernel: _Kernel, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]
+) -> Distributions:
     distributions = []
     for t in range(horizon):
         table = np.empty((alphabet**t, alphabet))
@@ -213,7 +211,9 @@ def _distributions(where: str, value: Any, alphabet: int, horizon: int, eos_toke
             place = f"{where}, position {t + 1}, history {list(history)}"
             key = " ".join(map(str, history))
             if key in kernel:
-                table[code] = _distribution(kernel.pop(key), alphabet, place)
+                if len(probabilities := kernel.pop(key)) != alphabet:
+                    raise InputError(f"{place}: has {len(probabilities)} probabilities, not {alphabet}")
+                table[code] = probabilities
             elif any(token in eos_tokens for token in history):
                 table[code] = np.arange(alphabet) == eos_tokens[0]
             else:
@@ -226,32 +226,6 @@ def _distributions(where: str, value: Any, alphabet: int, horizon: int, eos_toke
     return tuple(distributions)
 
 
-def _distribution(probabilities: Any, alphabet: int, where: str) -> FloatArray:
-    if not isinstance(probabilities, list) or len(probabilities) != alphabet:
-        raise InputError(f"{where}: {_shown(probabilities)} is not a list of {alphabet} probabilities")
-    for token, value in enumerate(probabilities):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise InputError(f"{where}: token {token} has {_shown(value)}; a probability is a number from 0 to 1")
-    return np.array(probabilities, dtype=np.float64)
-
-
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: {_shown(value)} is not an object")
-    return value
-
-
-def _integer(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{where}: {_shown(value)} is not an integer")
-    return value
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
@@ -259,7 +233,3 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise InputError(f"'{name}' is given twice in one object")
         values[name] = value
     return values
-
-
-def _no_number(constant: str) -> float:
-    raise InputError(f"{constant} is no number of JSON; a probability is from 0 to 1")

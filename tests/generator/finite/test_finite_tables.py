@@ -135,39 +135,34 @@ def edited(*path: str | int, value: Any = None, remove: bool = False) -> Callabl
     return content
 
 
-COIN = "system 'coin'"
+COIN, PLACE = "system 'coin'", "/systems/coin"
 TILTED = f"{COIN}, action 'tilted'"
 
 
 @pytest.mark.parametrize(
     ("content", "where", "value"),
     [
-        (lambda: "{", "not JSON", "line 1, column 2"),
+        (lambda: "{", "cannot be read as JSON", "line 1 column 2"),
         (lambda: '{"systems": {"a": {}, "a": {}}}', "'a'", "twice"),
-        (lambda: '{"systems": {"a": NaN}}', "NaN", "probability"),
-        (list, "the file", '"systems"'),
-        (lambda: {"systems": {}}, "systems", "empty"),
-        (lambda: {"systems": []}, "systems", "[]"),
-        (lambda: {"systems": {"coin": 3}}, COIN, "3"),
-        (edited("horizons", value=2), COIN, "'horizon'?"),
-        (edited("reference", remove=True), COIN, "'reference'"),
-        (edited("alphabet", value=2.0), f"{COIN}, alphabet", "2.0"),
-        (edited("horizon", value=True), f"{COIN}, horizon", "true"),
-        (edited("eos", value=1), f"{COIN}, eos", "1"),
-        (edited("eos", value=["1"]), f"{COIN}, eos", '"1"'),
+        (list, " = []", "dictionary"),
+        (lambda: {"systems": {}}, "/systems = {}", "at least 1"),
+        (lambda: {"systems": {"coin": 3}}, f"{PLACE} = 3", "dictionary"),
+        (edited("horizons", value=2), f"{PLACE}/horizons", "'horizon'?"),
+        (edited("reference", remove=True), f"{PLACE}/reference", "required"),
+        (edited("alphabet", value=2.0), f"{PLACE}/alphabet = 2.0", "integer"),
+        (edited("horizon", value=True), f"{PLACE}/horizon = True", "integer"),
+        (edited("eos", value=["1"]), f"{PLACE}/eos/0 = '1'", "integer"),
         (edited("eos", value=[2]), COIN, "EOS token 2"),
-        (edited("actions", value=[]), f"{COIN}, actions", "[]"),
-        (edited("actions", "tilted", value=None), TILTED, "null"),
+        (edited("actions", "tilted", value=None), f"{PLACE}/actions/tilted = None", "dictionary"),
         (edited("actions", "tilted", "0", remove=True), f"{TILTED}, position 2, history [0]", '"0"'),
         (edited("reference", "", remove=True), f"{COIN}, reference, position 1, history []", '""'),
         (edited("reference", "0 1", value=[1, 0]), f"{COIN}, reference", '"0 1"'),
-        (edited("reference", "2", value=[1, 0]), f"{COIN}, reference", '"2"'),
-        (edited("reference", "1", value=[1]), f"{COIN}, reference, position 2, history [1]", "[1]"),
-        (edited("reference", "1", value="1" * 99), f"{COIN}, reference, position 2, history [1]", f'"{"1" * 36}...'),
-        (edited("reference", "1", value=[1, "0"]), f"{COIN}, reference, position 2, history [1]", 'token 1 has "0"'),
-        (edited("reference", "1", value=[False, 1]), f"{COIN}, reference, position 2, history [1]", "token 0 has false"),
-        (edited("reference", "1", value=[1.5, -0.5]), f"{COIN}, reference, position 2, history [1]", "token 0 has 1.5"),
-        (edited("reference", "1", value=[10**400, 0]), f"{COIN}, reference, position 2, history [1]", f"token 0 has 1{'0' * 36}..."),
+        (edited("reference", "1", value=[1]), f"{COIN}, reference, position 2, history [1]", "1 probabilities, not 2"),
+        (edited("reference", "1", value="1" * 99), f"{PLACE}/reference/1 = '111", "list"),
+        (edited("reference", "1", value=[False, 1]), f"{PLACE}/reference/1/0 = False", "number"),
+        (edited("reference", "1", value=[1.5, -0.5]), f"{COIN}, reference, position 2, history [1]", "token 1 has probability -0.5"),
+        (edited("reference", "1", value=[10**400, 0]), f"{PLACE}/reference/1/0 = 1000", "number"),
+        (lambda: json.dumps(coins()).replace("0.25", "NaN"), f"{TILTED}, position 1, history []", "nan"),
         (edited("horizon", value=23), COIN, "4194304"),
     ],
 )  # fmt: skip
@@ -183,4 +178,4 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert refused(read_system_file, missing).startswith(f"{missing}: cannot be read")
     binary = tmp_path / "binary.json"
     binary.write_bytes(b"\xff\xfe")
-    assert refused(read_system_file, binary) == f"{binary}: not UTF-8 text"
+    assert refused(read_system_file, binary).startswith(f"{binary}: cannot be read as JSON: 'utf-8'")
