@@ -16,7 +16,8 @@ from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.generator.actions import Action, build_actions
 from kvdrift.generator.attention.parts import LayerTraits
 from kvdrift.generator.documents.answers import task_scoring
-from kvdrift.generator.documents.registry import SOURCES, left_out
+from kvdrift.generator.documents.jsonl import left_out
+from kvdrift.generator.documents.registry import SOURCES
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.finite.model import finite_model
 from kvdrift.generator.finite.study_systems import exact_value_rows

@@ -17,7 +17,6 @@ from kvdrift.generator.documents.source import (
     DocumentSource,
     document_of,
     documents_of_rows,
-    need_tokenizer,
     question_cluster,
     sampling_order,
     where,
@@ -100,10 +99,9 @@ class HelmetSource(DocumentSource):
         yield from sampling_order(candidates, "kvdrift/helmet", seed)
 
     def documents(
-        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
+        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer, seed: int
     ) -> list[Document]:
         """Write the chosen rows as prompts with their worked examples, and tokenize them."""
-        text_tokenizer = need_tokenizer(section, tokenizer)
         authors: dict[str, _RagAuthor | _CitationAuthor] = {
             name: _CitationAuthor(section, name) if _TASKS[name].cites else _RagAuthor(section, name)
             for name in {item.task for item in chosen}
@@ -111,7 +109,7 @@ class HelmetSource(DocumentSource):
 
         def make(item: Candidate, row: SourceRow) -> Document:
             draws = DocumentDraws("kvdrift/helmet", item.cluster, seed)
-            return _document(section, item, authors[item.task], row, draws, text_tokenizer)
+            return _document(section, item, authors[item.task], row, draws, tokenizer)
 
         return documents_of_rows(chosen, partial(_rows_file, section), make)
 

@@ -19,11 +19,12 @@ from kvdrift.generator.documents.prompts import (
     TemplateRefusalError,
     Tokenizer,
 )
-from kvdrift.generator.documents.source import Candidate, DocumentSource, document_of, documents_of_rows, need_tokenizer
+from kvdrift.generator.documents.source import Candidate, DocumentSource, document_of, documents_of_rows
 from kvdrift.schema.document import SCORINGS, SPLITS, Document
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.study import DocumentsSection
 
+JSONL = "jsonl"
 TASK = "prompt"
 _NAMED = 5  # strata in a line
 _ROLES = (SYSTEM, USER, ASSISTANT, TOOL)
@@ -64,58 +65,15 @@ class JsonlSource(DocumentSource):
             _ = _prompt(row, section)
             yield Candidate(name, cluster_of(row), TASK, number)
 
-    def named_splits(self, sections: Sequence[DocumentsSection]) -> dict[str, str]:
-        """Return the split of each cluster for which a row of the sections' files names a split."""
-        return cluster_splits(map(_file, sections))
-
-    def has_chats(self, section: DocumentsSection) -> bool:
-        """Return whether any row of the file has ``messages``; False if the file is not on this machine."""
-        try:
-            file = _file(section)
-        except InputError:
-            return False
-        return any(row.has("messages") for _, row in read_rows(file))
-
-    def missed(self, section: DocumentsSection) -> str:
-        """Return a remark: how many rows the file has for the section or, if all name other strata, which strata."""
-        file = _file(section)
-        of_row = [row.text("stratum") if row.has("stratum") else section.stratum_name for _, row in read_rows(file)]
-        rows_of_stratum = of_row.count(section.stratum_name)
-        if rows_of_stratum or not of_row:
-            return f"; {file} has {rows_of_stratum} row(s) for it"
-        named = sorted(set(of_row))
-        listed = ", ".join(f"'{name}'" for name in named[:_NAMED])
-        return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or remove stratum from the rows'
-
-    def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:
-        """Return a line for each file with rows of strata that no section has: how many rows, of which strata."""
-        strata: dict[Path, set[str]] = {}
-        for section in sections:
-            strata.setdefault(_file(section), set()).add(section.stratum_name)
-        lines = []
-        for file, taken in strata.items():
-            rows = [row.text("stratum") if row.has("stratum") else None for _, row in read_rows(file)]
-            others = Counter(name for name in rows if name is not None and name not in taken)
-            if others:
-                listed = [f"'{name}' ({count})" for name, count in others.most_common()]
-                more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-                count = others.total()
-                lines.append(
-                    f"{file}: {count} of {len(rows)} rows {'is' if count == 1 else 'are'} left out, of strata that no "
-                    f"[[documents]] section of the file has: {', '.join(listed[:_NAMED])}{more}"
-                )
-        return lines
-
     def documents(
-        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, _seed: int
+        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer, _seed: int
     ) -> list[Document]:
         """Tokenize the prompts of the chosen rows; the seed is not used."""
-        text_tokenizer = need_tokenizer(section, tokenizer)
 
         def make(item: Candidate, row: SourceRow) -> Document:
             field, prompt = _field(row), _prompt(row, section)
             try:
-                tokens = prompt.tokens(text_tokenizer)
+                tokens = prompt.tokens(tokenizer)
             except TemplateRefusalError as error:
                 raise row.error(f"field '{field}': {error}") from None
             if len(tokens) > section.length:
@@ -126,9 +84,56 @@ class JsonlSource(DocumentSource):
             scoring = _scoring(row)
             answers = _answers(row, scoring)
             document = document_of(section, item, tokens, answers, scoring if answers else None)
-            return prompt.described(document, text_tokenizer)
+            return prompt.described(document, tokenizer)
 
         return documents_of_rows(chosen, lambda _: _file(section), make)
+
+
+def has_chats(section: DocumentsSection) -> bool:
+    """Return whether any row of a section's file has ``messages``; False if the file is not on this machine."""
+    try:
+        file = _file(section)
+    except InputError:
+        return False
+    return any(row.has("messages") for _, row in read_rows(file))
+
+
+def missed(section: DocumentsSection) -> str:
+    """Return how many rows a section's file has for it or, if all name other strata, which; for an error line."""
+    file = _file(section)
+    of_row = [row.text("stratum") if row.has("stratum") else section.stratum_name for _, row in read_rows(file)]
+    rows_of_stratum = of_row.count(section.stratum_name)
+    if rows_of_stratum or not of_row:
+        return f"; {file} has {rows_of_stratum} row(s) for it"
+    named = sorted(set(of_row))
+    listed = ", ".join(f"'{name}'" for name in named[:_NAMED])
+    return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or remove stratum from the rows'
+
+
+def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
+    """Return a line for each file with rows of strata that no section of a study has: how many, of which strata."""
+    strata: dict[Path, set[str]] = {}
+    for section in sections:
+        if section.source == JSONL:
+            strata.setdefault(_file(section), set()).add(section.stratum_name)
+    lines = []
+    for file, taken in strata.items():
+        rows = [row.text("stratum") if row.has("stratum") else None for _, row in read_rows(file)]
+        others = Counter(name for name in rows if name is not None and name not in taken)
+        if others:
+            listed = [f"'{name}' ({count})" for name, count in others.most_common()]
+            more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+            count = others.total()
+            lines.append(
+                f"{file}: {count} of {len(rows)} rows {'is' if count == 1 else 'are'} left out, of strata that no "
+                f"[[documents]] section of the file has: {', '.join(listed[:_NAMED])}{more}"
+            )
+    return lines
+
+
+def named_splits(sections: Sequence[DocumentsSection]) -> dict[str, str]:
+    """Return the split of each cluster for which a row of the files of a study's sections names a split."""
+    return cluster_splits(_file(section) for section in sections if section.source == JSONL)
 
 
 def cluster_splits(files: Iterable[Path]) -> dict[str, str]:

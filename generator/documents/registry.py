@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, islice
 from pathlib import Path
+from typing import Any
 
 from kvdrift.generator.documents.files import read_object
 from kvdrift.generator.documents.helmet import HelmetSource
-from kvdrift.generator.documents.jsonl import JsonlSource
+from kvdrift.generator.documents.jsonl import JSONL, JsonlSource, has_chats, missed, named_splits
 from kvdrift.generator.documents.prompts import Tokenizer
 from kvdrift.generator.documents.ruler import RulerSource
 from kvdrift.generator.documents.source import (
@@ -48,7 +49,7 @@ class EmbeddedSource(DocumentSource):
         yield from (Candidate(name, name, task, index) for index, name in enumerate(names))
 
     def documents(
-        self, section: DocumentsSection, chosen: Sequence[Candidate], _tokenizer: Tokenizer | None, seed: int
+        self, section: DocumentsSection, chosen: Sequence[Candidate], _tokenizer: Tokenizer, seed: int
     ) -> list[Document]:
         """Make the documents of the chosen numbers; their tokens need no tokenizer."""
         made = (documents.make_document(item.task, section.length, item.number, seed) for item in chosen)
@@ -59,7 +60,7 @@ SOURCES: dict[str, DocumentSource] = {
     "embedded": EmbeddedSource(),
     "ruler": RulerSource(),
     "helmet": HelmetSource(),
-    "jsonl": JsonlSource(),
+    JSONL: JsonlSource(),
 }
 _OPTIONAL_KEYS = ("path", "shots", "chat_template")
 _MOST_GENERATED = 1_000_000  # candidates of a task that are generated to find the held documents
@@ -79,7 +80,7 @@ def stratum_documents(
     if chosen is None:
         (chosen,) = choose_candidates([section], seed)
     source = SOURCES[section.source]
-    loaded = tokenizer() if source.reads_text and tokenizer is not None else None
+    loaded: Any = tokenizer() if source.reads_text and tokenizer is not None else None
     made = iter(source.documents(section, [item for split in SPLITS for item in chosen[split]], loaded, seed))
     return {split: [next(made) for _ in chosen[split]] for split in SPLITS}
 
@@ -96,11 +97,7 @@ def choose_candidates(
     """
     for section in sections:
         check_source(section)
-    named = {
-        cluster: split
-        for name, source in SOURCES.items()
-        for cluster, split in source.named_splits([section for section in sections if section.source == name]).items()
-    }
+    named = named_splits(sections)
     fixed, strata = held.splits() | named, []
     for section in sections:
         strata.append(_chosen(section, seed, held, named, fixed))
@@ -179,7 +176,7 @@ def _too_few(
         right = f"; clusters stay whole, and in a split that a row or the store gives them, which leaves {sides}"
     return (
         f"{where(section)}: {requested}, but the source has {there.total()} document(s) in {clusters} cluster(s)"
-        f"{part}{right}{SOURCES[section.source].missed(section)}"
+        f"{part}{right}{missed(section) if section.source == JSONL else ''}"
     )
 
 
@@ -212,20 +209,11 @@ def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_T
     return [candidate for *_, candidate in sorted(ranked, key=lambda row: row[:3])]
 
 
-def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
-    """Return a line for each file with rows that none of a study's sections can take."""
-    return [
-        line
-        for name, source in SOURCES.items()
-        for line in source.left_out([section for section in sections if section.source == name])
-    ]
-
-
 def applies_template(section: DocumentsSection) -> bool:
     """Return whether prompts of a section go through the model's chat template."""
     if section.chat_template is not None:
         return section.chat_template
-    return section.source in SOURCES and SOURCES[section.source].has_chats(section)
+    return section.source == JSONL and has_chats(section)
 
 
 def excluded_clusters(section: DocumentsSection) -> frozenset[str]:

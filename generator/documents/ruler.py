@@ -27,7 +27,6 @@ from kvdrift.generator.documents.source import (
     DocumentSource,
     document_of,
     documents_of_rows,
-    need_tokenizer,
     question_cluster,
     where,
 )
@@ -276,17 +275,17 @@ class RulerSource(DocumentSource):
             yield Candidate(name, _question(row) if task in _QUESTIONS else name, task, number)
 
     def documents(
-        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
+        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer, seed: int
     ) -> list[Document]:
         """Generate or read the chosen prompts, and tokenize them."""
-        text_tokenizer, chat = need_tokenizer(section, tokenizer), bool(section.chat_template)
+        chat = bool(section.chat_template)
         if section.path is None:
-            return [_generated(section, item, text_tokenizer, seed) for item in chosen]
+            return [_generated(section, item, tokenizer, seed) for item in chosen]
 
         def make(item: Candidate, row: SourceRow) -> Document:
             prompt = _prompt(row)
-            document = document_of(section, item, prompt.tokens(text_tokenizer, chat=chat), _answers(row))
-            return prompt.described(document, text_tokenizer, chat=chat)
+            document = document_of(section, item, prompt.tokens(tokenizer, chat=chat), _answers(row))
+            return prompt.described(document, tokenizer, chat=chat)
 
         return documents_of_rows(chosen, partial(_file, section), make)
 

@@ -57,31 +57,15 @@ class DocumentSource(ABC):
     def check(self, section: DocumentsSection) -> None:  # noqa: B027 - most have nothing more to check
         """Check a section, apart from its keys and tasks, without data and model."""
 
-    def missed(self, section: DocumentsSection) -> str:  # noqa: ARG002 - most take all that they have
-        """Return a remark for the error about too few documents of a section; empty without a remark."""
-        return ""
-
-    def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:  # noqa: ARG002 - as above
-        """Return a line for each file with rows that belong to none of a study's ``sections`` of this source."""
-        return []
-
-    def named_splits(self, sections: Sequence[DocumentsSection]) -> dict[str, str]:  # noqa: ARG002 - as above
-        """Return the split of each cluster for which a file of a study's ``sections`` of this source names a split."""
-        return {}
-
-    def has_chats(self, section: DocumentsSection) -> bool:  # noqa: ARG002 - most have texts alone
-        """Return whether the source has conversations for a section, which go through the chat template in any case."""
-        return False
-
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
         """Yield the task's candidates in the source's own order, without an end if documents are generated."""
 
     @abstractmethod
     def documents(
-        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
+        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer, seed: int
     ) -> list[Document]:
-        """Make documents of the chosen candidates, in their order; without ``reads_text`` the tokenizer is ignored."""
+        """Make documents of the chosen candidates, in their order; without ``reads_text`` the tokenizer is not used."""
 
 
 def sampling_order(candidates: Iterable[Candidate], *key: str | int) -> list[Candidate]:
@@ -110,16 +94,6 @@ def question_cluster(question: str) -> str:
 def where(section: DocumentsSection) -> str:
     """Return the words by which an error message names a section."""
     return f"documents '{section.stratum_name}'"
-
-
-def need_tokenizer(section: DocumentsSection, tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return the tokenizer, which a source of text needs; refuse the section without one."""
-    if tokenizer is None:
-        raise InputError(
-            f"{where(section)}: source '{section.source}' makes text, but no tokenizer was given; "
-            "give the tokenizer of the study's model"
-        )
-    return tokenizer
 
 
 def document_of(

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from kvdrift.flows.run import stages
 from kvdrift.flows.run import study as study_files
 from kvdrift.flows.run.checks import check_study, remarks
-from kvdrift.generator.documents.registry import left_out
+from kvdrift.generator.documents.jsonl import left_out
 from kvdrift.report.figures.canvas import save
 from kvdrift.schema.document import SPLITS, split_of
 from kvdrift.schema.errors import OperationError
