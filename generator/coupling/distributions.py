@@ -203,10 +203,6 @@ class DistributionTable:
         """Draw one token from each of ``rows``, int64 [B] on the CPU, by uniforms ``u`` [B]: int64 [B]."""
         return torch.cat([draw(self._take(rows[part]), u[part]) for part in self._parts(len(rows))])
 
-    def distance(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return TV between the distributions of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
-        return torch.cat([self._distance(left[part], right[part]) for part in self._parts(len(left))])
-
     def compare(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """Return TV and KL(p || q) of pairs of distributions, float64 [B] each.
 
@@ -237,9 +233,6 @@ class DistributionTable:
             excess_of = partial(self._excess, left[part], right[part])
             tokens.append(couple_by_excess(p[part], q[part], x[part], accept[part], residual[part], excess_of))
         return torch.cat(tokens)
-
-    def _distance(self, left: Tensor, right: Tensor) -> Tensor:
-        return distance_of(block_sums(self._apart(left, right).abs_()))
 
     def _compare(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         if self._by_row(left, right):

@@ -275,11 +275,9 @@ class CoupledPairs:
         y[coupled] = table.couple(rows.p[coupled], rows.on_y[coupled], pair_x, u_accept[there], u_residual[there]).cpu()
 
         delta, forced_f, kl_own, forced_kl = torch.zeros((4, len(self._y)), dtype=torch.float64)
-        only_y, both = coupled[rows.p[coupled] < 0], coupled[rows.p[coupled] >= 0]  # X has ended, or has not
-        delta[only_y] = table.distance(rows.p[only_y], rows.on_y[only_y]).cpu()
-        p, q = torch.cat([rows.p[both], rows.p[diverged]]), torch.cat([rows.on_y[both], rows.on_x[diverged]])
+        p, q = torch.cat([rows.p[coupled], rows.p[diverged]]), torch.cat([rows.on_y[coupled], rows.on_x[diverged]])
         for own, forced, found in zip((delta, kl_own), (forced_f, forced_kl), table.compare(p, q), strict=True):
-            own[both], forced[diverged] = torch.split(found.cpu(), [len(both), len(diverged)])
+            own[coupled], forced[diverged] = torch.split(found.cpu(), [len(coupled), len(diverged)])
         top = table.most_probable()
         return x.cpu(), y, delta, forced_f, kl_own, forced_kl, top[rows.p.clamp(min=0)] == top[rows.on_x.clamp(min=0)]
 

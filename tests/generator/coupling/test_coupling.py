@@ -251,7 +251,6 @@ def test_a_table_of_distributions(at_once: int, long: int, monkeypatch: pytest.M
     p, q = (torch.cat([distributions, point])[rows] for rows in (left, right))
     x = draw(p, u[:, 0])
     assert torch.equal(table.draw(left, u[:, 0]), x)
-    assert torch.equal(table.distance(left, right), total_variation(p, q))
     distance, divergence = table.compare(left, right)
     assert torch.equal(distance, total_variation(p, q))
     assert torch.equal(divergence, kl_divergence(p, q))
