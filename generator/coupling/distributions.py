@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvdrift.generator.coupling.relative_entropy import entropy_terms, unsupported
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.schema.errors import tried_once
 
@@ -51,6 +50,31 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 def distance_of(apart: Tensor) -> Tensor:
     """Return TV, float64 [...], from the sums of |p - q| over blocks, float64 [..., blocks]."""
     return (0.5 * _row_sums(apart)).clamp_(max=1.0)
+
+
+def entropy_terms(p: Tensor, q: Tensor, difference: Tensor, apart: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return p log(p/q) - p + q of each token, in nats, in the shape and dtype of distributions ``p`` and ``q``.
+
+    Kullback and Leibler (1951), On information and sufficiency; ``docs/quantities.md``. The terms add up to the
+    divergence, since distributions have equal sums. Unlike the terms p log(p/q), none is negative, so nothing cancels
+    in their sum. They are computed from ``difference``, q - p, and not from two logarithms: a small difference is
+    exact, so a small divergence is not lost in rounding. ``apart`` is |q - p|; ``out`` may be given memory of this
+    shape.
+
+    Terms are exactly 0 where p = q. They are finite: in the logarithm, a probability below the least normal number of
+    the dtype counts as this number, and ``unsupported`` marks the tokens whose term is infinite.
+    """
+    least = torch.minimum(p, q, out=out).clamp_(min=torch.finfo(p.dtype).tiny)
+    logarithm = torch.div(apart, least, out=least).log1p_()  # |log(p/q)|
+    return torch.addcmul(difference, p, logarithm.copysign_(difference), value=-1, out=logarithm)
+
+
+def unsupported(p: Tensor, q: Tensor) -> Tensor:
+    """Mark the tokens that p can draw and q cannot, bool in the shape of ``p`` and ``q``.
+
+    A p below the least normal number of its dtype is rounding, and counts as 0.
+    """
+    return (q == 0) & (p >= torch.finfo(p.dtype).tiny)
 
 
 def divergence_of(terms: Tensor) -> Tensor:
