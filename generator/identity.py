@@ -249,14 +249,14 @@ def _distribution_of(file: Path) -> tuple[str, str] | None:
     if not places:
         return None
     module = Path(file.parts[places[-1] + 1]).stem
-    if module not in _distributions():
-        _distributions.cache_clear()  # it may have been installed since
-    names = _distributions().get(module)
+    if module not in distributions_by_module():
+        distributions_by_module.cache_clear()  # it may have been installed since
+    names = distributions_by_module().get(module)
     return (names[0], version(names[0])) if names else None
 
 
 @functools.cache
-def _distributions() -> Mapping[str, list[str]]:
+def distributions_by_module() -> Mapping[str, list[str]]:
     """Return the distributions of each module; to find them takes a third of a second, since all files are listed."""
     return packages_distributions()
 

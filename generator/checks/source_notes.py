@@ -12,10 +12,9 @@ import ast
 import re
 import sys
 from collections.abc import Collection, Iterator
-from importlib.metadata import packages_distributions
 from typing import Any
 
-from kvdrift.generator.identity import custom_texts
+from kvdrift.generator.identity import custom_texts, distributions_by_module
 from kvdrift.schema.python_source import parsed
 
 _NAMES = {
@@ -44,7 +43,7 @@ _SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator"
 def source_notes(kind: type[Any]) -> list[str]:
     """Return a line for each place in a user's class that may use a value outside the identity; [] for kvdrift's."""
     texts = custom_texts(kind)
-    known = sys.stdlib_module_names | {path.stem for path in texts} | set(packages_distributions()) | {"kvdrift"}
+    known = sys.stdlib_module_names | {path.stem for path in texts} | set(distributions_by_module()) | {"kvdrift"}
     return [
         f"{path}, line {line}: {name} uses {what}, which is no part of the action's identity"
         for path, text in sorted(texts.items())
