@@ -115,31 +115,6 @@ def test_the_identity_covers_both_codecs_and_their_sides() -> None:
     assert parts_sha256(twin.parts) == parts_sha256(actions[2].parts)
 
 
-@pytest.mark.parametrize(
-    ("codec", "line"),
-    [
-        ({"keys": "int3"}, "codec.keys: unknown codec 'int3'; "),
-        ({"keys": {"name": "int4", "groups": 8}}, "codec.keys: groups: unknown key; did you mean 'group'?"),
-        ({"values": {"name": "fp8", "scale": 2}}, 'codec.values: scale = 2: should be "head", "tensor" or 1'),
-        ({"values": {"name": "fp8", "scale": True}}, "codec.values: scale = True: should be "),
-        ({"keys": "int4", "group": 8}, "codec.group: unknown key; a table of keys and values takes keys, values, "),
-        ({"keys": {"name": "int4", "generated": True}}, "codec.keys.generated: is a parameter of keys and values tog"),
-        (
-            {"keys": {"name": "int4", "layers": [0]}},
-            "codec.keys.layers: is a parameter of keys and values together; write codec.layers",
-        ),
-    ],
-)
-def test_what_is_wrong_with_a_part_is_one_line(codec: dict[str, Any], line: str) -> None:
-    assert refused(action_of, codec=codec).startswith(f"action 'mine': {line}")
-
-
-def test_heads_that_one_part_cannot_code_are_refused() -> None:
-    action_of(codec={"values": "turboquant"}).check_heads(24)
-    assert "24 channels" in refused(action_of(codec={"keys": "turboquant", "values": "fp8"}).check_heads, 24)
-    assert "blocks of 32" in refused(action_of(codec={"keys": "fp8", "values": "q4_0"}).check_heads, 48)
-
-
 # --- Generated entries -------------------------------------------------------------------------------------------------
 
 
@@ -220,38 +195,6 @@ def test_generated_entries_are_coded_as_in_a_real_cache(section: dict[str, Any],
     for other in others:
         (unlike,) = generate([other], count=2)
         assert np.abs(steps_of(unit)["f"] - steps_of(unlike)["f"]).max() > 1e-3
-
-
-@pytest.mark.parametrize(("keys", "values"), [("fp8", "turboquant-4bit"), ("q8_0", "nvfp4"), ("identity", "fp8")])
-def test_per_entry_codecs_code_generated_entries(keys: str, values: str) -> None:
-    action = action_of(codec={"keys": keys, "values": values, "generated": True, "skip_layers": []})
-    assert action.generated is not None
-    assert action.codec_parameters is not None
-    assert action.codec_parameters["generated"] is True
-
-
-@pytest.mark.parametrize(
-    ("codec", "windows"),
-    [
-        ({"keys": "int4", "values": "fp8"}, (128, 0)),
-        ({"keys": {"name": "int4", "residual": 16}, "values": "int4"}, (16, 128)),
-        ({"values": "int8"}, (0, 128)),
-        ({"keys": "rotated-int4", "values": {"name": "rotated-int4", "residual": 1}}, (0, 1)),
-    ],
-)
-def test_unlike_windows_are_refused(codec: dict[str, Any], windows: tuple[int, int]) -> None:
-    line = refused(action_of, codec=codec | {"generated": True})
-    assert line == (
-        f"action 'mine': generated = true: the last {windows[0]} keys and the last {windows[1]} values are exact; give "
-        "both codecs the same residual, 0 beside a codec without one"
-    )
-    assert action_of(codec=codec).generated is None
-
-
-def test_equal_windows_are_accepted() -> None:
-    codec = {"keys": {"name": "int4", "residual": 0}, "values": "fp8", "generated": True}
-    assert action_of(codec=codec).generated is not None
-    assert action_of(codec={"keys": "int4", "values": "int8", "generated": True}).generated is not None
 
 
 def test_the_entries_of_exact_layers_are_never_touched() -> None:
@@ -378,80 +321,26 @@ def test_a_codecs_own_layers_hold_for_the_codec_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "line"),
+    ("section", "says"),
     [
-        ({"skip_layers": [0, 1, 0]}, "skip_layers = [0, 1, 0]: names a layer twice"),
-        ({"layers": [2, 2]}, "layers = [2, 2]: names a layer twice"),
-        ({"layers": []}, "layers = []: names no layer; leave layers out, or name some"),
-        ({"layers": [0], "skip_layers": [1]}, "layers and skip_layers: write one of them"),
+        ({"codec": "fp8", "skip_layers": [4]}, "fp8: skip_layers = [4]: the model has 4 layers with full attention; 4 is none of -4 to 3"),
+        ({"codec": "fp8", "layers": [0, -5]}, "fp8: layers = [0, -5]: the model has 4 layers with full attention; -5 is none of -4 to 3"),
+        ({"codec": "fp8", "skip_layers": [0, 1, 2, 3]}, "fp8: all layers that there are of 4 stay exact, "),
+        ({"codec": "turboquant-3bit"}, "turboquant-3bit: the first 2 and the last 2 layers of 4 stay exact, "),
+        ({"codec": {"keys": "int8", "values": "turboquant-4bit"}}, "int8+turboquant-4bit: the first 2 and the last 2 layers of 4 "),
+        ({"selector": "recent", "keep": 12, "layers": [7]}, "recent: layers = [7]: the model has 4 layers "),
     ],
-)
-def test_lists_of_layers_that_mean_nothing_are_refused(layers: dict[str, Any], line: str) -> None:
-    assert refused(action_of, codec="fp8", **layers) == f"action 'mine': {line}"
-    assert refused(action_of, codec={"name": "fp8", **layers}) == f"action 'mine': {line}"
-
-
-@pytest.mark.parametrize("value", [["0"], [0.5], [True], 0])
-def test_a_codecs_list_of_layers_has_whole_numbers(value: Any) -> None:
-    line = refused(action_of, codec={"name": "fp8", "skip_layers": value})
-    assert line.startswith("action 'mine': skip_layers = ")
-    assert "list" in line
-
-
-@pytest.mark.parametrize(
-    ("codec", "layers", "line"),
-    [
-        (
-            "fp8",
-            {"skip_layers": [4]},
-            "fp8: skip_layers = [4]: the model has 4 layers with full attention; 4 is none of -4 to 3",
-        ),
-        (
-            "fp8",
-            {"layers": [0, -5]},
-            "fp8: layers = [0, -5]: the model has 4 layers with full attention; -5 is none of -4 to 3",
-        ),
-        (
-            "fp8",
-            {"skip_layers": [0, 1, 2, 3]},
-            "fp8: all layers that there are of 4 stay exact, which leaves none; write skip_layers = []",
-        ),
-        (
-            "turboquant-3bit",
-            {},
-            "turboquant-3bit: the first 2 and the last 2 layers of 4 stay exact, which leaves none; write skip_layers = []",
-        ),
-        (
-            {"keys": "int8", "values": "turboquant-4bit"},
-            {},
-            "int8+turboquant-4bit: the first 2 and the last 2 layers of 4 stay exact, which leaves none; write skip_layers = []",
-        ),
-    ],
-)
-def test_layers_that_the_model_lacks_are_refused(codec: Any, layers: dict[str, Any], line: str) -> None:
-    action = action_of(codec=codec, **layers)
-    assert refused(action.check_layer_numbers, LAYERS) == f"action 'mine': {line}"
-    assert refused(generate, [action]) == f"action 'mine': {line}"
+)  # fmt: skip
+def test_layers_that_the_model_lacks_are_refused(section: dict[str, Any], says: str) -> None:
+    action = action_of(**section)
+    assert refused(action.check_layer_numbers, LAYERS).startswith(f"action 'mine': {says}")
+    assert refused(generate, [action]).startswith(f"action 'mine': {says}")
 
 
 def test_a_layer_named_from_both_ends_counts_once() -> None:
     """-4 of 4 layers is layer 0; a list of ends, such as 0, 1, -2 and -1, suits models of few layers, too."""
     assert action_of(codec="fp8", skip_layers=[0, -4]).coded.left_out(LAYERS) == {0}
     assert action_of(codec="fp8", skip_layers=[0, 1, -2, -1]).coded.left_out(5) == {0, 1, 3, 4}
-
-
-def test_a_selectors_layers_are_checked_too() -> None:
-    action = action_of(selector="recent", keep=12, layers=[7])
-    assert refused(action.check_layer_numbers, LAYERS).startswith(
-        "action 'mine': recent: layers = [7]: the model has 4 layers "
-    )
-    line = refused(action_of, skip_layers=[0], selector="full", keep="all")
-    assert line == "action 'mine': has layers, but no selector and no codec for them; leave layers out"
-    line = refused(action_of, selector="numerics", keep="all", layers=[0])
-    assert (
-        line
-        == "action 'mine': 'numerics' is the noise floor, where nothing is compressed; leave layers or selector out"
-    )
 
 
 @pytest.mark.parametrize(("count", "exact"), [(5, {0, 1, 3, 4}), (6, {0, 1, 4, 5}), (30, {0, 1, 28, 29})])

@@ -263,32 +263,6 @@ def test_the_identity_has_a_budget_only_if_it_is_not_even() -> None:
     assert selector_sha256(even) != selector_sha256(shared)
 
 
-@pytest.mark.parametrize(
-    ("section", "says"),
-    [
-        ({"selector": "snapkv", "budget": "adakw"}, 'budget = \'adakw\': should be "even" or "adakv"'),
-        ({"selector": "snapkv", "budget": 2}, 'budget = 2: should be "even" or "adakv"'),
-        ({"selector": "recent", "budget": "adakv"}, "selector 'recent' has no parameter 'budget'; it takes sinks"),
-        (
-            {"selector": "snapkv", "budget": "adakv", "codec": {"name": "int4", "generated": True}},
-            (
-                "generated = true: codes all heads of a layer together, and budget = 'adakv' lets them keep different "
-                "numbers of entries; leave one of the two out"
-            ),
-        ),
-        (
-            {"selector": "snapkv", "budget": "adakv", "codec": {"keys": "nvfp4"}},
-            (
-                "codec: codes all heads of a layer together, and budget = 'adakv' lets them keep different numbers of "
-                "entries; leave one of the two out"
-            ),
-        ),
-    ],
-)  # fmt: skip
-def test_what_has_no_head_budgets_is_refused(section: dict[str, Any], says: str) -> None:
-    assert refused(build_action, ActionSection(name="a", keep="1/2", **section)) == f"action 'a': {says}"
-
-
 @dataclass(frozen=True)
 class SharedCut(Sliding):
     """A window whose prompt is cut with head budgets."""
