@@ -185,20 +185,31 @@ def test_e2m1_rounds_to_even(name: str) -> None:
     assert bool((CODECS["mxfp4"]().round_trip(above, "keys") == 6).all()), "the scale of 4 to 8 is 1"
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q5_1", "q4_0", "mxfp4", "nvfp4"])
-def test_heads_that_do_not_fill_blocks_are_refused(name: str) -> None:
-    block = 16 if name == "nvfp4" else 32
-    line = refused(action_of(codec=name).check_heads, 40)
-    assert line == (
-        f"action 'mine': codec '{name}': heads of 40 channels do not fill blocks of {block}, in which {name} stores them"
-    )
-    action_of(codec=name).check_heads(96)
+BLOCKS = ("q8_0", "q5_1", "q4_0", "mxfp4", "nvfp4")
 
 
-def test_turboquant_refuses_keys_that_it_cannot_rotate() -> None:
-    assert "24" in refused(action_of(codec="turboquant-3bit").check_heads, 24)
-    action_of(codec="turboquant-k8v4").check_heads(24)
-    action_of(codec={"values": "turboquant-3bit"}).check_heads(24)
+@pytest.mark.parametrize(
+    ("codec", "size", "says"),
+    [
+        *((name, 40, f"heads of 40 channels do not fill blocks of {16 if name == 'nvfp4' else 32}, in which {name} stores them") for name in BLOCKS),
+        ("turboquant-3bit", 24, "heads of 24 channels have no Hadamard transform"),
+        ("rotated-int4", 24, "heads of 24 channels have no Hadamard transform"),
+        ({"keys": "turboquant", "values": "fp8"}, 24, "heads of 24 channels have no Hadamard transform"),
+        ({"keys": "fp8", "values": "q4_0"}, 48, "heads of 48 channels do not fill blocks of 32"),
+        ({"name": "q8_0", "rotated": True}, 96, "q8_0: llama.cpp rotates no heads of 96 channels"),
+    ],
+)  # fmt: skip
+def test_heads_that_cannot_be_coded_are_refused(codec: Any, size: int, says: str) -> None:
+    action = action_of(codec=codec)
+    assert refused(action.check_heads, size).startswith(f"action 'mine': codec '{action.codec_name}': {says}")
+
+
+@pytest.mark.parametrize(
+    ("codec", "size"),
+    [*((name, 96) for name in BLOCKS), ("turboquant-k8v4", 24), ({"values": "turboquant"}, 24)],
+)
+def test_heads_that_can_be_coded_are_accepted(codec: Any, size: int) -> None:
+    action_of(codec=codec).check_heads(size)
 
 
 @pytest.mark.parametrize("kind", [Int8, Int4, Int2])
@@ -303,10 +314,6 @@ def test_unlike_budgets_of_layers_are_not_held_to_equal_bytes(kept: int, entries
     assert (ways[0] == ways[1]) is alike
     bare = [action_of(selector=name, keep=kept).decides_bytes(entries, 4) for name in ("snapkv", "pyramidkv")]
     assert bare[0] == bare[1] != ways[0]
-
-
-def test_a_head_that_cannot_be_rotated_is_refused() -> None:
-    assert "24" in refused(RotatedInt4().hold, layer_of(8, size=24))
 
 
 def own_action(folder: Path, text: str) -> Action:

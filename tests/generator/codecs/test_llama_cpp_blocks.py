@@ -104,7 +104,3 @@ def test_rotated_heads_are_turned_in_the_parts_that_llama_cpp_reports(name: str,
         matrix = torch.from_numpy(block_diag(*[hadamard(together)] * (size // together))).float()
         stored = quants.dequantize(packed(numbers @ matrix * together**-0.5, name), TYPES[name])
         assert torch.allclose(back, torch.from_numpy(stored) @ matrix * together**-0.5, rtol=1e-5, atol=2e-3)
-
-
-def test_heads_that_llama_cpp_does_not_rotate_are_refused() -> None:
-    assert "64" in refused(CODECS["q8_0"](rotated=True).check, 96, "keys")
