@@ -107,15 +107,3 @@ def test_parameters_count_and_bases_do(load: Callable[[], Selector]) -> None:
 def test_a_class_without_a_file_is_refused() -> None:
     made = type("Made", (SnapKV,), {"__module__": "nowhere"})
     assert "module 'nowhere' has no source file" in refused(selector_sha256, made())
-
-
-def test_of_a_module_beside_a_study_what_was_loaded_counts(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text(OWN.replace("from scores", "from near_it"))
-    (tmp_path / "near_it.py").write_text("def squared(key):\n    return key\n")
-    first = build_selector("beside:Own", {}, tmp_path)
-    assert [name for name, _ in source_of(type(first))] == ["beside.py", "near_it.py", "selector.py"]
-    before = selector_sha256(first)
-    assert selector_sha256(build_selector("beside:Own", {}, tmp_path)) == before
-    (tmp_path / "near_it.py").write_text("def squared(key):\n    return -key\n")
-    assert selector_sha256(build_selector("beside:Own", {}, tmp_path)) != before
-    assert selector_sha256(first) == before

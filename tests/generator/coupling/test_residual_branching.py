@@ -19,7 +19,7 @@ from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.selectors import Recent
 from kvdrift.log.units.unit import Unit
 from kvdrift.schema.retention import Retention
-from kvdrift.schema.tables import BRANCH, PLAIN, SCAN, SWRB
+from kvdrift.schema.tables import BRANCH, SCAN, SWRB
 
 SEED, HORIZON, LENGTH, COUNT = 3, 24, 150, 10
 RECENT = Action("recent-most", "recent", Recent(), Retention.parse("140/150"))
@@ -106,18 +106,6 @@ def test_the_control_has_nothing_to_branch_to() -> None:
     assert set(events["kind"].to_pylist()) == {SCAN}
     assert not np.any(events["weight"].to_numpy())
     assert not np.any(events["delta"].to_numpy())
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.by_default("llama")
-def test_events_do_not_depend_on_what_is_asked_for_together(kind: str) -> None:
-    whole = units(kind)["snapkv-half"].events
-    first, second = (generate(kind, swrb(HALF_SNAPKV, *part))[0].events for part in ((0, 3), (3, COUNT - 3)))
-    beside = generate(kind, PendingUnit(HALF_SNAPKV, 0, 4), swrb(HALF_SNAPKV), swrb(RECENT, 2, 3))
-    for column in whole.column_names:
-        assert first[column].to_pylist() + second[column].to_pylist() == whole[column].to_pylist(), column
-        assert beside[1].events[column].to_pylist() == whole[column].to_pylist(), column
-    assert [unit.record["estimator"] for unit in beside] == [PLAIN, SWRB, SWRB]
 
 
 @pytest.mark.parametrize("action", ["snapkv-half", "recent-most", "full"])

@@ -104,32 +104,24 @@ def test_pair_evaluations_are_positions_before_both_sides_ended(case: Case) -> N
         assert steps.pair_evaluations == (~both).sum() + both.any(1).sum()
 
 
-@pytest.mark.parametrize("which", [(1,), (1, 2), (2, 3), (1, 2, 3)])
-@pytest.mark.parametrize("replicates", [range(1), range(7, 30), [40, 3, 11]], ids=str)
-def test_a_part_of_a_rollout_is_that_part(which: Sequence[int], replicates: Sequence[int]) -> None:
-    """Fewer actions, other replicates: the same events, bitwise."""
+@pytest.mark.parametrize(
+    "shares",
+    [
+        {1: range(1)}, {1: range(7, 30), 2: range(7, 30)}, {2: [40, 3, 11], 3: [40, 3, 11]},
+        {1: range(3, 9), 2: range(2), 3: [20]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_part_of_a_rollout_is_that_part(shares: dict[int, Sequence[int]]) -> None:
+    """Fewer actions, other replicates, each action its own: the same events, bitwise. The reference serves the union."""
     case = CASES[4]
-    kernels = TableKernels(case)
-    whole = run(case)[1]
-    reference = uniform_table(5, "doc", None, replicates, case.horizon, 1)
-    parts = rollout(kernels, actions_for(replicates, case.horizon, which), replicates, reference, case.horizon)
-    for action, part in zip(which, parts, strict=True):
-        for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos", "kl", "kl_own", "top1"):
-            np.testing.assert_array_equal(getattr(part, name), getattr(whole[action - 1], name)[list(replicates)])
-
-
-def test_actions_may_have_different_replicates() -> None:
-    """The control runs fewer replicates than the others: the reference serves the union."""
-    case = CASES[3]
-    whole = run(case)[1]
-    shares = {1: range(3, 9), 2: range(2), 3: [20]}
     actions = [actions_for(share, case.horizon, [action])[0] for action, share in shares.items()]
-    union = sorted({replicate for share in shares.values() for replicate in share})
+    union = list(dict.fromkeys(replicate for share in shares.values() for replicate in share))
     reference = uniform_table(5, "doc", None, union, case.horizon, 1)
     parts = rollout(TableKernels(case), actions, union, reference, case.horizon)
     for (action, share), part in zip(shares.items(), parts, strict=True):
-        assert np.array_equal(part.y_token, whole[action - 1].y_token[list(share)])
-        assert np.array_equal(part.f, whole[action - 1].f[list(share)])
+        for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos", "kl", "kl_own", "top1"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(run(case)[1][action - 1], name)[list(share)])
 
 
 def test_one_position() -> None:

@@ -118,9 +118,3 @@ def test_distinct_streams() -> None:
     }
     assert all(len(ones) == 1 for ones in same_place.values())
     assert found.share.tolist() == [1 / wanted.count(one) for one in wanted]
-
-
-def test_no_streams() -> None:
-    nothing = torch.empty(0, dtype=torch.int64)
-    found = distinct_streams(nothing, nothing, nothing, nothing)
-    assert [len(part) for part in (found.row, found.token, found.cache, found.place, found.share)] == [0] * 5

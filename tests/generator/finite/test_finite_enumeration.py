@@ -110,11 +110,9 @@ def test_residual_branching(system: FiniteSystem) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eos", [(), (1,), (0, 1)])
-@pytest.mark.parametrize("horizon", [2, 3, 4])
-@pytest.mark.parametrize("alphabet", [2, 3, 4])
-def test_identities(alphabet: int, horizon: int, eos: History, kind: str) -> None:
+def test_identities(eos: History, kind: str) -> None:
     """The identities of the paper hold over all 65,536 pairs of paths of 4 tokens to horizon 4."""
-    found = exact_quantities(random_system(alphabet, horizon, eos, kind), ACTION)
+    found = exact_quantities(random_system(4, 4, eos, kind), ACTION)
     moments = found.branching
     assert found.mismatch == pytest.approx(found.rollout_tv, abs=ROUNDING)
     assert found.mismatch == pytest.approx(found.occurrence + found.occupation, abs=ROUNDING)

@@ -21,34 +21,6 @@ from kvdrift.schema.errors import OperationError
 from kvdrift.schema.study import ActionSection
 
 NAME = "my_policy:Mine"
-RULE = """
-from kvdrift.generator.attention.cache_rules import CacheRule
-from kvdrift.generator.selectors.policies.policy import Policy
-
-
-class Rule(CacheRule):
-    def over(self, entries, kv_heads):
-        return Rule()
-
-    def passes(self, length):
-        return False
-
-    def attend(self, entries, scores):
-        key = entries.prompt_key[:, 500]
-        return None, scores
-
-
-@dataclass(frozen=True)
-class Indexed(Policy):
-    summary: ClassVar[str] = "reads an entry that is not there"
-
-    @property
-    def first_cut(self) -> Selector:
-        return First()
-
-    def rule(self, prompt, kept, budget):
-        return Rule()
-"""
 
 
 def made(folder: Path, *changes: tuple[str, str], keep: int | str = 20, **parameters: float) -> Action:
@@ -137,15 +109,6 @@ def test_what_lies_outside_its_bounds_is_named_with_them(change: tuple[str, str]
     line = line_of_run(made(tmp_path, change))
     assert line.startswith(f"policy Mine: {says}")
     assert line.endswith(f" ({tmp_path}/my_policy.py)")
-
-
-def test_an_index_of_a_rule_of_ones_own_is_named_with_its_bounds(tmp_path: Path) -> None:
-    text = MODULE + RULE
-    write_module(tmp_path, name="my_policy", text=text)
-    action = build_action(ActionSection(name="own", policy="my_policy:Indexed", keep=20), tmp_path)
-    line, where = line_of_run(action), text.splitlines().index("        key = entries.prompt_key[:, 500]") + 1
-    assert line.startswith("policy Indexed: IndexError: index 500 ")
-    assert line.endswith(f" ({tmp_path}/my_policy.py, line {where})")
 
 
 def test_a_policy_runs_where_no_step_was_tried_before(tmp_path: Path) -> None:

@@ -77,13 +77,6 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kvpress 0.5.5" in line
 
 
-def test_the_ratio_keeps_exactly_m() -> None:
-    """int(n (1 - r)), which kvpress keeps, is m at r = 1 - (m + 1/2) / n; at r = 1 - m / n it often is not."""
-    sizes = [(n, m) for n in [*range(2, 400), 1000, 4096, 32767, 131072] for m in {1, n // 10, n // 2, n * 9 // 10, n - 1} if 0 < m < n]  # fmt: skip
-    assert all(int(n * (1 - (1 - (m + 0.5) / n))) == m for n, m in sizes)
-    assert any(int(n * (1 - (1 - m / n))) != m for n, m in sizes)
-
-
 # --- Native definitions ----------------------------------------------------------------------------------------------
 
 

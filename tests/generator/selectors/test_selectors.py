@@ -363,9 +363,9 @@ def test_what_nobody_asks_for_is_not_gathered() -> None:
 # --- Budgets of layers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3, 7, 32])
-@pytest.mark.parametrize("beta", [1, 2, 20, 1000])
-@pytest.mark.parametrize("entries", [65, 100, 401, 1000, 32768])
+@pytest.mark.parametrize("layers", [1, 2, 7, 32])
+@pytest.mark.parametrize("beta", [1, 20, 1000])
+@pytest.mark.parametrize("entries", [65, 401, 32768])
 def test_pyramid_budgets(entries: int, beta: int, layers: int) -> None:
     """Exactly m on average, never more than n nor less than the window, falling, and within 1 of the line."""
     selector = build_selector("pyramidkv", {"beta": beta})
