@@ -197,34 +197,6 @@ def test_generated_entries_are_coded_as_in_a_real_cache(section: dict[str, Any],
         assert np.abs(steps_of(unit)["f"] - steps_of(unlike)["f"]).max() > 1e-3
 
 
-def test_the_entries_of_exact_layers_are_never_touched() -> None:
-    """Prompt and suffix of layers that stay exact keep their bits in every step; those of the others are coded."""
-    action = action_of(codec={"keys": "fp8", "values": "turboquant-3bit", "generated": True, "skip_layers": [1, -1]})
-    assert action.generated is not None
-    assert action.codec is not None
-    prompt = Prompt(model(), document().tokens, 1).layers
-    holdings = action.holdings(LAYERS)
-    assert [isinstance(holding, AsComputed) for holding in holdings] == [False, True, False, True]
-    held = [holding.hold(PrefixLayer(layer.key, layer.value)) for holding, layer in zip(holdings, prompt, strict=True)]
-    rule = action.generated.rule(prompt, [torch.arange(LENGTH).expand(2, -1)] * LAYERS, held, [1, 3], HORIZON)
-    caches = [[part.clone() for part in (layer.key, layer.value)] for layer in held]
-    generator = torch.Generator().manual_seed(2)
-    exact = torch.randn(LAYERS, 2, 3, 2, HORIZON, 16, generator=generator)  # [layers, keys or values, streams, ...]
-    suffixes = [[part.clone() for part in layer] for layer in exact]
-    slots = [torch.tensor([2, 0])] * LAYERS
-    for length in range(1, HORIZON):
-        rule.before_step(caches, suffixes, slots, length)
-    for number in range(LAYERS):
-        for part, original in enumerate((prompt[number].key, prompt[number].value)):
-            assert torch.equal(caches[number][part], original) is (number in {1, 3})
-            own, before = (
-                suffixes[number][part][[2, 0], :, : HORIZON - 2],
-                exact[number, part][[2, 0], :, : HORIZON - 2],
-            )
-            assert torch.equal(own, before) is (number in {1, 3})
-    assert rule.passes(HORIZON - 1), "attention is the usual one, over entries that were coded in place"
-
-
 # --- Layers ------------------------------------------------------------------------------------------------------------
 
 

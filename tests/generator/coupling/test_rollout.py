@@ -55,7 +55,7 @@ def test_actions_share_the_reference_and_nothing_else(case: Case) -> None:
 def test_steps_are_those_of_a_plain_loop(case: Case, action: int) -> None:
     """The same uniforms through a loop over replicates and positions; float32 rounds distances by at most 6e-8."""
     kernels, results = run(case)
-    steps, count = results[action - 1], 400
+    steps, count = results[action - 1], 200
     u_x = uniform_table(5, "doc", None, range(count), case.horizon, 1)
     u_y = uniform_table(5, "doc", f"action-{action}", range(count), case.horizon, 2)
     for k in range(count):

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.random_systems import ACTION, KINDS, random_system, side_distribution
 from fixtures.refusals import refused
 
 from kvdrift.generator.finite.enumeration import exact_rows
 from kvdrift.generator.finite.study_systems import read_system_file
-from kvdrift.generator.finite.system import FiniteSystem, history_of, mixture_system
+from kvdrift.generator.finite.system import FiniteSystem
 
 HALF = np.array([[0.5, 0.5]])
 
@@ -34,37 +33,6 @@ def written(folder: Path, content: Any) -> Path:
     file = folder / "systems.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return file
-
-
-def write_systems(file: Path, systems: list[FiniteSystem]) -> None:
-    """A file of these systems; JSON writes a float so that it is read back bit for bit."""
-
-    def kernel(system: FiniteSystem, action: str | None) -> dict[str, Any]:
-        return {
-            " ".join(map(str, history_of(code, t, system.alphabet))): distribution
-            for t, table in enumerate(system.distributions(action))
-            for code, distribution in enumerate(table.tolist())
-        }
-
-    content = {
-        system.name: {
-            "alphabet": system.alphabet, "horizon": system.horizon, "eos": system.eos_tokens,
-            "reference": kernel(system, None), "actions": {action: kernel(system, action) for action in system.actions},
-        }
-        for system in systems
-    }  # fmt: skip
-    file.write_text(json.dumps({"systems": content}), encoding="utf-8")
-
-
-def test_absorbing_distributions() -> None:
-    system = random_system(3, 3, (2, 0), "far")
-    for action in (None, ACTION):
-        for t, table in enumerate(system.absorbing_distributions(action)):
-            for code, distribution in enumerate(table.tolist()):
-                history = tuple(int(digit) for digit in np.base_repr(code, 3).zfill(t)[-t:]) if t else ()
-                assert distribution == side_distribution(system, action, history)
-    plain = random_system(3, 3)
-    assert plain.absorbing_distributions(None) is plain.reference
 
 
 @pytest.mark.parametrize(
@@ -89,25 +57,6 @@ def test_what_is_no_system(fields: dict[str, Any], where: str, value: str) -> No
     valid = {"name": "s", "alphabet": 2, "horizon": 1, "reference": (HALF,), "actions": {"a": (HALF,)}}
     FiniteSystem(**valid)
     assert re.match(f"system 's'{re.escape(where)}: .*{value}", refused(FiniteSystem, **{**valid, **fields}))
-
-
-def test_a_file_holds_every_bit(tmp_path: Path) -> None:
-    """Distributions of all kinds, some with 17 digits, two actions, two EOS tokens, an odd name."""
-    systems = [random_system(3, 3, (2, 0), kind) for kind in KINDS]
-    systems += [mixture_system(1, 'an "odd" name', 1, 2, 4, 3, ["one", "other"]), random_system(12, 2)]
-    file = tmp_path / "systems.json"
-    write_systems(file, systems)
-    read = read_system_file(file)
-    assert list(read) == [system.name for system in systems]
-    for system in systems:
-        found = read[system.name]
-        assert (found.alphabet, found.horizon) == (system.alphabet, system.horizon)
-        assert found.eos_tokens == system.eos_tokens
-        assert list(found.actions) == list(system.actions)
-        for action in (None, *system.actions):
-            assert [distributions.tobytes() for distributions in found.distributions(action)] == [
-                distributions.tobytes() for distributions in system.distributions(action)
-            ]
 
 
 def test_a_file_written_by_hand(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from kvdrift.generator.selectors import build_selector, kvpress
 from kvdrift.generator.selectors.h2o import AccumulatedAttention
-from kvdrift.generator.selectors.kvpress import PRESSES, AttentionInputs, load_kvpress
+from kvdrift.generator.selectors.kvpress import PRESSES, load_kvpress
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.prompts.eviction import evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
@@ -338,16 +338,6 @@ def test_equal_entries_are_all_found() -> None:
 
 
 # --- Isolation -------------------------------------------------------------------------------------------------------
-
-
-@needs_kvpress
-def test_hidden_states_are_gathered_for_those_who_look_at_them() -> None:
-    assert build_selector("kvpress:KnormPress", {}).statistics == (AttentionInputs(hidden=False),)
-    assert build_selector("kvpress:ChunkPress", {}).statistics == (AttentionInputs(hidden=False),)
-    assert build_selector("kvpress:ChunkKVPress", {}).statistics == (AttentionInputs(hidden=True),)
-    layer = prompt_of("llama", 401)[0]
-    assert layer.gathered(AttentionInputs(hidden=False)).hidden.numel() == 0
-    assert layer.gathered(AttentionInputs(hidden=True)).hidden.shape == (401, 64)
 
 
 UNTOUCHED = """
