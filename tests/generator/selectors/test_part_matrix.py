@@ -33,10 +33,11 @@ NAMES: dict[str, Iterable[str]] = {
     "selector": [*SELECTORS, *(f"kvpress:{press}" for press in PRESSES)], "codec": CODECS, "policy": POLICIES,
 }  # fmt: skip
 MODULES = {"selector": own_selectors.MODULE, "codec": own_codecs.MODULE, "policy": own_policies.MODULE}
-# By default only these parts have the longest checks; q8_0 is left out where heads of the embedded model are too small.
+# By default only these parts have the longest checks, one of each kind of code.
 BY_DEFAULT = {
-    "company": {"sliding"}, "embedded model": {"snapkv", "int8", "q8_0", "sliding"},
-    "generated entries": {"identity", "int8", "rotated-int4", "nvfp4", "q8_0", "turboquant"},
+    "company": {"sliding"}, "embedded model": {"snapkv", "int8", "sliding"}, "entries read": {"sliding", "h2o"},
+    "nothing dropped": {"sliding", "h2o"}, "other models": {"snapkv", "recent", "expected_attention"},
+    "generated entries": {"int8", "nvfp4", "turboquant"},
 }  # fmt: skip
 
 
