@@ -252,7 +252,10 @@ class DistributionTable:
         uniforms of acceptance and of the residual token are [B].
         """
         tokens = []
-        p, q = (self._probabilities(rows, x) for rows in (left, right))
+        p, q = (
+            _probabilities(self._distributions, rows.to(x.device), x[:, None], self._absorbed_token)[:, 0]
+            for rows in (left, right)
+        )
         for part in self._parts(len(left)):
             excess_of = partial(self._excess, left[part], right[part])
             tokens.append(couple_by_excess(p[part], q[part], x[part], accept[part], residual[part], excess_of))
@@ -306,12 +309,6 @@ class DistributionTable:
     def _has_zeros(self) -> Tensor:
         """Whether the distribution of each row has a token of probability 0, bool [rows] on the CPU."""
         return (self._distributions.amin(-1) == 0).cpu()
-
-    def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Return the probability of each of ``tokens`` [B] under the distribution of its row, [B]."""
-        rows = rows.to(self._distributions.device)
-        absorbed = (tokens == self._absorbed_token).to(self._distributions.dtype)
-        return torch.where(rows < 0, absorbed, self._distributions[rows.clamp(min=0), tokens])
 
     def _parts(self, entries: int) -> list[slice]:
         return [slice(first, first + self._at_once) for first in range(0, max(entries, 1), self._at_once)]
