@@ -147,21 +147,13 @@ def _ended(codes: NDArray[np.int64], system: FiniteSystem) -> NDArray[np.bool_]:
 
 _SCALARS = (
     "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "occupation", "mismatch_rate",
-    "divergence_probability", "mean_entry", "plain_variance", "plain_evaluations",
+    "divergence_probability", "mean_entry", "plain_variance", "plain_evaluations", "swrb_variance",
+    "swrb_evaluations",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ExactBranchingMoments:
-    """Exact moments of one replicate of residual branching."""
-
-    risk: float  # mean of Z^R = M D_J, the sum of the weights times the loss of the branch at J
-    variance: float  # variance of Z^R
-    evaluations: float  # expected number of kernel-pair evaluations of scan and branch
-
-
-def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths) -> ExactBranchingMoments:
-    """Compute the moments of one replicate of ``action``, whose pairs of paths are ``paths``."""
+def _branching_moments(system: FiniteSystem, action: str, paths: PairPaths) -> dict[str, float]:
+    """Compute the moments of one replicate of residual branching, fields of ``ExactQuantities``."""
     size = system.alphabet
     branches = _branches(paths, size)
     # Of all common prefixes u of t tokens, in the order of their codes: P(U = u), and the survival S.
@@ -186,11 +178,11 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
     # J is s with probability w_s / M: Z^R has mean sum_s w_s m_s and second moment M sum_s w_s nu_s given U.
     mean = float(probability @ risk)
     branched = np.divide(later, mass, out=np.zeros_like(later), where=mass > 0.0)
-    return ExactBranchingMoments(
-        risk=mean,
-        variance=max(float(probability @ (mass * second)) - mean**2, 0.0),
-        evaluations=scanned + float(probability @ branched),
-    )
+    return {
+        "swrb_risk": mean,
+        "swrb_variance": max(float(probability @ (mass * second)) - mean**2, 0.0),
+        "swrb_evaluations": scanned + float(probability @ branched),
+    }
 
 
 def _normalized_overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -246,7 +238,9 @@ class ExactQuantities:
     capacity: FloatArray  # B_L for L = 1..H, float64 [H]
     plain_variance: float  # variance of D_H of one coupled replicate
     plain_evaluations: float  # expected kernel-pair evaluations of one coupled replicate
-    branching: ExactBranchingMoments  # moments of one replicate of residual branching
+    swrb_risk: float  # mean of Z^R = M D_J, the sum of the weights times the loss of the branch at J
+    swrb_variance: float  # variance of Z^R
+    swrb_evaluations: float  # expected kernel-pair evaluations of scan and branch
 
 
 def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
@@ -276,7 +270,7 @@ def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
         capacity=np.array([p @ np.maximum(horizon - s - depth + 1, 0) for depth in s]) / horizon,
         plain_variance=paths.variance(loss),
         plain_evaluations=float(paths.mean(paths.evaluated).sum()),
-        branching=exact_branching_moments(system, action, paths),
+        **_branching_moments(system, action, paths),
     )
 
 
@@ -288,8 +282,6 @@ def exact_rows(system: FiniteSystem, action: str) -> list[dict[str, Any]]:
     """
     exact = exact_quantities(system, action)
     scalars = {name: getattr(exact, name) for name in _SCALARS}
-    scalars["swrb_variance"] = exact.branching.variance
-    scalars["swrb_evaluations"] = exact.branching.evaluations
     profiles = {"p": exact.p, "observed": exact.observed, "capacity": exact.capacity}
     return [
         *({"action": action, "quantity": name, "x": None, "value": v} for name, v in scalars.items() if v is not None),

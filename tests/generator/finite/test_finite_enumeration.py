@@ -101,11 +101,11 @@ def test_depth_profile(system: FiniteSystem) -> None:
 @EVERY
 def test_residual_branching(system: FiniteSystem) -> None:
     """Every scan and all of its branches in turn."""
-    found = exact(system).branching
+    found = exact(system)
     distributions = branching_distributions(system, ACTION, pair_paths(system, ACTION))
-    assert found.risk == pytest.approx(distributions["risk"].mean, abs=ROUNDING)
-    assert found.variance == pytest.approx(distributions["risk"].variance, abs=ROUNDING)
-    assert found.evaluations == pytest.approx(distributions["evaluations"].mean, abs=ROUNDING)
+    assert found.swrb_risk == pytest.approx(distributions["risk"].mean, abs=ROUNDING)
+    assert found.swrb_variance == pytest.approx(distributions["risk"].variance, abs=ROUNDING)
+    assert found.swrb_evaluations == pytest.approx(distributions["evaluations"].mean, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,7 +113,6 @@ def test_residual_branching(system: FiniteSystem) -> None:
 def test_identities(eos: History, kind: str) -> None:
     """The identities of the paper hold over all 65,536 pairs of paths of 4 tokens to horizon 4."""
     found = exact_quantities(random_system(4, 4, eos, kind), ACTION)
-    moments = found.branching
     assert found.mismatch == pytest.approx(found.rollout_tv, abs=ROUNDING)
     assert found.mismatch == pytest.approx(found.occurrence + found.occupation, abs=ROUNDING)
     assert found.mismatch == pytest.approx(found.occurrence + found.exposure * found.mismatch_rate, abs=ROUNDING)
@@ -123,8 +122,8 @@ def test_identities(eos: History, kind: str) -> None:
     assert found.capacity[0] == pytest.approx(found.exposure, abs=ROUNDING)
     assert (found.observed <= found.mismatch + ROUNDING).all()
     assert (found.observed + found.capacity >= found.mismatch - ROUNDING).all()
-    assert moments.risk == pytest.approx(found.mismatch, abs=ROUNDING)
-    assert found.plain_variance >= moments.variance - ROUNDING
+    assert found.swrb_risk == pytest.approx(found.mismatch, abs=ROUNDING)
+    assert found.plain_variance >= found.swrb_variance - ROUNDING
 
 
 @pytest.mark.parametrize("e", [0.01, 0.3, 0.75])
@@ -151,9 +150,9 @@ def test_persistent_intervention(e: float, horizon: int) -> None:
     second = sum(
         e * stays[s - 1] * ((1 + (horizon - s) * e) ** 2 + (horizon - s) * e * (1 - e)) for s in range(1, horizon + 1)
     )
-    assert found.branching.variance == pytest.approx(mass * second / horizon**2 - e**2, abs=ROUNDING)
+    assert found.swrb_variance == pytest.approx(mass * second / horizon**2 - e**2, abs=ROUNDING)
     branch_start = sum(s * e * stays[s - 1] for s in range(1, horizon + 1)) / mass
-    assert found.branching.evaluations == pytest.approx(horizon + horizon - branch_start, abs=1e-11)
+    assert found.swrb_evaluations == pytest.approx(horizon + horizon - branch_start, abs=1e-11)
 
 
 @pytest.mark.parametrize("eos", [(), (1,)])
@@ -163,11 +162,11 @@ def test_equal_distributions(eos: History) -> None:
     found = exact(FiniteSystem("equal", 3, 3, near.reference, {ACTION: near.reference}, eos))
     for name in ("mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "occupation", "mismatch_rate"):
         assert getattr(found, name) == 0.0, name
-    assert found.divergence_probability == found.plain_variance == found.branching.variance == 0.0
+    assert found.divergence_probability == found.plain_variance == found.swrb_variance == 0.0
     assert found.mean_entry is None
     assert not found.p.any()
     assert not found.rho.any()
-    assert found.branching.evaluations == pytest.approx(found.plain_evaluations, abs=ROUNDING)
+    assert found.swrb_evaluations == pytest.approx(found.plain_evaluations, abs=ROUNDING)
     if not eos:
         assert found.plain_evaluations == pytest.approx(3.0, abs=ROUNDING)
 
@@ -182,10 +181,10 @@ def test_disjoint_supports(position: int) -> None:
     apart[1][position - 1] = np.tile([0.0, 1.0, 0.0], (histories, 1))
     found = exact(FiniteSystem("apart", 3, 3, tuple(apart[0]), {ACTION: tuple(apart[1])}))
     assert found.divergence_probability == pytest.approx(1.0, abs=ROUNDING)
-    assert found.branching.variance == pytest.approx(found.plain_variance, abs=ROUNDING)
+    assert found.swrb_variance == pytest.approx(found.plain_variance, abs=ROUNDING)
     # Scanned to ``position``, and H - J positions of the branch; P(J = s) = p_s since M = 1.
     later = sum(found.p[s - 1] * (3 - s) for s in (1, 2, 3))
-    assert found.branching.evaluations == pytest.approx(position + later, abs=ROUNDING)
+    assert found.swrb_evaluations == pytest.approx(position + later, abs=ROUNDING)
 
 
 def test_rows() -> None:
@@ -202,8 +201,8 @@ def test_rows() -> None:
         "swrb_evaluations",
     }  # fmt: skip
     assert scalars["mismatch"] == found.mismatch
-    assert scalars["swrb_variance"] == found.branching.variance
-    assert scalars["swrb_evaluations"] == found.branching.evaluations
+    assert scalars["swrb_variance"] == found.swrb_variance
+    assert scalars["swrb_evaluations"] == found.swrb_evaluations
     for name in ("p", "observed", "capacity"):
         assert [cells[name, x] for x in (1, 2, 3)] == getattr(found, name).tolist()
     assert len(cells) == len(scalars) + 9

@@ -91,7 +91,7 @@ def test_the_published_systems_may_be_of_this_family() -> None:
 
     plain, branching, plain_cost, branching_cost = np.array(
         [
-            [(s.plain_variance, s.branching.variance, s.plain_evaluations, s.branching.evaluations) for s in family]
+            [(s.plain_variance, s.swrb_variance, s.plain_evaluations, s.swrb_evaluations) for s in family]
             for family in families
         ]
     ).transpose(2, 0, 1)
