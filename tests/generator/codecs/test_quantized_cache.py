@@ -6,15 +6,11 @@ Tests marked ``quantizers`` need hqq; ``make quantizers`` installs it and runs t
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fixtures.refusals import refused
-from fixtures.small_study import finish, run_of, write_study
-from fixtures.stored_rows import content
-from fixtures.study_files import load_study
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -144,22 +140,3 @@ def test_the_librarys_version_is_in_the_identity(monkeypatch: pytest.MonkeyPatch
     before = parts_sha256(mine.parts)
     monkeypatch.setattr(hqq, "version", lambda _: "99")
     assert parts_sha256(mine.parts) != before
-
-
-@needs_quantizers
-def test_a_study_has_one_beside_selectors_and_its_control_is_exactly_zero(tmp_path: Path) -> None:
-    """On the embedded model, whose heads have 32 channels."""
-    changes = (
-        ('selector = "snapkv"\nkeep = "1/2"', 'codec = { name = "hqq-int4", group = 32 }'),
-        ('selector = "recent"\nkeep = "1/2"', 'codec = { name = "hqq-int2", group = 32 }'),
-    )
-    run = run_of(load_study(write_study(tmp_path, *changes)), tmp_path / "store")
-    finish(run)
-    events = content(tmp_path / "store", "events").to_pylist()
-    deltas: dict[str, list[float]] = {}
-    for row in events:
-        deltas.setdefault(row["action"], []).append(row["delta"])
-    moved = {name: sum(some) / len(some) for name, some in deltas.items()}
-    assert set(deltas["full"]) == {0.0}
-    assert all(row["f"] == 0 for row in events if row["action"] == "full")
-    assert 0 < moved["snapkv-half"] < moved["recent-half"], "4 bits and 2, which took their places"
