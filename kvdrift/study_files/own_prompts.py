@@ -131,7 +131,9 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
         uncounted = "prompts are not counted" if length else "length is an estimate of a token for each byte"
         remark = f"{model.unknown_tokenizer}: {uncounted}, and chat_template is not set"
     else:
-        counted = {doc: counts for stratum in strata for doc, counts in _counted(documents, stratum, model).items()}
+        counted = dict[str, tuple[str, int]]()
+        for stratum in strata:
+            counted |= _counted(documents, stratum, model, model.tokenizer)
         beyond = {doc: counts for doc, counts in counted.items() if bounds and counts[1] > min(bounds)}
         too_long = {doc: cluster for doc, (cluster, _) in beyond.items()}
         clusters = set(too_long.values())
@@ -151,7 +153,7 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
     return OwnPrompts(tables, sorted(set(too_long.values())), remark, shortest)
 
 
-def _counted(documents: Path, stratum: str, model: TextModel) -> dict[str, tuple[str, int]]:
+def _counted(documents: Path, stratum: str, model: TextModel, tokenizer: Tokenizer) -> dict[str, tuple[str, int]]:
     """Return the cluster and the number of prompt tokens of each document of a stratum, by the document's id."""
     source = SOURCES["jsonl"]
     section = DocumentsSection(
@@ -159,7 +161,7 @@ def _counted(documents: Path, stratum: str, model: TextModel) -> dict[str, tuple
         chat_template=model.has_chat_template or None,
     ).model_copy(update={"length": sys.maxsize})  # fmt: skip
     candidates = list(source.candidates(section, TASK, 0))
-    made = source.documents(section, candidates, model.tokenizer, 0)
+    made = source.documents(section, candidates, tokenizer, 0)
     return {document.doc: (document.cluster, document.prompt_tokens) for document in made}
 
 
