@@ -24,7 +24,7 @@ from torch import Tensor
 from kvdrift.generator.actions import Action
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
-from kvdrift.generator.engines.engine import Capabilities, Described, Room, Session, Side, SideFacts
+from kvdrift.generator.engines.engine import Capabilities, Described, Room, Session, Side
 from kvdrift.generator.identity import ActionIdentity, written_tokens
 from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.generator.transformer.memory import available_bytes
@@ -47,36 +47,15 @@ class RepeatedReference:
 
     side: Side
 
-    @property
-    def facts(self) -> SideFacts:
-        """The facts of the side."""
-        return self.side.facts
-
-    @property
-    def requested(self) -> Mapping[str, Any]:
-        """The settings of the side."""
-        return self.side.requested
+    def __getattr__(self, name: str) -> Any:
+        """Return what the side has by that name."""
+        return getattr(self.side, name)
 
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the side, with half as many streams."""
         capabilities = self.side.capabilities
         return replace(capabilities, most_streams=capabilities.most_streams // 2)
-
-    @property
-    def reported(self) -> Mapping[str, Any]:
-        """The report of the side."""
-        return self.side.reported
-
-    @property
-    def weights_sha256(self) -> str | None:
-        """SHA-256 of the side's weights."""
-        return self.side.weights_sha256
-
-    @property
-    def code(self) -> Mapping[str, str]:
-        """The code of the side."""
-        return self.side.code
 
     def load(self) -> str:
         """Load nothing beyond the reference."""
@@ -90,21 +69,16 @@ class RepeatedReference:
         """Return the bytes of the cache, including the doubles."""
         return self.side.cache_bytes(room.doubled)
 
-    def weight_bytes(self) -> int:
-        """Return the bytes of the side's weights, which are in memory once."""
-        return self.side.weight_bytes()
 
-
-class _Doubled(Session):
+class _Doubled:
     """A session in which every stream has a double, which is opened just before the stream itself."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._double: dict[int, int] = {}
 
-    @property
-    def read_back(self) -> Mapping[str, Any]:
-        return self._session.read_back
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         self._double = {}
@@ -121,23 +95,12 @@ class _Doubled(Session):
         self._session.drop(stream)
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        return self.begin(streams, tokens)()
+
+    def begin(self, streams: Sequence[int], tokens: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
         doubles = [self._double[stream] for stream in streams]
-        return self._session.step([*doubles, *streams], [*tokens, *tokens])[len(doubles) :]
-
-    def prompt_bytes(self) -> int | None:
-        return self._session.prompt_bytes()
-
-    def peak_bytes(self) -> int | None:
-        return self._session.peak_bytes()
-
-    def kept_entries(self) -> int | None:
-        return self._session.kept_entries()
-
-    def kept(self) -> KeptEntries | None:
-        return self._session.kept()
-
-    def close(self) -> None:
-        self._session.close()
+        begun = self._session.begin([*doubles, *streams], [*tokens, *tokens])
+        return lambda: begun()[len(doubles) :]
 
 
 DOUBLE_VOCABULARY = 4096  # distributions over more tokens are float32
