@@ -45,7 +45,7 @@ from kvdrift.generator.llama_cpp.gguf import (
     gguf_facts,
     gguf_tokenizer_sha256,
 )
-from kvdrift.generator.llama_cpp.library import PACKAGE, Batch, library
+from kvdrift.generator.llama_cpp.library import PACKAGE, Batch, ContextParameters, library
 from kvdrift.generator.transformer.files.digests import file_sha256
 from kvdrift.generator.transformer.files.local_folders import gguf_file, tokenizer_of
 from kvdrift.generator.transformer.files.text_ends import ENDS_OF_LLAMA_CPP
@@ -137,8 +137,8 @@ class Context(Session):
         self._library = weights.library
         self._calls = self._library.calls
         room = -(-max(entries, settings.ubatch) // _PADDING) * _PADDING  # a smaller cache has a smaller ubatch
-        parameters = self._library.context_parameters(
-            n_ctx=room, n_batch=max(settings.ubatch, _SEQUENCES), n_ubatch=settings.ubatch,
+        parameters = self._library.parameters(
+            ContextParameters, n_ctx=room, n_batch=max(settings.ubatch, _SEQUENCES), n_ubatch=settings.ubatch,
             n_seq_max=_SEQUENCES, n_outputs_max=_SEQUENCES, n_threads=settings.threads,
             n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k], type_v=CACHE_TYPES[settings.type_v],
             flash_attn_type=int(settings.flash_attention), kv_unified=True, swa_full=True,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvdrift.generator.llama_cpp.library import Library, library
+from kvdrift.generator.llama_cpp.library import Library, ModelParameters, library
 from kvdrift.schema.errors import InputError, OperationError
 
 _TEXT = 1 << 16  # bytes of a value of the file's metadata; a chat template may be long
@@ -61,7 +61,9 @@ class Weights:
         self.library: Library = library()
         self.file = file
         self.library.listen()
-        parameters = self.library.model_parameters(n_gpu_layers=0, load_mode=_MMAP, vocab_only=vocabulary_only)
+        parameters = self.library.parameters(
+            ModelParameters, n_gpu_layers=0, load_mode=_MMAP, vocab_only=vocabulary_only
+        )
         self.handle: int | None = self.library.calls.llama_model_load_from_file(str(file).encode(), parameters)
         if not self.handle:
             raise InputError(f"{file}: llama.cpp cannot load it: {self.library.last_words()}")

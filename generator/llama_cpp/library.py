@@ -1,8 +1,8 @@
 """The compiled library of llama.cpp: the C structures that are passed by value, and the functions.
 
 The library is that of the package xllamacpp, which exports the C interface. Structures change between builds without
-notice. A library is therefore used only if its name and version are known, and if the bytes of its default parameters
-are those recorded here. Every field that kvdrift sets has a known default, by which its place is checked.
+notice. A library is therefore used only if its name and version are known, and if its default parameters are those
+recorded here.
 """
 
 from __future__ import annotations
@@ -78,38 +78,6 @@ class Batch(Structure):
     )  # fmt: skip
 
 
-_ROOM = 1024  # bytes for a returned structure: more than in any build
-_FILLS = (0xAA, 0x55)
-
-
-def written_defaults(function: Any) -> dict[int, int]:
-    """Call a function that returns a structure in memory, and return the bytes that it wrote, by offset.
-
-    ``function``, such as ``llama_context_default_params``, has no arguments; its structure has at most 1024 bytes.
-    """
-    function.restype, function.argtypes = (
-        c_void_p,
-        [c_void_p],
-    )  # a large structure is returned at an address from the caller
-    written: list[bytes] = []
-    for fill in _FILLS:
-        room = (ctypes.c_ubyte * _ROOM)(*[fill] * _ROOM)
-        function(ctypes.addressof(room))
-        written.append(bytes(room))
-    return {place: first for place, (first, second) in enumerate(zip(*written, strict=True)) if first == second}
-
-
-def expected_defaults(kind: type[Structure], defaults: dict[str, Any]) -> dict[int, int]:
-    """Return the bytes of a structure's known defaults, by offset; padding is left out."""
-    image = bytes(kind(**{name: value for name, value in defaults.items() if value is not None}))
-    places = [
-        place
-        for name in defaults
-        for place in range(getattr(kind, name).offset, getattr(kind, name).offset + getattr(kind, name).size)
-    ]
-    return {place: image[place] for place in places}
-
-
 PACKAGE: Final = "xllamacpp"
 KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
 """The versions of the package whose structures are those above, each with the library's own version."""
@@ -120,7 +88,13 @@ _LINES = 200  # of the log that are kept: a context's report, and the last error
 
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
 
+_DEFAULTS: Final[dict[type[Structure], tuple[str, dict[str, Any]]]] = {
+    ModelParameters: ("llama_model_default_params", MODEL_DEFAULTS),
+    ContextParameters: ("llama_context_default_params", CONTEXT_DEFAULTS),
+}
+
 _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
+    **{name: (kind, []) for kind, (name, _) in _DEFAULTS.items()},
     "llama_backend_init": (None, []),
     "llama_log_set": (None, [c_void_p, c_void_p]),
     "llama_print_system_info": (c_char_p, []),
@@ -172,13 +146,23 @@ class Library:
     log_lines: deque[tuple[int, str]]  # the last lines of its log, each with its level
     callback: Any  # the function that the library calls with each line; it must live as long as the library
 
-    def model_parameters(self, **values: Any) -> ModelParameters:
-        """Return the library's default parameters of a model, changed by ``values``."""
-        return ModelParameters(**{**_given(MODEL_DEFAULTS), **values})
+    def parameters(self, kind: type[Structure], **values: Any) -> Any:
+        """Return the library's default parameters, a ``ModelParameters`` or ``ContextParameters``, with ``values``.
 
-    def context_parameters(self, **values: Any) -> ContextParameters:
-        """Return the library's default parameters of a context, changed by ``values``."""
-        return ContextParameters(**{**_given(CONTEXT_DEFAULTS), **values})
+        Raises:
+            InputError: The defaults are not those recorded here: the library has other structures.
+        """
+        function, defaults = _DEFAULTS[kind]
+        parameters = getattr(self.calls, function)()
+        for name, value in defaults.items():
+            if (found := getattr(parameters, name)) != value:
+                raise InputError(
+                    f"{PACKAGE}: {function} has {name} = {found}, where {value} is known: this build has other "
+                    f"structures: {INSTALL}"
+                )
+        for name, value in values.items():
+            setattr(parameters, name, value)
+        return parameters
 
     def listen(self) -> None:
         """Empty ``log_lines`` and let the library log there, even if a server in this process redirected the log."""
@@ -228,11 +212,6 @@ def load(file: Path, installed: str) -> Library:
         raise InputError(
             f"{file}: calls itself {called}, and the library of {PACKAGE} {installed} is {KNOWN[installed]}: {INSTALL}"
         )
-    for name, kind, defaults in (
-        ("llama_model_default_params", ModelParameters, MODEL_DEFAULTS),
-        ("llama_context_default_params", ContextParameters, CONTEXT_DEFAULTS),
-    ):
-        check_layout(name, expected_defaults(kind, defaults), written_defaults(getattr(calls, name)))
     lines: deque[tuple[int, str]] = deque(maxlen=_LINES)
 
     def note(level: int, text: bytes, _: Any) -> None:
@@ -246,17 +225,3 @@ def load(file: Path, installed: str) -> Library:
     calls.llama_backend_init()
     system = " ".join(calls.llama_print_system_info().decode().split())
     return replace(loaded, system=system)
-
-
-def check_layout(name: str, expected: dict[int, int], written: dict[int, int]) -> None:
-    """Raise an error if a library's defaults, by offset, differ from the known ones."""
-    for place in sorted(expected.keys() | written.keys()):
-        if expected.get(place) != written.get(place):
-            raise InputError(
-                f"{PACKAGE}: {name} writes {written.get(place, 'nothing')} at byte {place}, where the known layout has "
-                f"{expected.get(place, 'nothing')}: this build has other structures: {INSTALL}"
-            )
-
-
-def _given(defaults: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in defaults.items() if value is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +31,8 @@ from kvdrift.generator.llama_cpp.library import (
     MODEL_DEFAULTS,
     ContextParameters,
     ModelParameters,
-    check_layout,
-    expected_defaults,
     library,
     load,
-    written_defaults,
 )
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
 from kvdrift.schema.errors import InputError, OperationError
@@ -49,19 +47,19 @@ def context(entries: int = 2000, **settings: object) -> Context:
     return Context(Weights(TINY), ContextSettings.of({"threads": 1, **settings}, "here"), entries)
 
 
-def test_the_layout_is_that_of_the_librarys_own_defaults() -> None:
-    calls = ctypes.CDLL(str(library().file))
-    for name, kind, defaults in (
-        ("llama_model_default_params", ModelParameters, MODEL_DEFAULTS),
-        ("llama_context_default_params", ContextParameters, CONTEXT_DEFAULTS),
-    ):
-        assert [field[0] for field in kind._fields_] == list(defaults)
-        written = written_defaults(getattr(calls, name))
-        check_layout(name, expected_defaults(kind, defaults), written)
-        assert max(written) < ctypes.sizeof(kind)
-        moved = {place + (8 if place >= 112 else 0): value for place, value in written.items()}
-        with pytest.raises(InputError, match="other structures"):
-            check_layout(name, expected_defaults(kind, defaults), {**moved, 200: 1})
+@pytest.mark.parametrize(
+    ("kind", "defaults"), [(ModelParameters, MODEL_DEFAULTS), (ContextParameters, CONTEXT_DEFAULTS)]
+)
+def test_other_defaults_are_other_structures(
+    monkeypatch: pytest.MonkeyPatch, kind: type[ctypes.Structure], defaults: dict[str, Any]
+) -> None:
+    assert [field[0] for field in kind._fields_] == list(defaults)
+    assert library().parameters(kind)
+    for name, value in defaults.items():
+        monkeypatch.setitem(defaults, name, 7)
+        with pytest.raises(InputError, match=f"{name} = {value}, where 7 is known"):
+            library().parameters(kind)
+        monkeypatch.setitem(defaults, name, value)
 
 
 def test_unknown_versions_and_builds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
