@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -14,7 +13,7 @@ from kvdrift import completion
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 
 if TYPE_CHECKING:
-    from kvdrift.generator.engines.side_checks import SideCheck, Unknown
+    from kvdrift.generator.engines.side_checks import SideCheck, Tried
     from kvdrift.generator.selectors.parameters import Value
 
 
@@ -96,37 +95,33 @@ def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoRetu
     ``weights`` are named as in a study file that lies in ``folder``.
     """
     from kvdrift.generator.engines.registry import engine_of
-    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS
+    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, Tried
 
     engine = engine_of(name)
     written = weights or engine.sample
     if written is None:
         raise InputError(f"engine {name}: its check needs weights; add --weights FILE")
-    location = engine.location(written, folder, "weights = ")
-    _end(name, [_holds(side_check, partial(side_check.function, engine, location)) for side_check in ADAPTER_CHECKS])
+    tried = Tried.of(engine, engine.location(written, folder, "weights = "))
+    _end(name, [_holds(side_check, tried) for side_check in ADAPTER_CHECKS])
 
 
 def _check_setting(text: str, kind: str | None, weights: str | None) -> NoReturn:
     """Check a press, cache or patch by the checks of an engine's adapter, say what it does to a cache, and exit."""
-    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck
+    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Tried
     from kvdrift.generator.engines.transformers.checks import Trying
 
     engine = Trying(text, kind, Path.cwd())
     location = engine.location(weights or engine.sample, Path.cwd(), "weights = ")
-    engine.side(location, {}, "check")  # refuses what cannot run
-    holds = [
-        _holds(side_check, partial(side_check.function, engine, location), KvdriftError)
-        for side_check in ADAPTER_CHECKS
-    ]
-    doing = SideCheck("effect", "a prompt of 320 tokens, beside the whole cache", partial(engine.effect, location))
-    _end(text, [*holds, _holds(doing, doing.function, KvdriftError)])
+    doing = SideCheck("effect", "a prompt of 320 tokens, beside the whole cache", lambda _: engine.effect(location))
+    tried = Tried.of(engine, location)
+    _end(text, [_holds(side_check, tried) for side_check in (*ADAPTER_CHECKS, doing)])
 
 
 def _check_study(path: Path) -> NoReturn:
     """Check the servers of a study file, or the engine's adapter with the file's weights, and exit."""
     from kvdrift.generator.engines.http.engine import ServerSide
     from kvdrift.generator.engines.registry import engine_model
-    from kvdrift.generator.engines.side_checks import SERVER_CHECKS
+    from kvdrift.generator.engines.side_checks import SERVER_CHECKS, Tried
     from kvdrift.schema.study import FLOOR_ACTION, HTTP, load_studies
 
     study = load_studies(path)[0]
@@ -138,22 +133,18 @@ def _check_study(path: Path) -> NoReturn:
     for name, side in {"reference": model.reference, **model.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
             typer.echo(f"{name} at {side.connection.url}")
-            holds += [
-                _holds(side_check, partial(side_check.function, side), KvdriftError) for side_check in SERVER_CHECKS
-            ]
+            holds += [_holds(side_check, Tried(side)) for side_check in SERVER_CHECKS]
     _end(str(path), holds)
 
 
-def _holds(
-    side_check: SideCheck[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
-) -> bool | None:
-    """Print and return whether a check holds, None if unknown; an error of class ``faults`` means that it fails."""
+def _holds(side_check: SideCheck, tried: Tried) -> bool | None:
+    """Print and return whether a check holds, None if unknown."""
     from kvdrift.generator.engines.side_checks import Unknown
 
     holds: bool | None
     try:
-        holds, outcome = True, function()
-    except faults as error:
+        holds, outcome = True, side_check.function(tried)
+    except KvdriftError as error:
         holds, outcome = False, str(error)
     if isinstance(outcome, Unknown):
         holds, outcome = None, outcome.why

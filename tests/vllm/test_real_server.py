@@ -218,7 +218,7 @@ def test_the_checks_of_both_sides_hold(served: Served, tmp_path: Path, capsys: p
     study = write_study(tmp_path, "checked", served.reference, served.changed, ", processor = true")
     code, out, err = call(capsys, "check", study)
     assert (code, err) == (0, "")
-    assert out.endswith(f"{study}: all 10 checks hold\n")
+    assert out.endswith(f"{study}: all 12 checks hold\n")
 
 
 def test_a_limit_of_log_probabilities_names_the_option(

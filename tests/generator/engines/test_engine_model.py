@@ -23,7 +23,7 @@ from kvdrift.generator.engines import registry
 from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide, RepeatedReference
 from kvdrift.generator.engines.registry import engine_model
-from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Unknown
+from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Tried, Unknown
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.log.store import Unit
 from kvdrift.schema.errors import InputError, OperationError
@@ -222,7 +222,7 @@ def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda one: one.name)
 def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, check: SideCheck) -> None:
     write_engine_study(tmp_path)
-    assert check.function(FakeEngine(), str(tmp_path / "weights.fake"))
+    assert check.function(Tried.of(FakeEngine(), str(tmp_path / "weights.fake")))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_broken_adapters_are_found(
     failed = []
     for check in ADAPTER_CHECKS:
         try:
-            check.function(FakeEngine(), str(tmp_path / "weights.fake"))
+            check.function(Tried.of(FakeEngine(), str(tmp_path / "weights.fake")))
         except OperationError as error:
             failed.append(str(error))
     assert any(said in text for text in failed), failed
@@ -257,7 +257,7 @@ def test_bytes_that_an_engine_does_not_say_are_unknown(
     write_engine_study(tmp_path)
     monkeypatch.setattr(FakeSession, "prompt_bytes", lambda _: None)
     (check,) = (one for one in ADAPTER_CHECKS if one.name == "bytes")
-    assert isinstance(check.function(FakeEngine(), str(tmp_path / "weights.fake")), Unknown)
+    assert isinstance(check.function(Tried.of(FakeEngine(), str(tmp_path / "weights.fake"))), Unknown)
     code, out, _ = call(capsys, "check", "fake", "--weights", tmp_path / "weights.fake")
     assert code == 0
     assert "?      bytes" in out

@@ -30,11 +30,10 @@ def test_servers_that_hold_what_a_side_needs(tmp_path: Path, capsys: pytest.Capt
     assert (code, err) == (0, "")
     # Fake servers save no slots, so bytes are unknown on both; without distributions, distributions are too.
     unknown = 4 if kind == "openai" else 2
-    assert out.endswith(f"{path}: all {10 - unknown} checks hold; {unknown} could not be tried\n")
+    assert out.endswith(f"{path}: all {12 - unknown} checks hold; {unknown} could not be tried\n")
     assert out.count("?      bytes ") == 2
     for words in (f"reference at {pair[0].url}", f"bits-4 at {pair[1].url}", "the same bits twice", f"server {kind}"):
         assert words in out, words
-    assert ("slots, one token a step" in out) == (kind == "llama-server")
 
 
 def _unrepeatable(server: FakeServer) -> None:
@@ -56,9 +55,9 @@ def _deaf(server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("fault", "name", "said"),
     [
-        (lambda server: setattr(server, "forgets", True), "streams", "slot"),
+        (lambda server: setattr(server, "forgets", True), "fork", "slot"),
         (_unrepeatable, "repetition", "total variation"),
-        (_deaf, "streams", "different tokens"),
+        (_deaf, "fork", "different tokens"),
     ],
 )
 def test_a_server_that_does_not_hold_it_fails(
@@ -82,7 +81,7 @@ def test_a_distribution_that_lacks_tokens_fails(tmp_path: Path, capsys: pytest.C
         pair[1].leaves_out = 2
         code, out, _ = call(capsys, "check", path)
     assert code == 1
-    assert "FAILS  distribution" in out
+    assert "FAILS  logits" in out
     assert "254 of 256" in out
 
 

@@ -22,7 +22,7 @@ from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.llama_cpp import Context, ContextSettings, LlamaCpp
 from kvdrift.generator.engines.registry import engine_model
-from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck
+from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Tried
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.llama_cpp import library as libraries
 from kvdrift.generator.llama_cpp.gguf import Weights, gguf_facts, load_gguf_tokenizer
@@ -214,7 +214,7 @@ def test_what_a_file_says_of_its_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda one: one.name)
 def test_the_adapter_holds_what_adapters_promise(check: SideCheck) -> None:
-    assert check.function(LlamaCpp(), str(TINY))
+    assert check.function(Tried.of(LlamaCpp(), str(TINY)))
 
 
 def test_the_command_checks_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
