@@ -14,8 +14,10 @@ import torch
 from fixtures.command import call
 from fixtures.engine_study import write_engine_study
 from fixtures.fake_engine import FakeEngine, FakeSession
+from fixtures.small_study import evaluate, run_of
 from fixtures.study_files import load_study
 
+import kvdrift
 from kvdrift.generator.actions import build_actions
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.embedded.documents import make_document
@@ -153,6 +155,23 @@ def test_identities_follow_both_sides_and_the_environment(tmp_path: Path, monkey
     assert not plain.items() & hashes().items()
 
 
+def test_a_study_needs_no_file_of_an_engine(tmp_path: Path) -> None:
+    """Weights may be anything that the engine takes; what equals the reference has distances of 0."""
+    changes = (
+        ('id = "weights.fake"', 'id = "seed:7"'),
+        ('"more.fake"', '"seed:7"'),
+        ONE_BY_ONE,
+        ("horizon = 12", "horizon = 4"),
+    )
+    run = run_of(load_study(write_engine_study(tmp_path, *changes)), tmp_path / "store")
+    evaluate(run)
+    with kvdrift.open(tmp_path / "store") as views:
+        found = views.sql("select action, max(delta), max(f) from events group by 1").fetchall()
+    table = {action: values for action, *values in found}
+    assert table["other-weights"] == table["floor"] == [0, 0]
+    assert min(table["bits-1"]) > 0
+
+
 def test_a_double_is_decoded_beside_every_stream(tmp_path: Path) -> None:
     write_engine_study(tmp_path)
     opened = []
@@ -201,6 +220,8 @@ def test_streams_fork_park_and_close(tmp_path: Path) -> None:
             "action 'kernel-floor': bits = 1: .* 12",
         ),
         (('"more.fake"', '"none.fake"'), "none.fake: no such file"),
+        (('id = "weights.fake"', 'id = "x"'), "^model.id = 'x'"),
+        (('"more.fake"', '"x"'), "^action 'other-weights': weights = 'x'"),
         (('"more.fake"', '"unlike.other"'), "action 'other-weights': its weights have a vocabulary of 257"),
     ],
 )
