@@ -118,7 +118,7 @@ class Vllm:
             "server": "vllm", "version": version["version"],
             **{name: model.get(name) for name in ("id", "root", "parent")},
         }  # fmt: skip
-        cache = _CACHE_INFO.search(connection.optional_text("/metrics"))
+        cache = _CACHE_INFO.search(connection.optional("/metrics").text)
         labels = dict(re.findall(r'(\w+)="([^"]*)"', cache[1])) if cache else {}
         reported |= {name: labels.get(name) for name in _VLLM_CACHE}
         memory = {name: int(labels[name]) for name in _VLLM_MEMORY if labels.get(name, "").isdigit()}
@@ -271,7 +271,7 @@ _LLAMA_MODEL: Final = ("n_vocab", "n_embd", "n_params", "n_ctx_train", "size", "
 _LLAMA_PROPERTIES: Final = ("build_info", "model_ftype", "bos_token", "eos_token")
 _LLAMA_PARAMETERS: Final = ("speculative.types", "lora")
 
-_vocabularies: dict[tuple[str, str], _Vocabulary] = {}  # by address and the server's report
+_vocabularies: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {}  # by address and the server's report
 
 
 class LlamaServer:
@@ -303,10 +303,10 @@ class LlamaServer:
             **{name: parameters.get(name) for name in _LLAMA_PARAMETERS},
             "chat_template": _sha256(properties.get("chat_template") or ""),
         }
-        words = _vocabulary(connection, vocabulary, json.dumps(reported), properties.get("eos_token"))
+        names, ends = _vocabulary(connection, vocabulary, json.dumps(reported), properties.get("eos_token"))
         slots, entries = int(properties["total_slots"]), int(defaults.get("n_ctx") or 0)
         beside = {"slots": slots, "entries": entries}
-        return ServerFacts(reported, vocabulary, entries, words.ends, words.sha256, slots, beside)
+        return ServerFacts(reported, vocabulary, entries, ends, names, slots, beside)
 
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
         """Make a slot hold a whole history, ``tokens``, and return how many of its tokens the server computed anew.
@@ -377,28 +377,18 @@ def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
     return int(timings["prompt_n"])
 
 
-@dataclass(frozen=True)
-class _Vocabulary:
-    """Facts about a server's tokens: SHA-256 of all their names, and the tokens that end a text."""
+def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any) -> tuple[str, tuple[int, ...]]:
+    """Return SHA-256 of the names of a server's tokens, and the tokens that end a text.
 
-    sha256: str
-    ends: tuple[int, ...]
-
-
-def _vocabulary(connection: Connection, vocabulary: int, reported: str, eos: Any) -> _Vocabulary:
-    """Return the facts about a server's tokens, which are requested once for each address and report.
-
-    ``vocabulary`` is the number of tokens, ``reported`` the server's report, ``eos`` the text of the EOS.
+    They are requested once for each address and report, ``reported``; ``eos`` is the text of the EOS.
     """
     key = (connection.url, reported)
-    if key in _vocabularies:
-        return _vocabularies[key]
-    likely = all_tokens(connection, vocabulary)
-    names = sorted((entry["id"], entry.get("bytes") or entry.get("token")) for entry in likely)
-    whole_distribution(
-        [entry["id"] for entry in likely], [entry["logprob"] for entry in likely], vocabulary, connection.url
-    )
-    _vocabularies[key] = _Vocabulary(_sha256(json.dumps(names)), _ends(connection, eos))
+    if key not in _vocabularies:
+        likely = all_tokens(connection, vocabulary)
+        ids, logarithms = [entry["id"] for entry in likely], [entry["logprob"] for entry in likely]
+        whole_distribution(ids, logarithms, vocabulary, connection.url)
+        names = sorted((entry["id"], entry.get("bytes") or entry.get("token")) for entry in likely)
+        _vocabularies[key] = _sha256(json.dumps(names)), _ends(connection, eos)
     return _vocabularies[key]
 
 

@@ -162,24 +162,18 @@ class Connection:
         except (ValueError, RecursionError):
             raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
+    def optional(self, path: str, body: Any = None) -> httpx.Response:
+        """Return the answer of a path that not every server has; it may be an error."""
+        return self.patiently(lambda: self._answered(path, body))
+
     def optional_object(self, path: str, body: Any = None) -> dict[str, Any]:
         """Return the JSON object of a path that not every server has; {} if the answer is an error or no object."""
-        answer = self.patiently(lambda: self._answered(path, body))
+        answer = self.optional(path, body)
         try:
             content = {} if answer.is_error else answer.json()
         except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
-
-    def optional_text(self, path: str) -> str:
-        """Return the text of a path that not every server has; "" if the answer is an error."""
-        answer = self.patiently(lambda: self._answered(path, None))
-        return "" if answer.is_error else answer.text
-
-    def refusal(self, path: str, body: Any) -> str:
-        """Return what a server says when it refuses a request; "" if it accepts the request."""
-        answer = self.patiently(lambda: self._answered(path, body))
-        return answer.text if answer.is_error else ""
 
     def check_alive(self) -> None:
         """Wait for a server that is gone.

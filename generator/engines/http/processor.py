@@ -144,7 +144,7 @@ class ProcessorConnection:
 
     def _connected(self) -> socket.socket:
         """Find the processor, and connect to it."""
-        found = _LISTENS.search(self._http.refusal(_COMPLETIONS, _body(self._model, [[1]], 1, _ASKED)))
+        found = _LISTENS.search(self._http.optional(_COMPLETIONS, _body(self._model, [[1]], 1, _ASKED)).text)
         if found is None:
             raise InputError(
                 f"{self._http.url}: the server has no processor of kvdrift: start it with --logits-processors "

@@ -177,15 +177,10 @@ class SlotSession(TokenStreams):
 
     def _placed(self, streams: Sequence[int]) -> list[_Slot]:
         """Return a slot for each stream: its own, or else a slot that holds as much as possible of its history."""
-        place = {id(slot.held): slot for slot in self._slots if slot.held}
-        placed: dict[int, _Slot] = {}
-        for stream in streams:
-            slot = place.pop(id(self._streams[stream]), None)
-            if slot is not None:
-                placed[stream] = slot
-        taken = {slot.number for slot in placed.values()}
+        own = {id(slot.held): slot for slot in self._slots if slot.held}
+        placed = {one: own.pop(id(self._streams[one])) for one in streams if id(self._streams[one]) in own}
         histories = {id(history) for history in self._streams.values()}
-        free = [slot for slot in self._slots if slot.number not in taken]
+        free = [slot for slot in self._slots if slot not in placed.values()]
         for stream in streams:
             if stream not in placed:
                 history = self._streams[stream]

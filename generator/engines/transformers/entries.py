@@ -65,7 +65,7 @@ def held_bytes(cache: Any, masks: Masks) -> int | None:
         keys, values = plain
         idle = (keys == 0).all(dim=-2).sum(dim=-1).reshape(-1) * keys.itemsize  # bytes of an entry, for each head
         each = keys.shape[-1] * keys.itemsize + values.shape[-1] * values.itemsize
-        lost = torch.zeros(keys.shape[1], dtype=torch.int64) if mask is None else _by_head(mask, keys.shape[1])
+        lost = 0 if mask is None else torch.bincount(mask[1].cpu(), minlength=keys.shape[1])
         held -= masked * each + int((idle.cpu() * (keys.shape[-2] - lost)).sum())
     return held
 
@@ -144,7 +144,7 @@ def _counts(
     if kept[0].shape[-2] == entries:
         places = np.tile(np.arange(entries), (kept[0].shape[1], 1))
     else:
-        found = _found([torch.cat(whole, dim=-1)], [torch.cat(kept, dim=-1)]) or _found([whole[0]], [kept[0]])
+        found = _found(torch.cat(whole, dim=-1), torch.cat(kept, dim=-1)) or _found(whole[0], kept[0])
         if found is None:
             return None
         places = np.array(found)
@@ -154,10 +154,10 @@ def _counts(
     return counts.astype(np.int64)
 
 
-def _found(whole: Sequence[Tensor], kept: Sequence[Tensor]) -> list[list[int]] | None:
+def _found(whole: Tensor, kept: Tensor) -> list[list[int]] | None:
     """Return for each KV head the positions of its kept rows; None if a row is not among the whole ones."""
     found = []
-    for all_rows, rows in zip(_row_bytes(whole[0]), _row_bytes(kept[0]), strict=True):
+    for all_rows, rows in zip(_row_bytes(whole), _row_bytes(kept), strict=True):
         waiting: dict[bytes, list[int]] = defaultdict(list)
         for place, row in enumerate(all_rows):
             waiting[row].append(place)
@@ -186,10 +186,6 @@ def _plain(layer: Any) -> tuple[Tensor, Tensor] | None:
 def _masked(masks: Masks, number: int) -> int:
     mask = masks[number] if number < len(masks) else None
     return 0 if mask is None else len(mask[0])
-
-
-def _by_head(mask: Sequence[Tensor], heads: int) -> Tensor:
-    return torch.bincount(mask[1].cpu(), minlength=heads)
 
 
 def _bytes(tensor: Tensor) -> int:
