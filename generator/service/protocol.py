@@ -41,13 +41,6 @@ _INT32_END = 2**31
 _Text = Annotated[str, Field(max_length=1000)]
 
 
-class RequestState(StrEnum):
-    """The state of a request, given in every batch of its answer."""
-
-    WAITING = "waiting"
-    GENERATING = "generating"
-
-
 class ErrorKind(StrEnum):
     """The reason of a failed call: the caller's mistake, failed work, or a service that cannot take the call now."""
 
@@ -263,8 +256,7 @@ class KeptMessage(_Message):
 
 
 class StreamMetadata(_Message):
-    """The metadata of a batch: the request's state; with a unit's last batch also its record and its kept entries."""
+    """The metadata of a batch: with a unit's last batch its record and its kept entries."""
 
-    state: RequestState
     unit: dict[str, Any] | None = None
     kept: list[KeptMessage] = []

@@ -56,7 +56,6 @@ from kvdrift.generator.service.protocol import (
     Identity,
     KeptMessage,
     PendingMessage,
-    RequestState,
     StreamMetadata,
 )
 from kvdrift.generator.transformer.decoder import is_device_lost
@@ -271,14 +270,13 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
     def _stream(self, request: _Request, is_cancelled: Callable[[], bool]) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Yield the batches of the request's units, and an empty batch whenever nothing else was sent for a second."""
         nothing = pa.RecordBatch.from_pylist([], schema=EVENTS.schema)
-        state = RequestState.WAITING
         try:
             self._waiting.put(request)
             while True:
                 try:
                     message = request.messages.get(timeout=HEARTBEAT_SECONDS)
                 except queue.Empty:
-                    message = state
+                    message = nothing
                 if isinstance(message, flight.FlightError):
                     raise message
                 if self._stopping.is_set():
@@ -288,20 +286,19 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
                 if isinstance(message, Unit):
                     yield from _batches(message)
                 else:
-                    state = message
-                    yield nothing, StreamMetadata(state=state).encoded()
+                    yield message, StreamMetadata().encoded()
         finally:
             request.abandoned.set()
 
 
 class _Request:
-    """An admitted request. Its messages are states and units, and at the end an error or None."""
+    """An admitted request. Its messages are units, and at the end an error or None."""
 
     def __init__(self, request: GenerationRequest, peer: str, allowed: Collection[str]) -> None:
         self.document, self.pending = requested_work(request, allowed)
         self.request, self.peer = request, peer
         self.abandoned = threading.Event()
-        self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[Unit | flight.FlightError | None] = queue.SimpleQueue()
 
     def error(self) -> flight.FlightError | None:
         """Return the first error among the waiting messages, or None; remove the messages up to it.
@@ -324,7 +321,6 @@ class _Request:
         """
         if self.abandoned.is_set():
             return
-        self.messages.put(RequestState.GENERATING)
         lost: str | None = None
         request, files = self.request, replace(model.files, tokenizer_sha256=self.request.tokenizer)
         study_model = replace(
@@ -382,11 +378,10 @@ def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
     """Yield a unit's events in batches; the metadata of the last batch has the unit's record."""
     batches = unit.events.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
     for batch in batches[:-1]:
-        yield batch, StreamMetadata(state=RequestState.GENERATING).encoded()
+        yield batch, StreamMetadata().encoded()
     record = json.loads(json.dumps(unit.record, default=lambda value: value.item()))  # numpy's numbers, exactly
     kept = [KeptMessage.of(cache) for cache in unit.kept]
-    metadata = StreamMetadata(state=RequestState.GENERATING, unit=record, kept=kept)
-    yield batches[-1], metadata.encoded()
+    yield batches[-1], StreamMetadata(unit=record, kept=kept).encoded()
 
 
 def load_modules(names: Iterable[str]) -> frozenset[str]:

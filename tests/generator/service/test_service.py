@@ -224,7 +224,7 @@ class Disturbed(ServiceAddress):
         def hear() -> None:
             heard()
             hear.count += 1
-            if hear.count == 2:  # the schema, and what the first batch says of the work
+            if hear.count == 2:  # the schema, and the first batch
                 self.disturb()
 
         hear.count = 0
@@ -488,9 +488,9 @@ def test_terminated_amid_its_work_it_says_so_and_ends_well(spare: Server, asking
     with spare.client() as client:
         ticket = flight.Ticket(json.dumps(long).encode())
         busy = client.do_get(ticket)
-        assert b"generating" in busy.read_chunk().app_metadata.to_pybytes()
+        busy.read_chunk()
         waiting = client.do_get(ticket)
-        assert b"waiting" in waiting.read_chunk().app_metadata.to_pybytes()
+        waiting.read_chunk()
         spare.signal(signal.SIGTERM)
         for stream in (busy, waiting):
             with pytest.raises(flight.FlightUnavailableError, match="stopping"):
