@@ -10,15 +10,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import importlib.util
 from collections import deque
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
-from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Final
 
-from kvdrift.schema.errors import InputError, OperationError, installing
+from kvdrift.schema.errors import InputError, installing
 
 MODEL_DEFAULTS: Final[dict[str, Any]] = {
     "devices": None, "tensor_buft_overrides": None, "n_gpu_layers": -1, "split_mode": 1, "load_mode": -1,
@@ -79,8 +78,8 @@ class Batch(Structure):
 
 
 PACKAGE: Final = "xllamacpp"
-KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
-"""The versions of the package whose structures are those above, each with the library's own version."""
+VERSION: Final = "2026.10.11549"
+"""The version of the package whose structures are those above."""
 INSTALL: Final = installing("llama-cpp")
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is debugging output, and 5 continues a line
@@ -181,37 +180,24 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Load the library, once in a process."""
-    spec = importlib.util.find_spec(PACKAGE)
+    """Load the library, once in a process.
+
+    Raises:
+        InputError: The package is not installed, or its structures are not known.
+    """
     try:
-        installed = version(PACKAGE)
+        package = distribution(PACKAGE)
     except PackageNotFoundError:
-        spec, installed = None, ""
-    if spec is None or spec.origin is None:
-        raise InputError(f'engine = "llama.cpp": needs the package {PACKAGE}: {INSTALL}')
-    files = sorted(Path(spec.origin).parent.glob(f"{PACKAGE}*.so"))
-    if len(files) != 1:
-        raise OperationError(f"{Path(spec.origin).parent}: should have one library {PACKAGE}*.so: {INSTALL}")
-    return load(files[0], installed)
-
-
-def load(file: Path, installed: str) -> Library:
-    """Load the library ``file`` of the package's version ``installed``, and compare its layout with the known one."""
-    if installed not in KNOWN:
+        raise InputError(f'engine = "llama.cpp": needs the package {PACKAGE}: {INSTALL}') from None
+    if package.version != VERSION:
         raise InputError(
-            f"{PACKAGE} {installed}: its structures are not known, only those of {', '.join(KNOWN)}: {INSTALL}"
+            f"{PACKAGE} {package.version}: its structures are not known, only those of {VERSION}: {INSTALL}"
         )
+    file = next(Path(str(package.locate_file(PACKAGE))).glob(f"{PACKAGE}*.so"))
     calls = ctypes.CDLL(str(file))
     for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(calls, name, None)
-        if function is None:
-            raise InputError(f"{file}: has no function {name}, which {PACKAGE} {', '.join(KNOWN)} has: {INSTALL}")
+        function = getattr(calls, name)
         function.restype, function.argtypes = result, arguments
-    called = calls.llama_version().decode()
-    if called != KNOWN[installed]:
-        raise InputError(
-            f"{file}: calls itself {called}, and the library of {PACKAGE} {installed} is {KNOWN[installed]}: {INSTALL}"
-        )
     lines: deque[tuple[int, str]] = deque(maxlen=_LINES)
 
     def note(level: int, text: bytes, _: Any) -> None:
@@ -219,9 +205,8 @@ def load(file: Path, installed: str) -> Library:
             lines.append((level, line))
 
     callback = _LOG(note)
-    loaded = Library(file, installed, "", calls, lines, callback)
-    loaded.listen()
+    calls.llama_log_set(ctypes.cast(callback, c_void_p), None)
     atexit.register(calls.llama_log_set, None, None)  # the library cannot call Python once that has ended
     calls.llama_backend_init()
     system = " ".join(calls.llama_print_system_info().decode().split())
-    return replace(loaded, system=system)
+    return Library(file, package.version, system, calls, lines, callback)

@@ -242,7 +242,7 @@ def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) 
     longest = max(material.of_split("development"), key=lambda document: document.prompt_tokens)
     for name, side in {"reference": made.reference, **made.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
-            yield f"  {name} at {position_cost(side, longest.tokens).words}"
+            yield f"  {name} at {position_cost(side, longest.tokens)}"
     yield (
         "  a pair has two streams on its action's server, and shares the reference's with other actions; up to "
         f"{need.replicates_at_once} replicates at once"

@@ -6,12 +6,12 @@ earlier report, since another server may have taken its place.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -91,7 +91,6 @@ _ALIVE = 5.0  # seconds between requests for a server's health, while an answer 
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
 _WORDS = 300  # characters quoted of a server's refusal
 _DEFAULT_AT_ONCE = 8
-_MOST_CUT_OFF = 200  # requests; more than are under way when a server restarts
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -132,8 +131,7 @@ class Connection:
         self.received = 0
         self._known = False  # whether the server has answered at all
         self._losses = 0
-        self._late: dict[str, float] = {}  # of each path whose answers are late: since when they are
-        self._cut_off = Counter[str]()  # of each path, the connections in a row that ended without an answer
+        self._failing: dict[str, float] = {}  # of each path that is not answered: since when it is not
 
     def ask(self, path: str, body: Any = None) -> Any:
         """Send a request and return the answer's JSON; repeat it if the server is gone and comes back.
@@ -220,11 +218,9 @@ class Connection:
         except httpx.TransportError as error:
             if not self._known:
                 raise InputError(f"{self.url}: no server answers there: {_words(error)}") from None
-            if isinstance(error, httpx.ReadTimeout):
-                self._check_late(path)
-            else:
-                self._check_cut_off(path, _words(error))
+            self._check_failing(path, _words(error))
             self._wait(losses, _words(error))
+            self._failing.setdefault(path, time.monotonic())
             raise LostServerError from None
         if answer.status_code in _BUSY:
             self._wait(losses, f"it answered {answer.status_code}")
@@ -235,27 +231,17 @@ class Connection:
                 "server's key"
             )
         self._known = True
-        self._late.pop(path, None)
-        self._cut_off.pop(path, None)
+        self._failing.pop(path, None)
         self.received += len(answer.content)
         return answer
 
-    def _check_late(self, path: str) -> None:
-        """Raise an error if a server is reachable but repeatedly does not answer in time."""
-        since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
-        if time.monotonic() - since > self._requests.timeout + self._requests.patience:
+    def _check_failing(self, path: str, why: str) -> None:
+        """Raise an error if a server that is ready has answered no request for too long."""
+        if time.monotonic() - self._failing.get(path, math.inf) > self._requests.patience:
             raise OperationError(
                 f"{self.url}{path}: for {self._requests.patience} s, no request has been answered within "
-                f"{self._requests.timeout} s; write a longer timeout under model.requests, or fewer requests at_once"
-            )
-
-    def _check_cut_off(self, path: str, why: str) -> None:
-        """Raise an error if a server that is ready has ended too many connections in a row without an answer."""
-        self._cut_off[path] += 1
-        if self._cut_off[path] > _MOST_CUT_OFF:
-            raise OperationError(
-                f"{self.url}{path}: no answer to {_MOST_CUT_OFF} requests in a row ({why}), though the server is "
-                "ready; its log may state the reason"
+                f"{self._requests.timeout} s ({why}), though the server is ready; its log may state the reason; write "
+                "a longer timeout under model.requests, or fewer requests at_once"
             )
 
     def _awaited(self, path: str, body: Any, seconds: float | None) -> httpx.Response:

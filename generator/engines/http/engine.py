@@ -198,30 +198,8 @@ def check_same_model(action: str, reference: ServerSide, side: ServerSide) -> No
 _POSITIONS = 8
 
 
-@dataclass(frozen=True)
-class PositionCost:
-    """The cost of one stream on a server: seconds to read the prompt; seconds and received bytes of each position."""
-
-    side: ServerSide
-    prompt_seconds: float
-    seconds: float
-    bytes: float
-
-    @property
-    def words(self) -> str:
-        """The cost in words."""
-        server = self.side.server
-        slots = f", {server.slots} slots" if server.slots else ""
-        version = next((str(server.reported[key]) for key in ("build_info", "version") if server.reported.get(key)), "")
-        named = f"{self.side.connection.url} ({' '.join([str(server.reported['server']), version]).strip()}{slots})"
-        return (
-            f"{named}: {1000 * self.prompt_seconds:,.1f} ms to read the prompt, and {1000 * self.seconds:,.1f} ms and "
-            f"{self.bytes / 1024:,.1f} KiB a position of one stream"
-        )
-
-
-def position_cost(side: ServerSide, tokens: Sequence[int]) -> PositionCost:
-    """Measure the time to read the prompt ``tokens``, and the time and bytes of 8 positions of one stream."""
+def position_cost(side: ServerSide, tokens: Sequence[int]) -> str:
+    """Measure a server, and return in words the times to read the prompt ``tokens`` and for a position of a stream."""
     session, began = side.open(Room(0, 0, 0)), time.perf_counter()
     distribution = session.prefill(tokens)
     prompt_seconds = time.perf_counter() - began
@@ -230,7 +208,14 @@ def position_cost(side: ServerSide, tokens: Sequence[int]) -> PositionCost:
         (distribution,) = session.step([stream], [int(distribution.argmax())])
     seconds = (time.perf_counter() - began) / _POSITIONS
     session.close()
-    return PositionCost(side, prompt_seconds, seconds, (side.connection.received - received) / _POSITIONS)
+    server, kib = side.server, (side.connection.received - received) / _POSITIONS / 1024
+    slots = f", {server.slots} slots" if server.slots else ""
+    version = next((str(server.reported[key]) for key in ("build_info", "version") if server.reported.get(key)), "")
+    return (
+        f"{side.connection.url} ({' '.join([str(server.reported['server']), version]).strip()}{slots}): "
+        f"{1000 * prompt_seconds:,.1f} ms to read the prompt, and {1000 * seconds:,.1f} ms and {kib:,.1f} KiB a "
+        "position of one stream"
+    )
 
 
 class ServerTokenizer:

@@ -24,7 +24,6 @@ from kvdrift.generator.llama_cpp.library import (
     ContextParameters,
     ModelParameters,
     library,
-    load,
 )
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
 from kvdrift.schema.errors import InputError, OperationError
@@ -54,13 +53,10 @@ def test_other_defaults_are_other_structures(
         monkeypatch.setitem(defaults, name, value)
 
 
-def test_unknown_versions_and_builds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = library().file
-    with pytest.raises(InputError, match=r"xllamacpp 1\.0: its structures are not known"):
-        load(file, "1.0")
-    monkeypatch.setitem(libraries.KNOWN, "1.0", "another")
-    with pytest.raises(InputError, match="calls itself"):
-        load(file, "1.0")
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "VERSION", "1.0")
+    with pytest.raises(InputError, match=r"its structures are not known, only those of 1\.0"):
+        library.__wrapped__()
 
 
 @pytest.mark.parametrize("flash", [False, True])
