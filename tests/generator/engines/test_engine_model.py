@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines import registry
 from kvdrift.generator.engines.engine import Room
-from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide, RepeatedReference
+from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide
 from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Tried, Unknown
 from kvdrift.generator.generation import PendingUnit, generate_units
@@ -70,10 +69,6 @@ def test_what_is_shared_changes_no_event_where_rows_are_invariant(tmp_path: Path
     for action, unit in invariant.items():
         for name, values in events(unit).items():
             np.testing.assert_array_equal(values, events(apart[action])[name], err_msg=f"{action} {name}")
-
-
-def test_the_floor_is_exactly_0_where_rows_are_invariant(invariant: dict[str, Unit]) -> None:
-    assert all(not events(invariant["floor"])[name].any() for name in ("delta", "f"))
     assert invariant["floor"].record["batch_invariant"] is True
 
 
@@ -170,22 +165,6 @@ def test_a_study_needs_no_file_of_an_engine(tmp_path: Path) -> None:
     table = {action: values for action, *values in found}
     assert table["other-weights"] == table["floor"] == [0, 0]
     assert min(table["bits-1"]) > 0
-
-
-def test_a_double_is_decoded_beside_every_stream(tmp_path: Path) -> None:
-    write_engine_study(tmp_path)
-    opened = []
-    side = FakeEngine().side(str(tmp_path / "weights.fake"), {}, "")
-    recording = SimpleNamespace(open=lambda room: opened.append(side.open(room)) or opened[0])
-    doubled = RepeatedReference(recording).open(Room(40, 3, 20))  # type: ignore[arg-type]
-    doubled.prefill([1, 3])
-    streams = [doubled.fork(), doubled.fork()]
-    doubled.step(streams, [5, 6])
-    (own,) = opened
-    assert (own.calls, own.entries) == ([4], 160)
-    for stream in streams:
-        doubled.drop(stream)
-    assert own.streams == {}
 
 
 def test_streams_fork_park_and_close(tmp_path: Path) -> None:

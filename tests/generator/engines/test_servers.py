@@ -417,13 +417,6 @@ def test_numbers_that_are_no_distribution_are_named(written: str, words: str) ->
         whole_distribution([0, 1, 2, 3], json.loads(written), 4, "here")
 
 
-def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
-    model = model_of(tmp_path, servers)
-    servers[0].forgets = True
-    with pytest.raises(OperationError, match=f"^{servers[0].url}: slot "):
-        units_of(model, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.command import call, mistake
+from fixtures.engine_study import study_text
 from fixtures.gguf_models import write_windowed
 from numpy.typing import NDArray
 
@@ -22,32 +23,10 @@ pytestmark = pytest.mark.llama_cpp
 
 WINDOW, STEPS = 32, 80
 TOKENS = [int(token) for token in np.random.default_rng(1).integers(3, 256, 400)]
-STUDY = """
-[study]
-name = "windows"
-horizon = 6
-[model]
-engine = "llama.cpp"
-id = "model.gguf"
-settings = { threads = 1 }
-[[documents]]
-source = "embedded"
-tasks = ["needle"]
-length = 384
-development = 2
-evaluation = 2
-[[actions]]
-name = "cache-q4_0"
-settings = { type_k = "q4_0", type_v = "q4_0" }
-[plan]
-baseline = "cache-q4_0"
-primary = ["mismatch"]
-replicates = 2
-documents = 2
-development_replicates = 2
-draws = 200
-exploratory_draws = 100
-"""
+STUDY = study_text(
+    "windows", 'engine = "llama.cpp"\nid = "model.gguf"\nsettings = { threads = 1 }',
+    'settings = { type_k = "q4_0", type_v = "q4_0" }', of="cache-q4_0",
+)  # fmt: skip
 
 
 def context(file: Path, **settings: Any) -> Context:
