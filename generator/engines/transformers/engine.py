@@ -1,9 +1,15 @@
-"""The adapter of transformers: models, caches, presses of kvpress and patches as they are, each side with settings."""
+"""The adapter of transformers: models, caches, presses of kvpress and patches as they are, each side with settings.
+
+A network is loaded once for all sides that compute with the same weights. Each side has a twin of it, with modules of
+its own over these weights: hooks, masks and patches of a side are put on its twin, so other sides keep theirs.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -16,23 +22,32 @@ import torch
 
 from kvdrift.generator.engines.engine import Capabilities, Engine, Room, Session, SideFacts, settings_of
 from kvdrift.generator.engines.engine import Side as SideProtocol
-from kvdrift.generator.engines.transformers import networks, presses
+from kvdrift.generator.engines.transformers import presses
 from kvdrift.generator.engines.transformers.expressions import Call, Library, code_of, files_of, parse
 from kvdrift.generator.engines.transformers.sessions import Tools, TransformersSession
 from kvdrift.generator.engines.transformers.trial import independent_rows
 from kvdrift.generator.selectors.custom.loading import load_module
-from kvdrift.generator.transformer.files.configuration import library, position_limit, vocabulary_size
+from kvdrift.generator.transformer.files.configuration import (
+    causal_class,
+    library,
+    position_limit,
+    read_configuration,
+    vocabulary_size,
+)
 from kvdrift.generator.transformer.files.digests import file_sha256
 from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, stored_bytes
 from kvdrift.generator.transformer.files.text_ends import model_ends
-from kvdrift.generator.transformer.model_checks import check_placement
+from kvdrift.generator.transformer.loading import load_network
+from kvdrift.generator.transformer.memory import ModelShape
+from kvdrift.generator.transformer.model_checks import check_placement, checked_configuration
 from kvdrift.schema.errors import InputError, failure_in, installing, nearest
 from kvdrift.schema.study import TRANSFORMERS
 
 _MOST_ROWS = 32
 _MOST_STREAMS = 32  # of a session: each stream holds a copy of the prompt's entries
 _PROBE = (3, 5, 8, 13, 21, 34, 55, 89)  # tokens on which a patch must not move the reference
+_loaded: weakref.WeakValueDictionary[tuple[str, ...], Any] = weakref.WeakValueDictionary()  # networks
 _QUANTIZERS = {"quanto": "optimum-quanto", "hqq": "hqq"}  # packages of QuantizedCache's backends
 
 
@@ -88,7 +103,7 @@ class Transformers(Engine):
         for call in [] if press is None else press.calls:
             if (reason := presses.refusal(call.kind)) is not None:
                 raise InputError(f"{where}: press = '{made.press}': {call.kind.__name__} {reason}")
-        if press is not None and networks.model_shape(location, made.dtype).windows:
+        if press is not None and _model_shape(location, made.dtype).windows:
             raise InputError(
                 f"{where}: press = '{made.press}': this model has layers with a window, whose entries kvpress would "
                 "take for those of the whole prompt; take a model whose layers all attend to the whole prompt"
@@ -138,7 +153,7 @@ class Side(SideProtocol):
     @functools.cached_property
     def code(self) -> Mapping[str, str]:
         """The press and the cache with all options, and the code that defines them, the patch and the model."""
-        model = networks.model_class(self.location)
+        model = getattr(library(), causal_class(read_configuration(self.location, None)) or "")
         code = {"cache": self.cache.text, model.__module__: file_sha256(Path(inspect.getfile(model)))}
         if self.press is not None:
             code["press"] = self.press.text
@@ -173,7 +188,7 @@ class Side(SideProtocol):
 
     def cache_bytes(self, room: Room) -> int:
         """Return roughly how many bytes streams take that each have a copy of the prompt's entries."""
-        entry = networks.model_shape(self.location, self.settings.dtype).entry_bytes
+        entry = _model_shape(self.location, self.settings.dtype).entry_bytes
         return entry * (room.prompt + room.streams * (room.prompt + room.horizon))
 
     def weight_bytes(self) -> int:
@@ -189,7 +204,16 @@ class Side(SideProtocol):
     @functools.cached_property
     def _network(self) -> Any:
         made = self.settings
-        return networks.network(self.location, made.dtype, made.attention, made.device)
+        key = (self.location, made.dtype, made.attention, made.device)
+        found = _loaded.get(key)
+        if found is None:
+            config = checked_configuration(self.location, made.dtype, None, made.device, None)
+            found = load_network(self.location, None, made.dtype, None, config, made.attention)
+            found = found.to(torch.device(made.device)).eval().requires_grad_(requires_grad=False)
+            if not hasattr(config, "head_dim"):  # some presses ask for it, and a configuration of Qwen2 has none
+                found.config.head_dim = _model_shape(self.location, made.dtype).head_size
+            _loaded[key] = found
+        return found
 
     @functools.cached_property
     def _tools(self) -> Tools:
@@ -214,26 +238,37 @@ class Side(SideProtocol):
 
     def _patched(self) -> tuple[Any, Callable[[], AbstractContextManager[Any]]]:
         """Return the side's twin, and a function that returns the context in which the patch acts."""
-        twin, patch = networks.twin(self._network), self.patch
+        shared = {id(weight): weight for weight in (*self._network.parameters(), *self._network.buffers())}
+        twin, patch = copy.deepcopy(self._network, shared), self.patch
         if patch is None:
             return twin, nullcontext
-        before, named = self._probed(), f"{self.where}: patch = '{self.settings.patch}'"
+        before, named = _probed(self._network), f"{self.where}: patch = '{self.settings.patch}'"
         try:
             context = patch(twin)
             contexts = hasattr(context, "__enter__")
             with context if contexts else nullcontext():
-                networks.probe_logits(twin, [*_PROBE])
+                _probed(twin)
         except Exception as error:
             raise InputError(f"{named}: {failure_in(error, files_of(patch))}") from error
-        if not torch.equal(self._probed(), before):
+        if not torch.equal(_probed(self._network), before):
             raise InputError(
                 f"{named}: moves the reference, too, since it changes a class or a module for good; return a context "
                 "that undoes the change, or change the model's own objects"
             )
         return twin, functools.partial(patch, twin) if contexts else nullcontext
 
-    def _probed(self) -> torch.Tensor:
-        return networks.probe_logits(self._network, [*_PROBE])
+
+def _model_shape(location: str, dtype: str) -> ModelShape:
+    """Return the sizes of the model at ``location``, which are read from its configuration."""
+    return ModelShape.of(read_configuration(location, None).to_dict(), dtype)
+
+
+def _probed(network: Any) -> torch.Tensor:
+    """Return a network's logits after some tokens, without a cache, float32 [V]."""
+    with torch.no_grad():
+        ids = torch.tensor([_PROBE], device=network.device)
+        logits: torch.Tensor = network(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float().cpu()
+    return logits
 
 
 def press_library() -> Library:

@@ -22,9 +22,8 @@ from kvdrift.generator.actions import build_actions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.registry import engine_model
-from kvdrift.generator.engines.transformers.engine import Side, Transformers
+from kvdrift.generator.engines.transformers.engine import Side, Transformers, _probed
 from kvdrift.generator.engines.transformers.entries import held_bytes
-from kvdrift.generator.engines.transformers.networks import probe_logits
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.tables import SWRB
@@ -181,10 +180,10 @@ def test_rows_that_depend_on_each_other_are_decoded_one_by_one(folder: Path) -> 
 @pytest.mark.parametrize("patch", ["scaled", "for_a_while"])
 def test_a_patch_changes_its_own_side_alone(patch: str, folder: Path) -> None:
     reference, side = side_of(), side_of(folder, patch=f"mine:{patch}")
-    before = probe_logits(reference._network, [3, 5, 8])
+    before = _probed(reference._network)
     assert np.abs(after_steps(side) - after_steps(reference)).max() > 0.01
     assert reference._network is side._network
-    assert torch.equal(probe_logits(reference._network, [3, 5, 8]), before)
+    assert torch.equal(_probed(reference._network), before)
 
 
 # --- What a side records ---------------------------------------------------------------------------------------------
