@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -50,15 +50,29 @@ Decisions = Mapping[str, str]
 
 
 class Finding(NamedTuple):
-    """The outcome of a check, and a line about it."""
+    """The outcome of a check, None if it cannot be made, and a line about it."""
 
-    holds: bool
+    holds: bool | None
     line: str
 
 
+class Unknown(str):
+    """The line of a check that cannot be made: what is not reported, and what follows."""
+
+    __slots__ = ()
+
+
+class Tried(Protocol):
+    """What is checked."""
+
+    @property
+    def part(self) -> Any:
+        """The part, or an engine's side."""
+
+
 @dataclass(frozen=True)
-class Check(Generic[Part]):
-    """A check that every part of a kind must pass: its name, and what it tries, in one line.
+class Check:
+    """A check that every part of a kind, or every side of an engine, must pass: its name, and what it tries.
 
     ``function`` tries the part; it returns a line about the result, or raises an error that names the fault.
     """
@@ -67,10 +81,11 @@ class Check(Generic[Part]):
     tried: str
     function: Callable[[Any], str]
 
-    def __call__(self, trial: Trial[Part]) -> Finding:
+    def __call__(self, trial: Tried) -> Finding:
         """Run the check; an exception of the part becomes a finding."""
         try:
-            return Finding(holds=True, line=self.function(trial))
+            line = self.function(trial)
+            return Finding(holds=None if isinstance(line, Unknown) else True, line=line)
         except KvdriftError as error:
             return Finding(holds=False, line=str(error))
         except Exception as error:  # noqa: BLE001 - whatever the part's code raises
@@ -100,7 +115,7 @@ class Trial(ABC, Generic[Part]):
 
     kind: ClassVar[PartKind[Any]]
     decides: ClassVar[str]  # the noun of its decisions, in the plural
-    checks: ClassVar[tuple[Check[Any], ...]]
+    checks: ClassVar[tuple[Check, ...]]
 
     def __post_init__(self) -> None:
         try:
@@ -273,7 +288,7 @@ def require_no_draws(state: torch.Tensor) -> None:
     require(torch.equal(torch.get_rng_state(), state), line)
 
 
-def common_checks(others: str) -> tuple[Check[Any], ...]:
+def common_checks(others: str) -> tuple[Check, ...]:
     """Return the checks of all three kinds of parts; their lines call a part's inputs ``others``, such as "prompts"."""
     return (
         Check(f"other {others}", f"two {others} of one size in turn, one of them alone in another process",

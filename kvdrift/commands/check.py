@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from kvdrift import completion
-from kvdrift.schema.errors import InputError, KvdriftError, OperationError
+from kvdrift.schema.errors import InputError, OperationError
 
 if TYPE_CHECKING:
-    from kvdrift.generator.engines.side_checks import SideCheck, Tried
+    from kvdrift.generator.checks.trial import Check, Tried
     from kvdrift.generator.selectors.parameters import Value
-
-
-_WIDTH = 12  # columns for the name of an engine's check
 
 
 def check(
@@ -79,11 +76,8 @@ def check(
     from kvdrift.generator.checks.kinds import trial_of
     from kvdrift.generator.checks.source_notes import source_notes
 
-    trial, holds = trial_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind), list[bool | None]()
-    width = max(len(part_check.name) for part_check in trial.checks)
-    for part_check in trial.checks:
-        finding = part_check(trial)
-        holds.append(_printed(part_check.name, part_check.tried, finding.line, holds=finding.holds, width=width))
+    trial = trial_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
+    holds = _run(trial.checks, trial)
     for note in source_notes(type(trial.part)):
         typer.echo(f"note   {note}")
     _end(name, holds)
@@ -94,34 +88,33 @@ def _check_engine(name: str, weights: str | None, folder: Path | None) -> NoRetu
 
     ``weights`` are named as in a study file that lies in ``folder``.
     """
+    from kvdrift.generator.checks.sides import ADAPTER_CHECKS, SideTrial
     from kvdrift.generator.engines.registry import engine_of
-    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, Tried
 
     engine = engine_of(name)
     written = weights or engine.sample
     if written is None:
         raise InputError(f"engine {name}: its check needs weights; add --weights FILE")
-    tried = Tried.of(engine, engine.location(written, folder, "weights = "))
-    _end(name, [_holds(side_check, tried) for side_check in ADAPTER_CHECKS])
+    _end(name, _run(ADAPTER_CHECKS, SideTrial.of(engine, engine.location(written, folder, "weights = "))))
 
 
 def _check_setting(text: str, kind: str | None, weights: str | None) -> NoReturn:
     """Check a press, cache or patch by the checks of an engine's adapter, say what it does to a cache, and exit."""
-    from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Tried
+    from kvdrift.generator.checks.sides import ADAPTER_CHECKS, SideTrial
+    from kvdrift.generator.checks.trial import Check
     from kvdrift.generator.engines.transformers.checks import Trying
 
     engine = Trying(text, kind, Path.cwd())
     location = engine.location(weights or engine.sample, Path.cwd(), "weights = ")
-    doing = SideCheck("effect", "a prompt of 320 tokens, beside the whole cache", lambda _: engine.effect(location))
-    tried = Tried.of(engine, location)
-    _end(text, [_holds(side_check, tried) for side_check in (*ADAPTER_CHECKS, doing)])
+    doing = Check("effect", "a prompt of 320 tokens, beside the whole cache", lambda _: engine.effect(location))
+    _end(text, _run((*ADAPTER_CHECKS, doing), SideTrial.of(engine, location)))
 
 
 def _check_study(path: Path) -> NoReturn:
     """Check the servers of a study file, or the engine's adapter with the file's weights, and exit."""
+    from kvdrift.generator.checks.sides import SERVER_CHECKS, SideTrial
     from kvdrift.generator.engines.http.engine import ServerSide
     from kvdrift.generator.engines.registry import engine_model
-    from kvdrift.generator.engines.side_checks import SERVER_CHECKS, Tried
     from kvdrift.schema.study import FLOOR_ACTION, HTTP, load_studies
 
     study = load_studies(path)[0]
@@ -133,28 +126,19 @@ def _check_study(path: Path) -> NoReturn:
     for name, side in {"reference": model.reference, **model.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
             typer.echo(f"{name} at {side.connection.url}")
-            holds += [_holds(side_check, Tried(side)) for side_check in SERVER_CHECKS]
+            holds += _run(SERVER_CHECKS, SideTrial(side))
     _end(str(path), holds)
 
 
-def _holds(side_check: SideCheck, tried: Tried) -> bool | None:
-    """Print and return whether a check holds, None if unknown."""
-    from kvdrift.generator.engines.side_checks import Unknown
-
-    holds: bool | None
-    try:
-        holds, outcome = True, side_check.function(tried)
-    except KvdriftError as error:
-        holds, outcome = False, str(error)
-    if isinstance(outcome, Unknown):
-        holds, outcome = None, outcome.why
-    return _printed(side_check.name, side_check.tried, outcome, holds=holds, width=_WIDTH)
-
-
-def _printed(name: str, tried: str, result: str, *, holds: bool | None, width: int) -> bool | None:
-    """Print the line of a check, and return whether the check holds."""
-    verdict = {True: "holds", False: "FAILS", None: "?    "}[holds]
-    typer.echo(f"{verdict}  {name:<{width}}  {tried}: {'' if holds is not None else 'unknown: '}{result}")
+def _run(checks: Sequence[Check], tried: Tried) -> list[bool | None]:
+    """Print a line for each check, and return whether they hold; None if it is unknown."""
+    holds, width = [], max(len(one.name) for one in checks)
+    for one in checks:
+        found = one(tried)
+        verdict = {True: "holds", False: "FAILS", None: "?    "}[found.holds]
+        unknown = "unknown: " if found.holds is None else ""
+        typer.echo(f"{verdict}  {one.name:<{width}}  {one.tried}: {unknown}{found.line}")
+        holds.append(found.holds)
     return holds
 
 

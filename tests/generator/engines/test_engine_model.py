@@ -18,16 +18,17 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from kvdrift.generator.actions import build_actions
+from kvdrift.generator.checks.sides import ADAPTER_CHECKS, SideTrial
+from kvdrift.generator.checks.trial import Check
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines import registry
 from kvdrift.generator.engines.engine import Room
 from kvdrift.generator.engines.model import EngineModel, EngineStreams, PromptSide
 from kvdrift.generator.engines.registry import engine_model
-from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS, SideCheck, Tried, Unknown
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.log.store import Unit
-from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import FULL_SOFTMAX
 
 FORK, LOGITS = FakeSession.fork, FakeSession._logits
@@ -220,9 +221,9 @@ def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda one: one.name)
-def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, check: SideCheck) -> None:
+def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, check: Check) -> None:
     write_engine_study(tmp_path)
-    assert check.function(Tried.of(FakeEngine(), str(tmp_path / "weights.fake")))
+    assert check(SideTrial.of(FakeEngine(), str(tmp_path / "weights.fake"))).holds
 
 
 @pytest.mark.parametrize(
@@ -241,12 +242,8 @@ def test_broken_adapters_are_found(
 ) -> None:
     write_engine_study(tmp_path)
     monkeypatch.setattr(FakeSession, name, broken)
-    failed = []
-    for check in ADAPTER_CHECKS:
-        try:
-            check.function(Tried.of(FakeEngine(), str(tmp_path / "weights.fake")))
-        except OperationError as error:
-            failed.append(str(error))
+    tried = SideTrial.of(FakeEngine(), str(tmp_path / "weights.fake"))
+    failed = [found.line for found in (check(tried) for check in ADAPTER_CHECKS) if found.holds is False]
     assert any(said in text for text in failed), failed
 
 
@@ -256,8 +253,6 @@ def test_bytes_that_an_engine_does_not_say_are_unknown(
     """No check holds that could not be tried."""
     write_engine_study(tmp_path)
     monkeypatch.setattr(FakeSession, "prompt_bytes", lambda _: None)
-    (check,) = (one for one in ADAPTER_CHECKS if one.name == "bytes")
-    assert isinstance(check.function(Tried.of(FakeEngine(), str(tmp_path / "weights.fake"))), Unknown)
     code, out, _ = call(capsys, "check", "fake", "--weights", tmp_path / "weights.fake")
     assert code == 0
     assert "?      bytes" in out

@@ -13,9 +13,9 @@ from fixtures.command import call, mistake
 from fixtures.gguf_models import write_random_llama
 from transformers import AutoModelForCausalLM
 
+from kvdrift.generator.checks.sides import ADAPTER_CHECKS
 from kvdrift.generator.embedded.documents import make_document
 from kvdrift.generator.engines.llama_cpp import Context, ContextSettings
-from kvdrift.generator.engines.side_checks import ADAPTER_CHECKS
 from kvdrift.generator.llama_cpp import library as libraries
 from kvdrift.generator.llama_cpp.gguf import Weights, gguf_facts, load_gguf_tokenizer
 from kvdrift.generator.llama_cpp.library import (

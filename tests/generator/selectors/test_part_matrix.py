@@ -58,7 +58,7 @@ def parts_and_checks() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kind", "name", "check"), parts_and_checks())
-def test_every_part_holds(kind: str, name: str, check: Check[Any]) -> None:
+def test_every_part_holds(kind: str, name: str, check: Check) -> None:
     """The identity has every parameter of which another value can be guessed: no text or version, no multiple of 4."""
     finding = check(trial(kind, name))
     assert finding.holds, finding.line
@@ -89,7 +89,7 @@ def shared_trial(name: str) -> SelectorTrial:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("pyramidkv", "h2o", "tova", "expected_attention")),
     ],
 )
-def test_head_budgets_hold(name: str, check: Check[Any]) -> None:
+def test_head_budgets_hold(name: str, check: Check) -> None:
     finding = check(shared_trial(name))
     assert finding.holds, finding.line
     if check.name in {"kept sets", "other models"}:

@@ -5,15 +5,15 @@ They are about logits or distributions, forks, drops, repetition, rows, bytes, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvdrift.generator.checks.trial import Check, Unknown, require
 from kvdrift.generator.engines.engine import Engine, Room, Session, Side
-from kvdrift.schema.errors import OperationError
 
 _PROMPT, _STEPS, _SEED = 160, 6, 5
 _CLOSE = 0.05  # how far apart streams may be unless the side promises row invariance
@@ -23,21 +23,14 @@ Values = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Unknown:
-    """The outcome of a check that cannot be made: ``why`` says what the engine does not report, and what follows."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Tried:
+class SideTrial:
     """A side that is tried, and the same one with settings that take fewer bits; None for a server."""
 
-    side: Side
+    part: Side
     fewer: Side | None = None
 
     @classmethod
-    def of(cls, engine: Engine, weights: str) -> Tried:
+    def of(cls, engine: Engine, weights: str) -> SideTrial:
         """Return the sides of an engine in this process."""
         return cls(engine.side(weights, {}, "check"), engine.side(weights, engine.fewer_bits, "check"))
 
@@ -46,7 +39,7 @@ class Tried:
         if self.fewer is not None:
             return float(np.abs(first - second).max() / np.abs(first).max())
         one, other = (values.astype(np.float64) for values in (first, second))
-        if self.side.capabilities.full_distributions:
+        if self.part.capabilities.full_distributions:
             one, other = np.exp(one), np.exp(other)
         return float(np.abs(one - other).sum(-1).max()) / 2
 
@@ -56,25 +49,12 @@ class Tried:
 
     def require_close(self, apart: float, most: float, what: str) -> None:
         """Raise an error if values are more than ``most`` apart; ``what`` names them."""
-        if apart > most:
-            raise OperationError(f"{what} differ by {self.words(apart)}; allowed is {most}")
+        require(apart <= most, f"{what} differ by {self.words(apart)}; allowed is {most}")
 
     @property
     def close(self) -> float:
         """How far apart the streams of one history may be."""
-        return 0.0 if self.side.capabilities.row_invariant else _CLOSE
-
-
-@dataclass(frozen=True)
-class SideCheck:
-    """A check that an adapter, or a server, must pass; ``tried`` says in one line what is tried.
-
-    ``function`` runs the check; it returns a line about the result, or raises an error that names the fault.
-    """
-
-    name: str
-    tried: str
-    function: Callable[[Tried], str | Unknown]
+        return 0.0 if self.part.capabilities.row_invariant else _CLOSE
 
 
 def tokens_of(side: Side, count: int) -> list[int]:
@@ -100,23 +80,22 @@ def _written(session: Session, side: Side, streams: Sequence[int], first: int = 
     return logits
 
 
-def _check_logits(tried: Tried) -> str | Unknown:
-    side, size = tried.side, tried.side.facts.vocabulary
+def _check_logits(tried: SideTrial) -> str:
+    side, size = tried.part, tried.part.facts.vocabulary
     with prompted(side) as (session, first):
         rows = session.step([session.fork(), session.fork()], tokens_of(side, 2))
-    if first.shape != (size,) or rows.shape != (2, size):
-        raise OperationError(f"shapes are {first.shape} and {rows.shape}, and not (V,) and (2, V) for V = {size}")
+    shapes = f"shapes are {first.shape} and {rows.shape}, and not (V,) and (2, V) for V = {size}"
+    require(first.shape == (size,) and rows.shape == (2, size), shapes)
     if not side.capabilities.full_distributions:
         return Unknown("only tokens are requested, not distributions")
     if tried.fewer is None:
         return f"all {size:,} log-probabilities, which sum to {np.exp(first.astype(np.float64)).sum():.6f}"
-    if not (np.isfinite(first).all() and np.isfinite(rows).all()):
-        raise OperationError("some logits are not finite")
+    require(bool(np.isfinite(first).all() and np.isfinite(rows).all()), "some logits are not finite")
     return f"{size} numbers a stream"
 
 
-def _check_fork(tried: Tried) -> str:
-    side = tried.side
+def _check_fork(tried: SideTrial) -> str:
+    side = tried.part
     with prompted(side) as (session, _):
         first = session.fork()
         _written(session, side, [first])
@@ -124,13 +103,13 @@ def _check_fork(tried: Tried) -> str:
         apart = tried.apart(both[0], both[1])
         tried.require_close(apart, tried.close, "two streams of one history")
         other = session.step([first, session.fork(first)], tokens_of(side, 2))
-    if side.capabilities.full_distributions and np.array_equal(other[0], other[1]):
-        raise OperationError("two streams that were fed different tokens are equal; each must follow from its own ones")
+    unlike = not side.capabilities.full_distributions or not np.array_equal(other[0], other[1])
+    require(unlike, "two streams that were fed different tokens are equal; each must follow from its own tokens")
     return f"copies differ by {tried.words(apart)}"
 
 
-def _check_drop(tried: Tried) -> str:
-    side = tried.side
+def _check_drop(tried: SideTrial) -> str:
+    side = tried.part
     most = min(side.capabilities.most_streams, 16)
     with prompted(side, most) as (session, _):
         for _ in range(12):
@@ -141,8 +120,8 @@ def _check_drop(tried: Tried) -> str:
     return f"12 times {most} streams, in a cache with room for {2 * most}"
 
 
-def _check_repetition(tried: Tried) -> str:
-    side, results = tried.side, list[Values]()
+def _check_repetition(tried: SideTrial) -> str:
+    side, results = tried.part, list[Values]()
     for _ in range(2):
         with prompted(side) as (session, logits):
             results.append(np.stack([logits, *_written(session, side, [session.fork() for _ in range(3)])]))
@@ -154,8 +133,8 @@ def _check_repetition(tried: Tried) -> str:
     return f"the same calls differ by {tried.words(apart)}"
 
 
-def _check_rows(tried: Tried) -> str:
-    side, first_rows = tried.side, list[Values]()
+def _check_rows(tried: SideTrial) -> str:
+    side, first_rows = tried.part, list[Values]()
     for beside in (0, 1, 6):
         with prompted(side) as (session, _):
             streams = [session.fork() for _ in range(beside + 1)]
@@ -170,9 +149,9 @@ def _check_rows(tried: Tried) -> str:
     return f"a stream differs by {tried.words(apart)}; the floor of a study measures the effect"
 
 
-def _check_bytes(tried: Tried) -> str | Unknown:
+def _check_bytes(tried: SideTrial) -> str:
     sizes = []
-    for side in (tried.side, tried.fewer or tried.side):
+    for side in (tried.part, tried.fewer or tried.part):
         with prompted(side) as (session, _):
             sizes.append(session.prompt_bytes())
     full, fewer = sizes
@@ -180,21 +159,18 @@ def _check_bytes(tried: Tried) -> str | Unknown:
         return Unknown("the engine does not report bytes, so that no action is ruled out by its bytes")
     if tried.fewer is None:
         return f"{full:,} bytes"
-    if not 0 < fewer < full:
-        raise OperationError(
-            f"a prompt takes {fewer:,} bytes with {_changed(tried.side, tried.fewer)}, and {full:,} with the "
-            "defaults: the former should be fewer, but not 0"
-        )
+    changed = f"a prompt takes {fewer:,} bytes with {_changed(tried.part, tried.fewer)}, and {full:,} with the defaults"
+    require(0 < fewer < full, f"{changed}: the former should be fewer, but not 0")
     return f"{fewer:,} bytes instead of {full:,}"
 
 
-def _check_read_back(tried: Tried) -> str:
-    side = tried.fewer or tried.side
+def _check_read_back(tried: SideTrial) -> str:
+    side = tried.fewer or tried.part
     with prompted(side) as (session, _):
         read_back = {name: value for name, value in session.read_back.items() if value not in (None, "", [])}
-    for name, requested in _changed(tried.side, side).items():
-        if read_back.get(name) != requested:
-            raise OperationError(f"{name}: {requested} was requested, and the engine reports {read_back.get(name)}")
+    for name, requested in _changed(tried.part, side).items():
+        reported = read_back.get(name)
+        require(reported == requested, f"{name}: {requested} was requested, and the engine reports {reported}")
     named = ", ".join(f"{name} {value}" for name, value in read_back.items() if name != "chat_template")
     unknown = sorted(name for name, value in side.reported.items() if value is None)
     return f"{named}; unknown: {', '.join(unknown)}" if unknown else named
@@ -205,13 +181,13 @@ def _changed(side: Side, other: Side) -> dict[str, object]:
     return {name: value for name, value in other.requested.items() if side.requested.get(name) != value}
 
 
-ADAPTER_CHECKS = (
-    SideCheck("logits", "a prompt and two streams", _check_logits),
-    SideCheck("fork", "a stream and its copy, given the same tokens and then unlike ones", _check_fork),
-    SideCheck("drop", "more streams in turn than the cache has room for at once", _check_drop),
-    SideCheck("repetition", "the same calls in two sessions", _check_repetition),
-    SideCheck("rows", "a stream alone, with one beside it, and with six", _check_rows),
-    SideCheck("bytes", "the bytes of a prompt", _check_bytes),
-    SideCheck("read back", "the settings that the engine reports", _check_read_back),
+ADAPTER_CHECKS: tuple[Check, ...] = (
+    Check("logits", "a prompt and two streams", _check_logits),
+    Check("fork", "a stream and its copy, given the same tokens and then unlike ones", _check_fork),
+    Check("drop", "more streams in turn than the cache has room for at once", _check_drop),
+    Check("repetition", "the same calls in two sessions", _check_repetition),
+    Check("rows", "a stream alone, with one beside it, and with six", _check_rows),
+    Check("bytes", "the bytes of a prompt", _check_bytes),
+    Check("read back", "the settings that the engine reports", _check_read_back),
 )
 SERVER_CHECKS = tuple(check for check in ADAPTER_CHECKS if check.function is not _check_drop)  # a server has its slots
