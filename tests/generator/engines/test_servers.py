@@ -226,18 +226,6 @@ def test_slots_without_room_are_refused(tmp_path: Path, servers: Pair) -> None:
         units_of(model_of(tmp_path, servers), tmp_path)
 
 
-def test_another_server_at_the_address_is_refused_and_another_identity(tmp_path: Path, servers: Pair) -> None:
-    model = model_of(tmp_path, servers)
-    (action, _) = build_actions(load_study(tmp_path / "servers.toml"))
-    units_of(model, tmp_path)
-    servers[1].build = "b2"
-    with pytest.raises(OperationError, match=r"^action 'bits-4': .* build_info was b1, and is b2"):
-        units_of(model, tmp_path)
-    assert model_of(tmp_path, servers).identity(action) != model.identity(action)
-    servers[1].build = "b1"
-    assert model_of(tmp_path, servers).identity(action) == model.identity(action)
-
-
 def test_a_server_that_changes_within_a_document_makes_no_unit(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers)
 
