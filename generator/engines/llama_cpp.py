@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from kvdrift.generator.engines.engine import Capabilities, Engine, Room, Session, Side, SideFacts, settings_of
 from kvdrift.generator.llama_cpp.gguf import (
+    CACHE_TYPES,
     NOT_CAUSAL,
     GgufFacts,
     Weights,
@@ -52,11 +53,6 @@ from kvdrift.generator.transformer.files.text_ends import ENDS_OF_LLAMA_CPP
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.free_processors import FREE_PROCESSORS
 from kvdrift.schema.study import EXACT_TYPES, LLAMA_CPP
-
-CACHE_TYPES: Final = {
-    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
-}  # fmt: skip
-"""The types in which llama.cpp stores keys and values, with its number for each type."""
 
 _BLOCK = 32  # values that a quantized type has one scale for
 _ROWS, _MOST_ROWS = 32, 256
@@ -140,7 +136,8 @@ class Context(Session):
         parameters = self._library.parameters(
             ContextParameters, n_ctx=room, n_batch=max(settings.ubatch, _SEQUENCES), n_ubatch=settings.ubatch,
             n_seq_max=_SEQUENCES, n_outputs_max=_SEQUENCES, n_threads=settings.threads,
-            n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k], type_v=CACHE_TYPES[settings.type_v],
+            n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k][0],
+            type_v=CACHE_TYPES[settings.type_v][0],
             flash_attn_type=int(settings.flash_attention), kv_unified=True, swa_full=True,
         )  # fmt: skip
         self._library.listen()

@@ -22,11 +22,11 @@ _TEXT = 1 << 16  # bytes of a value of the file's metadata; a chat template may 
 _NO_VOCABULARY = 0
 _MAGIC = b"GGUF"
 _MMAP = 1
-BYTES: Final = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
-    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+CACHE_TYPES: Final = {
+    "f32": (0, 4.0), "f16": (1, 2.0), "bf16": (30, 2.0), "q8_0": (8, 34 / 32), "q5_1": (7, 24 / 32),
+    "q5_0": (6, 22 / 32), "q4_1": (3, 20 / 32), "q4_0": (2, 18 / 32), "iq4_nl": (20, 18 / 32),
 }  # fmt: skip
-"""Bytes of a value, including its share of its block's scales."""
+"""The types in which llama.cpp stores keys and values: its number for each, and bytes of a value with its scales."""
 NOT_CAUSAL = "a token of this model also reads the tokens after it, so that there are no streams to compare"
 
 
@@ -47,7 +47,7 @@ class GgufFacts:
     def entry_bytes(self, type_k: str, type_v: str) -> int:
         """Return roughly how many bytes a token's keys and values take in all layers, those with a window included."""
         sizes = ((self.key_size, type_k), (self.value_size, type_v))
-        return round(sum(self.kv_heads * size * BYTES[kind] for size, kind in sizes))
+        return round(sum(self.kv_heads * size * CACHE_TYPES[kind][1] for size, kind in sizes))
 
 
 class Weights:
