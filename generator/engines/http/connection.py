@@ -203,13 +203,7 @@ class Connection:
         if threads <= 1:
             return [function(item) for item in items]
         with ThreadPoolExecutor(threads) as pool:
-            futures = [pool.submit(function, item) for item in items]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
+            return list(pool.map(function, items))
 
     def _answered(self, path: str, body: Any, *, waits: bool = False) -> httpx.Response:
         losses = self._losses

@@ -30,7 +30,7 @@ from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.sampling import Sampling
 
 Pair = tuple[FakeServer, FakeServer]
-API = {"vllm": f'settings = {{ api = "vllm", {NEEDS} }}', "sglang": f'settings = {{ api = "sglang", {NEEDS} }}'}
+API = {kind: [('id = "fake"', f'id = "fake"\nsettings = {{ api = "{kind}", {NEEDS} }}')] for kind in ("vllm", "sglang")}
 
 
 @pytest.fixture
@@ -94,8 +94,7 @@ def intercept(server: FakeServer, first: Callable[[str], object]) -> None:
 @pytest.mark.parametrize("kind", ["llama-server", "vllm", "sglang"])
 def test_pairs_are_those_of_the_same_engine_in_process(tmp_path: Path, kind: str) -> None:
     with fake_servers(tmp_path, kind) as pair:
-        changes = [('id = "fake"', f'id = "fake"\n{API[kind]}')] if kind in API else []
-        units = units_of(model_of(tmp_path, pair, *changes), tmp_path)
+        units = units_of(model_of(tmp_path, pair, *API.get(kind, [])), tmp_path)
     in_process(tmp_path, units)
     assert units["bits-4"].events["delta"].to_numpy().max() > 0.01
     record = units["bits-4"].record
@@ -177,23 +176,19 @@ def test_a_server_that_stays_away_is_named(tmp_path: Path, servers: Pair) -> Non
         model_of(tmp_path, servers)
 
 
-def test_a_server_that_is_always_late_is_given_up(tmp_path: Path, servers: Pair) -> None:
-    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 0 }\n\n[[documents]]"))
-    servers[0].late = 1.2
-    with pytest.raises(OperationError, match=f"^{servers[0].url}/.*: for 0 s, .* within 1 s .* timeout"):
-        units_of(model, tmp_path)
-
-
-def test_a_server_that_ends_every_connection_is_given_up(tmp_path: Path, servers: Pair) -> None:
-    """A server may crash on a request and be started again at once, for ever."""
-    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { patience = 1 }\n\n[[documents]]"))
+@pytest.mark.parametrize("late", [True, False])
+def test_a_server_that_answers_no_request_is_given_up(tmp_path: Path, servers: Pair, *, late: bool) -> None:
+    """It is always late; or it crashes on a request and is started again at once, for ever."""
+    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 1 }\n\n[[documents]]"))
 
     def crashing(path: str) -> None:
         if path == "/completion":
             raise ConnectionResetError
 
-    intercept(servers[0], crashing)
-    with pytest.raises(OperationError, match=f"^{servers[0].url}/completion: for 1 s, "):
+    servers[0].late = 1.2 * late
+    if not late:
+        intercept(servers[0], crashing)
+    with pytest.raises(OperationError, match=f"^{servers[0].url}/completion: for 1 s, .* within 1 s .* timeout"):
         units_of(model, tmp_path)
 
 
@@ -283,9 +278,8 @@ def test_a_server_that_does_not_say_needs_the_study_file(
 def test_servers_that_are_no_side_are_refused(tmp_path: Path, kind: str, fact: str, value: int, said: str) -> None:
     with fake_servers(tmp_path, kind) as pair:
         setattr(pair[1], fact, value)
-        changes = [('id = "fake"', f'id = "fake"\n{API[kind]}')] if kind in API else []
         with pytest.raises(InputError, match=said):
-            model_of(tmp_path, pair, *changes)
+            model_of(tmp_path, pair, *API.get(kind, []))
 
 
 def test_answers_of_another_form_are_one_line(tmp_path: Path, servers: Pair) -> None:
@@ -311,14 +305,13 @@ def test_distributions_with_missing_tokens_stop_a_run(tmp_path: Path, servers: P
 def test_a_limit_of_log_probabilities_names_the_option(tmp_path: Path) -> None:
     with fake_servers(tmp_path, "vllm") as pair:
         pair[1].max_logprobs = 20
-        model = model_of(tmp_path, pair, ('id = "fake"', f'id = "fake"\n{API["vllm"]}'))
+        model = model_of(tmp_path, pair, *API["vllm"])
         with pytest.raises(InputError, match=f"{pair[1].url}: .* 256 .*--max-logprobs -1$"):
             units_of(model, tmp_path)
 
 
 def test_a_dead_engine_is_a_lost_server(tmp_path: Path, undisturbed: dict[str, Unit]) -> None:
     """A vLLM whose engine has died answers 500 and then ends: the run waits for it, and loses nothing."""
-    changes = [('id = "fake"', f'id = "fake"\n{API["vllm"]}')]
     with fake_servers(tmp_path, "vllm") as pair:
         counted, deaths = [0], [0]
 
@@ -330,7 +323,7 @@ def test_a_dead_engine_is_a_lost_server(tmp_path: Path, undisturbed: dict[str, U
             return None
 
         intercept(pair[1], dying)
-        assert_same(undisturbed, units_of(model_of(tmp_path, pair, *changes), tmp_path))
+        assert_same(undisturbed, units_of(model_of(tmp_path, pair, *API["vllm"]), tmp_path))
         assert deaths == [1]
 
 
@@ -413,7 +406,7 @@ def test_numbers_that_are_no_distribution_are_named(written: str, words: str) ->
         (('id = "fake"', 'id = "fake"\nsettings = { api = "vlm" }'), "api = 'vlm'"),
         (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm" }'), "vocabulary: missing; vllm does not report"),
         (('id = "fake"', 'id = "fake"\nrequests = { patience = -1 }'), "patience = -1: write 0 to"),
-        (('id = "fake"', f'id = "fake"\n{API["vllm"]}'), "is no vLLM"),
+        (*API["vllm"], "is no vLLM"),
         (('id = "fake"', 'id = "fake"\nsettings = { processor = true }'), "processor = true: kvdrift's processor belongs to api = 'vllm'"),
         (('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'), "temperature = 0"),
         (('url = "BITS-4"', 'weights = "other.gguf"'), "actions[0].url: missing"),
