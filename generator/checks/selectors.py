@@ -146,7 +146,6 @@ def _other_models(trial: SelectorTrial) -> str:
 
 
 def _count(trial: SelectorTrial) -> str:
-    """Say how many entries a head keeps."""
     entries, kept = trial.sizes[0]
     least = trial.part.least_of_head(kept)
     if least == kept:

@@ -204,7 +204,6 @@ class EngineStreams(StreamDecoder):
             self._sides[stream.cache].session.drop(stream.handle)
 
     def _distributions(self, logits: NDArray[np.float32]) -> Tensor:
-        """Return the distributions of logits, [streams, V]."""
         dtype = torch.float64 if logits.shape[-1] <= DOUBLE_VOCABULARY else torch.float32
         distributions = torch.empty(logits.shape, dtype=dtype)
         deployed(torch.from_numpy(logits), self._sampling, distributions)

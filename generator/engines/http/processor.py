@@ -143,7 +143,6 @@ class ProcessorConnection:
         return group
 
     def _connected(self) -> socket.socket:
-        """Find the processor, and connect to it."""
         found = _LISTENS.search(self._http.optional(_COMPLETIONS, _body(self._model, [[1]], 1, _ASKED)).text)
         if found is None:
             raise InputError(

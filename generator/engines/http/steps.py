@@ -166,7 +166,6 @@ class StepServer:
 
     @property
     def _wanted(self) -> dict[_Stream, _Wanted]:
-        """What was sent and has no distribution yet."""
         return {stream: one for stream, one in self._sent.items() if one.row is None}
 
     def _receive(self) -> None:
@@ -184,7 +183,6 @@ class StepServer:
             self._patiently(self._start)
 
     def _take(self, message: Mapping[str, Any], content: bytes) -> None:
-        """Take the distributions of a message."""
         self._starts = 0
         rows = np.frombuffer(content, dtype=np.float32).reshape(len(message["streams"]), -1)
         streams = [self._streams[number] for number in message["streams"]]
@@ -199,7 +197,6 @@ class StepServer:
             self._settle = min(2 * self._settle, _LONGEST_SETTLE)
 
     def _forget(self, streams: Sequence[_Stream]) -> None:
-        """Note that the server decodes some streams no more."""
         for stream in streams:
             self._live.pop(stream, None)
 

@@ -285,7 +285,6 @@ def cache_library() -> Library:
 
 
 def _function(written: str, where: str, folder: Path | None) -> Callable[[Any], Any]:
-    """Return the function that ``module:function`` names."""
     module_name, _, name = written.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), name]):
         raise InputError(f"{where}: is no name of a module and a function in it; write module:function")

@@ -266,12 +266,10 @@ class TransformersSession(Session):
         return logits
 
     def _masked(self, masks: Masks) -> None:
-        """Put the masks of some rows on the attention modules."""
         for module, mask in zip(self._modules, masks, strict=True):
             module.masked_key_indices = mask
 
     def _masks(self) -> list[list[Tensor] | None]:
-        """Return the masks that a press has put on the attention modules."""
         masks = [getattr(module, "masked_key_indices", None) for module in self._modules]
         return [None if mask is None else list(mask) for mask in masks]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from fixtures.command import call, mistake
 from fixtures.engine_study import study_text
-from fixtures.gguf_models import write_windowed
+from fixtures.gguf_models import write_random
 from numpy.typing import NDArray
 
 from kvdrift.generator.engines.engine import Room
@@ -22,6 +23,7 @@ from kvdrift.schema.errors import InputError
 pytestmark = pytest.mark.llama_cpp
 
 WINDOW, STEPS = 32, 80
+write_windowed = partial(write_random, layers=6, sliding_window=WINDOW)
 TOKENS = [int(token) for token in np.random.default_rng(1).integers(3, 256, 400)]
 STUDY = study_text(
     "windows", 'engine = "llama.cpp"\nid = "model.gguf"\nsettings = { threads = 1 }',
@@ -57,7 +59,7 @@ def expected(network: Any, prompt: int, steps: int) -> NDArray[Any]:
 def test_a_file_with_windows_is_taken_by_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A vocabulary alone does not say that there are windows, and so decides nothing."""
     file = tmp_path / "model.gguf"
-    write_windowed(file, "gemma3", WINDOW)
+    write_windowed(file, "gemma3")
     handles = [Weights(file, vocabulary_only=only) for only in (True, False)]
     assert [one.library.calls.llama_model_n_swa(one.handle) for one in handles] == [0, WINDOW]
     assert gguf_facts(file).unsupported is None
@@ -72,7 +74,7 @@ def test_a_file_with_windows_is_taken_by_every_command(tmp_path: Path, capsys: p
 @pytest.mark.parametrize("prompt", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
 def test_streams_around_and_past_the_window_are_the_models(tmp_path: Path, architecture: str, prompt: int) -> None:
     """huggingface/transformers 37574: a cache was wrong from the step at which a text's length is the window."""
-    network = write_windowed(tmp_path / "model.gguf", architecture, WINDOW)
+    network = write_windowed(tmp_path / "model.gguf", architecture)
     found = streamed(context(tmp_path / "model.gguf"), prompt, STEPS)
     right = expected(network, prompt, STEPS)
     assert np.abs(found - right).max() < 2e-2  # of 10; llama.cpp looks its activation up in a table of 16 bits
@@ -89,7 +91,7 @@ def test_a_stream_is_its_history_computed_as_a_prompt(tmp_path: Path, architectu
 
     llama.cpp computes Phi-3 without windows, which units say.
     """
-    write_windowed(tmp_path / "model.gguf", architecture, WINDOW)
+    write_windowed(tmp_path / "model.gguf", architecture)
     side = context(tmp_path / "model.gguf")
     found = streamed(side, 2 * WINDOW, STEPS)
     assert side.read_back["window"] == (0 if architecture == "phi3" else WINDOW)
@@ -99,7 +101,7 @@ def test_a_stream_is_its_history_computed_as_a_prompt(tmp_path: Path, architectu
 
 @pytest.mark.parametrize("settings", [{}, {"type_k": "q8_0", "type_v": "q4_0"}], ids=str)
 def test_streams_beside_it_change_no_bit_past_the_window(tmp_path: Path, settings: dict[str, Any]) -> None:
-    write_windowed(tmp_path / "model.gguf", "gemma3", WINDOW)
+    write_windowed(tmp_path / "model.gguf", "gemma3")
     alone = streamed(context(tmp_path / "model.gguf", flash_attention=True, **settings), 3 * WINDOW, STEPS)
     for beside, closed_at in ((1, None), (6, None), (33, None), (15, WINDOW + 5)):
         side = context(tmp_path / "model.gguf", flash_attention=True, **settings)
@@ -108,7 +110,7 @@ def test_streams_beside_it_change_no_bit_past_the_window(tmp_path: Path, setting
 
 def test_quantized_keys_without_flash_attention_stay_near_the_exact_ones(tmp_path: Path) -> None:
     """ggml-org/llama.cpp 8853: Gemma 2 was incoherent with quantized keys and without flash attention."""
-    write_windowed(tmp_path / "model.gguf", "gemma2", WINDOW)
+    write_windowed(tmp_path / "model.gguf", "gemma2")
     exact, coded = (
         streamed(context(tmp_path / "model.gguf", type_k=kind), 2 * WINDOW, STEPS) for kind in ("f32", "q8_0")
     )
@@ -117,7 +119,7 @@ def test_quantized_keys_without_flash_attention_stay_near_the_exact_ones(tmp_pat
 
 def test_the_caches_of_both_kinds_of_layers_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ggml-org/llama.cpp 21394: rotation of the two caches; 21277: a build whose cache of windows stays in 16 bits."""
-    write_windowed(tmp_path / "model.gguf", "gemma3", WINDOW, head_size=64)
+    write_windowed(tmp_path / "model.gguf", "gemma3", head_size=64)
     settings = {"type_k": "q8_0", "type_v": "q8_0", "flash_attention": True}
     side = context(tmp_path / "model.gguf", **settings)
     assert {name: side.read_back[name] for name in ("type_k", "type_v", "rotated_k", "rotated_v")} == {
@@ -130,7 +132,7 @@ def test_the_caches_of_both_kinds_of_layers_are_read_back(tmp_path: Path, monkey
 
 
 def test_bytes_are_those_of_the_window_and_memory_is_that_of_whole_caches(tmp_path: Path) -> None:
-    write_windowed(tmp_path / "model.gguf", "gemma3", WINDOW)
+    write_windowed(tmp_path / "model.gguf", "gemma3")
     held = {}
     for prompt in (WINDOW, 4 * WINDOW):
         side = context(tmp_path / "model.gguf")
@@ -182,7 +184,7 @@ def test_what_has_no_streams_is_refused_from_the_files_own_metadata(
 
 def test_a_context_that_is_not_causal_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some architectures are so without a word in the metadata."""
-    write_windowed(tmp_path / "model.gguf", "gemma3", WINDOW)
+    write_windowed(tmp_path / "model.gguf", "gemma3")
     library = Weights(tmp_path / "model.gguf").library
     log_text = type(library).log_text
     monkeypatch.setattr(
