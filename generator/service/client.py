@@ -25,7 +25,6 @@ from kvdrift.generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKind
 from kvdrift.generator.service.credentials import token_certificate
 from kvdrift.generator.service.protocol import (
     IDENTITY_ACTION,
-    LENGTH_HEADER,
     MAX_EVENTS,
     PROTOCOL,
     ErrorKind,
@@ -156,8 +155,7 @@ class ServiceAddress:
         """
         try:
             with self._connection() as client:
-                ticket = request.encoded()
-                reader = client.do_get(flight.Ticket(ticket), self._options(None, len(ticket)))
+                reader = client.do_get(flight.Ticket(request.encoded()), self._options(None))
                 call.opened(reader.cancel)
                 units = self._read(reader, call)
         except _FLIGHT_ERRORS as error:
@@ -208,10 +206,8 @@ class ServiceAddress:
             self.location, tls_root_certs=self.root_certificates, generic_options=options, **shown
         )
 
-    def _options(self, timeout: float | None, ticket_bytes: int = 0) -> flight.FlightCallOptions:
-        headers = [(LENGTH_HEADER.encode(), str(ticket_bytes).encode())]
-        if self.token is not None:
-            headers.append((b"authorization", f"Bearer {self.token}".encode()))
+    def _options(self, timeout: float | None) -> flight.FlightCallOptions:
+        headers = [] if self.token is None else [(b"authorization", f"Bearer {self.token}".encode())]
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
     def _error(self, error: Exception) -> KvdriftError:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
-LENGTH_HEADER = "kvdrift-request-bytes"
-"""The header with the length of a caller's ticket; an overlong ticket is refused before it is copied."""
 
 HEARTBEAT_SECONDS = 1.0
 MAX_EVENTS = 2**24

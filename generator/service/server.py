@@ -10,8 +10,7 @@ line.
 
 Every failed call is one logged line and one Flight error. A call costs memory before anybody can check it: gRPC
 receives its message, which Arrow allows to be of any length, before it calls ``Gate``, and pyarrow has no option for
-gRPC's limits. So a service with TLS recognizes its callers in the handshake (``token_certificate``), and ``Gate``
-refuses others before Flight copies their message.
+gRPC's limits. So a service with TLS recognizes its callers in the handshake (``token_certificate``).
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ from kvdrift.generator.service.credentials import token_certificate
 from kvdrift.generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
-    LENGTH_HEADER,
     PROTOCOL,
     ErrorKind,
     ErrorMessage,
@@ -87,29 +85,23 @@ class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is u
 class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks every call and its ``authorization`` header before its handler runs.
 
-    Callers must send ``token`` as ``authorization: Bearer TOKEN``; if it is None, everyone is admitted. A caller may
-    announce a ticket of at most ``max_request_bytes``.
+    Callers must send ``token`` as ``authorization: Bearer TOKEN``; if it is None, everyone is admitted.
     """
 
-    def __init__(self, token: str | None, max_request_bytes: int) -> None:
+    def __init__(self, token: str | None) -> None:
         self._expected = None if token is None else f"Bearer {token}".encode()
-        self._max_request_bytes = max_request_bytes
         self._free = threading.BoundedSemaphore(MOST_CALLS)
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Admission:
         """Admit a call and count it until its end.
 
-        Refused are a method that is not served, a wrong token, a ticket that is too long, and more than ``MOST_CALLS``
-        calls at once.
+        Refused are a method that is not served, a wrong token, and more than ``MOST_CALLS`` calls at once.
         """
         method = info.method.name
         if method not in _SERVED:
             raise refusal("this method is not part of the service", method.lower(), "a caller")
         if (reason := self._reason(headers.get("authorization", ()))) is not None:
             raise refusal(reason, method.lower(), "a caller", flight.FlightUnauthenticatedError)
-        announced = headers.get(LENGTH_HEADER, ("0",))[0][:18]
-        if announced.isdecimal() and (line := too_long(int(announced), self._max_request_bytes)) is not None:
-            raise refusal(line, method.lower(), "a caller")
         if not self._free.acquire(blocking=False):
             raise unavailability(f"{MOST_CALLS} calls are under way, the most that the service takes")
         return _Admission(self._free)
@@ -137,11 +129,6 @@ def answered(handler: Callable[..., Any]) -> Callable[..., Any]:
             raise failure(error, method, peer) from None
 
     return call
-
-
-def too_long(length: int, most: int) -> str | None:
-    """Return why a ticket of ``length`` bytes is refused; None if it is short enough."""
-    return f"the request has {length} bytes, more than --max-request-bytes {most}" if length > most else None
 
 
 def refusal(
@@ -215,7 +202,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         try:
             super().__init__(
                 location, tls_certificates=certificate and [certificate], verify_client=known is not None,
-                root_certificates=known, middleware={"gate": Gate(token, max_request_bytes)},
+                root_certificates=known, middleware={"gate": Gate(token)},
             )  # fmt: skip
         except pa.ArrowException as error:  # of which only some are an OSError
             raise OSError(str(error)) from error
@@ -240,9 +227,9 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
     @answered
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         """Stream the events of the units that the ticket, a ``GenerationRequest``, asks for."""
-        sent = ticket.ticket  # a copy each time
-        if (line := too_long(len(sent), self._max_request_bytes)) is not None:  # and was not announced
-            raise InputError(line)
+        sent, most = ticket.ticket, self._max_request_bytes
+        if len(sent) > most:
+            raise InputError(f"the request has {len(sent)} bytes, more than --max-request-bytes {most}")
         request = GenerationRequest.decoded(sent)
         request.check(self._identity)
         stream = self._stream(_Request(request, unquote(context.peer()), self._allowed), context.is_cancelled)
