@@ -69,7 +69,7 @@ MOST_CALLS = 64
 """The most calls at once, including calls that wait for the model."""
 
 _FOLDERS_OF_A_PATH = re.compile(r"(?<![\w/.…])/(?!/)(?:[^\s/'\",;()]+/)+")
-_SERVED = ("DO_GET", "DO_ACTION", "LIST_ACTIONS", "LIST_FLIGHTS")
+_SERVED = ("DO_GET", "DO_ACTION")
 
 
 class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
@@ -243,16 +243,6 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         if action.body is not None and action.body.size:
             raise InputError(f"action {IDENTITY_ACTION}: takes no body")
         return [self._identity.encoded()]
-
-    @answered
-    def list_actions(self, _context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        """Return the service's only action."""
-        return [(IDENTITY_ACTION, "the served model as JSON: model, revision, dtype, device, weights, versions")]
-
-    @answered
-    def list_flights(self, _context: flight.ServerCallContext, _criteria: bytes) -> list[Any]:
-        """Return nothing, since events exist only once they are requested."""
-        return []
 
     def _stream(self, request: _Request, is_cancelled: Callable[[], bool]) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Yield the batches of the request's units, and an empty batch whenever nothing else was sent for a second."""
