@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -71,6 +71,7 @@ class Server:
     """``kvdrift serve`` in a process of its own; with a ``certificate`` it wants TOKEN and TLS."""
 
     def __init__(self, certificate: Path | None = None) -> None:
+        self.certificate = certificate
         self.token: str | None = None
         self.root: bytes | None = None
         options: tuple[str | Path, ...] = ("--allow-module", ALLOWED)
@@ -115,23 +116,15 @@ def presenting(token: str | None) -> flight.FlightCallOptions:
     return flight.FlightCallOptions(headers=[] if token is None else [(b"authorization", f"Bearer {token}".encode())])
 
 
-@dataclass
-class Servers:
-    """A service with token and TLS that stays."""
-
-    secured: Server
-    certificate: Path
-
-
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The service; a test that uses its address waits for it."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service with token and TLS that stays; a test that uses its address waits for it."""
     certificate = write_certificate(tmp_path_factory.mktemp("certificate"))
     (certificate.parent / "token").write_text(TOKEN + "\n")
     (certificate.parent / "token").chmod(0o600)
     secured = Server(certificate)
     try:
-        yield Servers(secured, certificate)
+        yield secured
         secured.signal(signal.SIGTERM)
         assert secured.process.end(30)[0] == 0
         assert not [line for line in secured.log() if " refused " not in line], "no more than refusals is logged"
@@ -245,16 +238,16 @@ def disturbed(server: Server, number: int, timeout: float) -> Disturbed:
 class TestEvents:
     """Events do not depend on who generates them."""
 
-    def test_an_endpoint(self, servers: Servers, study: Study, here: Tables, tmp_path: Path) -> None:
+    def test_an_endpoint(self, server: Server, study: Study, here: Tables, tmp_path: Path) -> None:
         said: list[str] = []
-        assert developed(study, tmp_path, RemoteGenerator(servers.secured.endpoint(), [study], said.append)) == here
+        assert developed(study, tmp_path, RemoteGenerator(server.endpoint(), [study], said.append)) == here
         assert said == []
 
     @pytest.mark.slow
-    def test_laws_of_one_request_share_a_prefill(self, servers: Servers, tmp_path: Path) -> None:
+    def test_laws_of_one_request_share_a_prefill(self, server: Server, tmp_path: Path) -> None:
         several = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9\neos = [9, 2]")
         studies = load_studies(write_study(tmp_path, ONE_STRATUM, several, ("[plan]", '[plan]\nestimator = "swrb"')))
-        remote = RemoteGenerator(servers.secured.endpoint(), studies, print)
+        remote = RemoteGenerator(server.endpoint(), studies, print)
         made = []
         for name, generate in (("there", remote.generate), ("here", LocalGenerator())):
             runs = [StudyRun(study, str(tmp_path / name), storing(generate)) for study in studies]
@@ -293,14 +286,14 @@ class TestEvents:
 
     @pytest.mark.slow
     def test_the_command_asks_the_endpoint(
-        self, unbroken: tuple[Path, str, str], servers: Servers, study_file: Path, here: Tables, tmp_path: Path
+        self, unbroken: tuple[Path, str, str], server: Server, study_file: Path, here: Tables, tmp_path: Path
     ) -> None:
         """Until the development documents are there; then the command is killed, which the service does not mind."""
-        said = "development documents: 4 of 4"
+        said, certificate = "development documents: 4 of 4", server.certificate
         shutil.copytree(unbroken[0] / ".prefect", tmp_path / "store" / ".prefect")  # Prefect takes seconds to make it
         command = Command(
-            "run", study_file, "--store", tmp_path / "store", "--endpoint", servers.secured.location,
-            "--token-file", servers.certificate.parent / "token", "--tls-root-certs", servers.certificate,
+            "run", study_file, "--store", tmp_path / "store", "--endpoint", server.location,
+            "--token-file", certificate.parent / "token", "--tls-root-certs", certificate,
         )  # fmt: skip
         while command.running and said not in command.err():
             time.sleep(0.02)
@@ -310,10 +303,10 @@ class TestEvents:
 
 
 @pytest.fixture(scope="module")
-def asking(servers: Servers, study: Study) -> GenerationRequest:
+def asking(server: Server, study: Study) -> GenerationRequest:
     """A request that the services can do."""
     document, pending = pending_work_of(study)[0]
-    return GenerationRequest.of(study, servers.secured.endpoint().identity(), document, pending, None, (2,))
+    return GenerationRequest.of(study, server.endpoint().identity(), document, pending, None, (2,))
 
 
 def pending_work_of(study: Study) -> Work:
@@ -354,38 +347,38 @@ class TestRefusals:
         ],
     )  # fmt: skip
     def test_requests(
-        self, servers: Servers, asking: GenerationRequest, part: str, change: dict[str, object], line: str
+        self, server: Server, asking: GenerationRequest, part: str, change: dict[str, object], line: str
     ) -> None:
         asked = json.loads(asking.encoded())
         {"": asked, "document": asked["document"], "pending": asked["pending"][0]}[part].update(change)
-        before = len(servers.secured.log())
-        with pytest.raises(flight.FlightServerError) as refusal, servers.secured.client() as client:
+        before = len(server.log())
+        with pytest.raises(flight.FlightServerError) as refusal, server.client() as client:
             list(client.do_get(flight.Ticket(json.dumps(asked).encode()), presenting(TOKEN)))
         said = json.loads(refusal.value.extra_info)
         assert said["kind"] == "refused"
         assert line in said["line"]
-        assert len(servers.secured.log()) == before + 1
-        assert said["line"] in servers.secured.log()[-1]
-        assert "refused do_get from ipv" in servers.secured.log()[-1]
-        assert servers.secured.process.out().count("\n") == 1, "a module that prints was not imported"
+        assert len(server.log()) == before + 1
+        assert said["line"] in server.log()[-1]
+        assert "refused do_get from ipv" in server.log()[-1]
+        assert server.process.out().count("\n") == 1, "a module that prints was not imported"
 
-    def test_callers_are_not_told_where_files_lie(self, servers: Servers, asking: GenerationRequest) -> None:
+    def test_callers_are_not_told_where_files_lie(self, server: Server, asking: GenerationRequest) -> None:
         """The path here is that of a module that the service may import."""
         asked = json.loads(asking.encoded())
         asked["pending"][0]["action"] = ACTION | {"selector": f"{ALLOWED}:Nothing"}
-        with pytest.raises(flight.FlightServerError) as refusal, servers.secured.client() as client:
+        with pytest.raises(flight.FlightServerError) as refusal, server.client() as client:
             list(client.do_get(flight.Ticket(json.dumps(asked).encode()), presenting(TOKEN)))
         file = "own_selectors.py: "
         assert json.loads(refusal.value.extra_info)["line"].startswith(f"action 'a': …/fixtures/{file}")
         assert str(ROOT) not in str(refusal.value)
-        assert f"{ROOT}/tests/fixtures/{file}" in servers.secured.log()[-1], "who runs the service can read it"
+        assert f"{ROOT}/tests/fixtures/{file}" in server.log()[-1], "who runs the service can read it"
 
-    def test_the_client_raises_what_the_service_says(self, servers: Servers, asking: GenerationRequest) -> None:
-        endpoint = servers.secured.endpoint()
+    def test_the_client_raises_what_the_service_says(self, server: Server, asking: GenerationRequest) -> None:
+        endpoint = server.endpoint()
         line = refused(endpoint.generate, asking.model_copy(update={"numerics": 0}), Call())
         assert line.startswith(f"endpoint {endpoint.location}: numerics: requested 0")
 
-    def test_nonsense(self, servers: Servers, asking: GenerationRequest) -> None:
+    def test_nonsense(self, server: Server, asking: GenerationRequest) -> None:
         draws = random.Random(5)  # noqa: S311 - no secret
         whole = asking.encoded()
         tickets = [b"", b"{", b"null", b"[" * 100_000, b'{"horizon": 1e999}', b"x" * (2**24 + 1), whole[:-1], whole * 2]
@@ -393,59 +386,59 @@ class TestRefusals:
         for _ in range(20):
             place = draws.randrange(len(whole))
             tickets.append(whole[:place] + b"\xff" + draws.randbytes(2) + whole[place:])
-        before = len(servers.secured.log())
-        with servers.secured.client() as client:
+        before = len(server.log())
+        with server.client() as client:
             for ticket in tickets:
                 with pytest.raises(flight.FlightServerError):
                     list(client.do_get(flight.Ticket(ticket), presenting(TOKEN)))
-        assert len(servers.secured.log()) == before + len(tickets)
-        assert all(len(line) < 500 and line.isprintable() for line in servers.secured.log())
-        host, port = servers.secured.location.removeprefix("grpc+tls://").split(":")
+        assert len(server.log()) == before + len(tickets)
+        assert all(len(line) < 500 and line.isprintable() for line in server.log())
+        host, port = server.location.removeprefix("grpc+tls://").split(":")
         for _ in range(5):
             with socket.create_connection((host, int(port))) as connection:
                 connection.sendall(draws.randbytes(1000))
-        assert servers.secured.endpoint().generate(asking, Call())
+        assert server.endpoint().generate(asking, Call())
 
-    def test_everything_else_that_flight_knows(self, servers: Servers) -> None:
-        with servers.secured.client() as client:
-            before = len(servers.secured.log())
+    def test_everything_else_that_flight_knows(self, server: Server) -> None:
+        with server.client() as client:
+            before = len(server.log())
             for name, call in calls(client, presenting(TOKEN)).items():
                 if name != "identity":
                     with pytest.raises(FLIGHT_ERRORS) as refusal:
                         call()
                     assert "Traceback" not in str(refusal.value)
-            assert len(servers.secured.log()) == before + 8
+            assert len(server.log()) == before + 8
 
-    def test_without_or_with_another_token_nothing_is_told(self, servers: Servers) -> None:
+    def test_without_or_with_another_token_nothing_is_told(self, server: Server) -> None:
         for token, reason in ((None, "required"), (TOKEN[:-1], "wrong")):
-            with servers.secured.client() as client:
+            with server.client() as client:
                 for name, call in calls(client, presenting(token)).items():
-                    before = len(servers.secured.log())
+                    before = len(server.log())
                     with pytest.raises(FLIGHT_ERRORS) as refusal:
                         call()
                     expected = "not part of" if name in NOT_SERVED else reason
                     assert expected in str(refusal.value)
-                    assert expected in servers.secured.log()[before]
-        assert TOKEN[:-1] not in "".join(servers.secured.log())
-        assert servers.secured.endpoint().identity().model == "kvdrift/tiny"
+                    assert expected in server.log()[before]
+        assert TOKEN[:-1] not in "".join(server.log())
+        assert server.endpoint().identity().model == "kvdrift/tiny"
 
-    def test_a_stranger_costs_no_memory(self, servers: Servers) -> None:
+    def test_a_stranger_costs_no_memory(self, server: Server) -> None:
         """Who has no certificate of the token gets nothing sent, however long it is."""
-        before = servers.secured.peak_megabytes()
+        before = server.peak_megabytes()
         for token, hint in ((None, "--token-file"), (TOKEN[:-1], "the same token")):
-            address = ServiceAddress(servers.secured.location, token, servers.secured.root, timeout=20)
-            with servers.secured.client(token) as client, pytest.raises(FLIGHT_ERRORS):
+            address = ServiceAddress(server.location, token, server.root, timeout=20)
+            with server.client(token) as client, pytest.raises(FLIGHT_ERRORS):
                 list(client.do_get(flight.Ticket(b"x" * 50_000_000), presenting(token)))
             with pytest.raises(EndpointLost, match=hint):
                 address.identity()
-        assert servers.secured.peak_megabytes() < before + 10
+        assert server.peak_megabytes() < before + 10
 
-    def test_without_tls_or_trust_one_line_says_so(self, servers: Servers) -> None:
-        plain = servers.secured.location.replace("grpc+tls", "grpc")
+    def test_without_tls_or_trust_one_line_says_so(self, server: Server) -> None:
+        plain = server.location.replace("grpc+tls", "grpc")
         with pytest.raises(EndpointLost, match=r"grpc\+tls://"):
             ServiceAddress(plain, TOKEN, timeout=20).identity()
         with pytest.raises(EndpointLost, match="certificate verify failed"):
-            ServiceAddress(servers.secured.location, TOKEN, timeout=20).identity()
+            ServiceAddress(server.location, TOKEN, timeout=20).identity()
 
 
 def calls(client: flight.FlightClient, options: flight.FlightCallOptions) -> dict[str, Callable[[], object]]:
@@ -720,8 +713,8 @@ def test_mistakes_in_a_call_of_serve(
     assert err.count("\n") == 1
 
 
-def test_an_address_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str], servers: Servers) -> None:
-    port = servers.secured.location.rsplit(":", maxsplit=1)[1]
+def test_an_address_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str], server: Server) -> None:
+    port = server.location.rsplit(":", maxsplit=1)[1]
     with pytest.raises(SystemExit) as stop:
         main(["serve", "kvdrift/tiny", "--host", "localhost", "--port", port])
     assert stop.value.code == 1
