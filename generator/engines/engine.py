@@ -165,14 +165,7 @@ class Side(Protocol):
         return 0
 
 
-class Described(Protocol):
-    """An engine that describes itself."""
-
-    def description(self) -> Mapping[str, Any]:
-        """Describe the engine: name, version, digests of its libraries, and environment variables that affect it."""
-
-
-class Engine(Described, Protocol):
+class Engine(Protocol):
     """An engine in this process: it finds weights that a study file names, and makes sides from them and settings.
 
     An adapter may inherit ``location`` and ``tokenizer`` if its weights are a transformer's: a folder or a Hugging Face
@@ -189,6 +182,9 @@ class Engine(Described, Protocol):
     sample: ClassVar[str | None] = None
     fewer_bits: ClassVar[Mapping[str, Any]]
     of_cache: ClassVar[tuple[str, ...]]
+
+    def description(self) -> Mapping[str, Any]:
+        """Describe the engine: name, version, digests of its libraries, and environment variables that affect it."""
 
     def location(self, written: str, folder: Path | None, key: str) -> str:
         """Return the place of the weights that a study file in ``folder`` names by the text ``written``.

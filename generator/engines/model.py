@@ -6,7 +6,6 @@ adapter promises ``row_invariant``, every distance of the floor must be exactly 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import time
@@ -24,7 +23,7 @@ from torch import Tensor
 from kvdrift.generator.actions import Action
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
-from kvdrift.generator.engines.engine import Capabilities, Described, Room, Session, Side
+from kvdrift.generator.engines.engine import Capabilities, Room, Session, Side
 from kvdrift.generator.identity import ActionIdentity, written_tokens
 from kvdrift.generator.transformer.files.text_ends import TextEnds
 from kvdrift.generator.transformer.memory import available_bytes
@@ -218,12 +217,13 @@ _STREAMS = 5  # of one replicate under residual branching, at most; a coupled ro
 class EngineModel:
     """Sides of an engine, as a ``Model`` of ``kvdrift.generator.generation.model``.
 
-    ``sides`` has the side of each action, the floor among them, by the action's name. ``tokenizer_sha256`` is SHA-256
-    of the prompts' tokenizer; None without a tokenizer. ``ends`` are the tokens that end a text on all sides.
+    ``description`` is the engine's of itself. ``sides`` has the side of each action, the floor among them, by the
+    action's name. ``tokenizer_sha256`` is SHA-256 of the prompts' tokenizer; None without a tokenizer. ``ends`` are the
+    tokens that end a text on all sides.
     """
 
     id: str
-    engine: Described
+    description: Mapping[str, Any]
     reference: Side
     sides: Mapping[str, Side]
     tokenizer_sha256: str | None
@@ -239,11 +239,6 @@ class EngineModel:
     def batch_deviation(self) -> float | None:
         """0 if other rows of a batch change no row's logits; else None, since only the floor measures by how much."""
         return 0.0 if self.reference.capabilities.row_invariant else None
-
-    @functools.cached_property
-    def description(self) -> Mapping[str, Any]:
-        """The engine's description of itself."""
-        return self.engine.description()
 
     def load(self, say: Callable[[str], None]) -> None:
         """Load the weights of all sides and try what must be tried; ``say`` gets the remarks of the sides."""

@@ -77,7 +77,7 @@ def engine_model(study: Study) -> EngineModel:
     sides[FLOOR_ACTION] = RepeatedReference(reference)
     own_tokenizer = section.tokenizer is None and engine.tokenizer(location) == location
     tokenizer = _tokenizer(section, reference, of_reference=own_tokenizer)
-    return EngineModel(section.id, engine, reference, sides, tokenizer, study.sampling, ends)
+    return EngineModel(section.id, engine.description(), reference, sides, tokenizer, study.sampling, ends)
 
 
 def tokenizer_location(section: ModelSection) -> str:
@@ -126,15 +126,8 @@ def _of_servers(study: Study) -> EngineModel:
         )
     ended: dict[str, Side] = {name: side.ending(ends.tokens) for name, side in (sides | {FLOOR_ACTION: floor}).items()}
     reference = reference.ending(ends.tokens)
-    return EngineModel(
-        section.id,
-        engine,
-        reference,
-        ended,
-        _tokenizer(section, reference, of_reference=section.tokenizer is None),
-        study.sampling,
-        ends,
-    )
+    tokenizer = _tokenizer(section, reference, of_reference=section.tokenizer is None)
+    return EngineModel(section.id, engine.description(), reference, ended, tokenizer, study.sampling, ends)
 
 
 def _ends(study: Study, reference: Side, sides: Mapping[str, Side], named: Sequence[NamedToken]) -> TextEnds:

@@ -81,7 +81,7 @@ def in_process(folder: Path, units: dict[str, Unit]) -> None:
     engine = FakeEngine()
     reference, side = (engine.side(folder / "weights.fake", {"bits": bits, "rows": 1}, "here") for bits in (12, 4))
     sides = {"bits-4": side, "floor": RepeatedReference(reference)}
-    model = EngineModel("fake", engine, reference, sides, None, Sampling(), TextEnds({EOS: ()}))
+    model = EngineModel("fake", engine.description(), reference, sides, None, Sampling(), TextEnds({EOS: ()}))
     assert_same(units, units_of(model, folder), 1e-5)
 
 
