@@ -178,10 +178,6 @@ class Context(Session):
 
     def fork(self, stream: int | None = None) -> int:
         """Open a stream that continues another stream, or the prompt, and shares its entries."""
-        if not self._idle:
-            raise OperationError(
-                f"llama.cpp: all {MOST_STREAMS} streams of a context are open; drop a stream before you fork another"
-            )
         source = _PROMPT if stream is None else stream
         new = heapq.heappop(self._idle)
         self._calls.llama_memory_seq_cp(self._memory, source, new, -1, -1)

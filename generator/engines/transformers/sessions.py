@@ -172,15 +172,14 @@ class TransformersSession(Session):
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the next logits, [streams, V]."""
-        logits: NDArray[np.float32] | None = None
         with self._computing():
-            for rows, places in self._grouped(streams):
-                stepped = self._stepped(rows, [tokens[place] for place in places])
-                if logits is None:
-                    logits = np.empty((len(streams), stepped.shape[1]), dtype=np.float32)
-                logits[places] = stepped
-        if logits is None:
-            raise OperationError(f"{self._tools.where}: a step needs at least one stream")
+            parts = [
+                (places, self._stepped(rows, [tokens[place] for place in places]))
+                for rows, places in self._grouped(streams)
+            ]
+        logits = np.empty((len(streams), parts[0][1].shape[1]), dtype=np.float32)
+        for places, stepped in parts:
+            logits[places] = stepped
         return logits
 
     def prompt_bytes(self) -> int | None:

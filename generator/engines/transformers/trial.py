@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -80,13 +81,10 @@ def effect(side: Session, reference: Session, prompt: Sequence[int], text: Seque
 
 def _streams(tools: Tools, vocabulary: int, positions: int, rows: int) -> list[NDArray[np.float32]]:
     """Return the last logits of a stream alone, of the same stream beside others, and of a copy that was forked."""
-    for length in _LENGTHS:
-        try:
-            return _of_length(tools, vocabulary, min(length, positions - _STEPS), rows)
-        except OperationError:
-            if length == _LENGTHS[-1] or positions - _STEPS <= length:
-                raise
-    raise AssertionError
+    short, long = (min(length, positions - _STEPS) for length in _LENGTHS)
+    with suppress(OperationError):
+        return _of_length(tools, vocabulary, short, rows)
+    return _of_length(tools, vocabulary, long, rows)
 
 
 def _of_length(tools: Tools, vocabulary: int, length: int, rows: int) -> list[NDArray[np.float32]]:
