@@ -227,7 +227,7 @@ def attend_prompt(
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
     if by_onednn(query, key):
-        return attend_by_onednn(query * scaling, chunks or _in_chunks(key, value))
+        return _attend_by_onednn(query * scaling, chunks or _in_chunks(key, value))
     output, mass = attend_part(query[None], key[None], value[None], scaling)
     return output[0], mass[0]
 
@@ -247,7 +247,7 @@ def _attend_by_head(
             parts.append((torch.zeros_like(rows), nothing))
         elif softcap is None and multiplies:
             own = _in_chunks(keys, values) if chunks is None else Chunks(chunks.keys[only], chunks.values[only])
-            parts.append(attend_by_onednn(rows * scaling, own))
+            parts.append(_attend_by_onednn(rows * scaling, own))
         elif softcap is None:
             own_output, own_mass = attend_part(rows[None], keys[None], values[None], scaling)
             parts.append((own_output[0], own_mass[0]))
@@ -328,7 +328,7 @@ def packed_chunks(key: Tensor, value: Tensor, lengths: Sequence[int] | None = No
     return Chunks([[packed(chunk) for chunk in head] for head in chunks.keys], chunks.values)
 
 
-def attend_by_onednn(query: Tensor, chunks: Chunks) -> PartialAttention:
+def _attend_by_onednn(query: Tensor, chunks: Chunks) -> PartialAttention:
     """Attend from scaled queries [heads, T, size], so few rows at a time that scores fit the processor's cache.
 
     If a head has few rows, the rows of several heads are taken together. The rows of a head are divided into parts of

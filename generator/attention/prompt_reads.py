@@ -1,16 +1,13 @@
 """Attention of decoding streams to prompt entries; queries to the same entries are multiplied together.
 
 Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together. The
-streams that read the same entries are cut into tiles. Where oneDNN multiplies, small tiles of equal size share one
-softmax.
+streams that read the same entries are cut into tiles.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +18,6 @@ from kvdrift.generator.attention.parts import (
     Chunks,
     LayerTerms,
     PartialAttention,
-    attend_by_onednn,
     attend_prompt,
     by_onednn,
     packed_chunks,
@@ -125,19 +121,14 @@ class PromptReads:
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], at_once: Sequence[int], multiple: int, prompt_read_rows: int
     ) -> None:
-        self._caches, self._at_once, self._multiple, self._prompt_read_rows = (
-            caches,
-            at_once,
-            multiple,
-            prompt_read_rows,
-        )
+        self._caches, self._at_once = caches, at_once
+        self._multiple, self._prompt_read_rows = multiple, prompt_read_rows
         kinds = [
             (tile, *(id(part) for layer in cache for part in (layer.key, layer.value)))
             for tile, cache in zip(at_once, caches, strict=True)
         ]
         self._read = torch.tensor([kinds.index(kind) for kind in kinds])  # the first cache that has a cache's entries
-        self._entries = [[layer.key.shape[1] for layer in cache] for cache in caches]
-        self._tiles: list[list[Tile]] = []  # tiles of equal size beside each other
+        self._tiles: list[Tile] = []
 
     def grouped(self, stream_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Put streams that read the same entries side by side; caches, ascending, and slots are int64 [streams].
@@ -152,14 +143,8 @@ class PromptReads:
 
         The cache of each stream, ascending, and its slot are int64 [streams].
         """
-        tiles, indices = pack_tiles(*self.grouped(stream_cache, slots), self._at_once, self._multiple)
-        self._tiles = [list(tiles_of_size) for _, tiles_of_size in itertools.groupby(tiles, self._size)]
+        self._tiles, indices = pack_tiles(*self.grouped(stream_cache, slots), self._at_once, self._multiple)
         return indices
-
-    def _size(self, tile: Tile) -> tuple[Any, ...]:
-        """Return a key: tiles with equal keys are computed together; a tile of many streams has a key of its own."""
-        is_small = tile.streams <= self._multiple
-        return self._entries[tile.cache], rounded(tile.streams, self._prompt_read_rows), 0 if is_small else tile.first
 
     def attend(
         self, layer: int, grouped: Tensor, indices: Mapping[str, Tensor], scaling: float, length: int,
@@ -180,43 +165,22 @@ class PromptReads:
         packed = grouped[indices["packed"]].transpose(0, 1).reshape(kv_heads, -1, size)
         output = torch.empty_like(packed, dtype=packed.dtype if terms.softcap is None else torch.float32)
         mass = torch.empty_like(packed[..., 0], dtype=torch.float32)
-        for tiles in self._tiles:
-            prompts = [self._caches[tile.cache][layer] for tile in tiles]
-            chunks = [prompt.chunks for prompt in prompts if prompt.chunks is not None and prompt.lengths is None]
-            if len(chunks) == len(tiles) > 1 and not any(replaced(tile.cache) for tile in tiles):
-                part = slice(tiles[0].first * group, tiles[-1].last * group)
-                self._attend_together(tiles, chunks, packed[:, part], scaling, output[:, part], mass[:, part])
+        for tile in self._tiles:
+            prompt = self._caches[tile.cache][layer]
+            key, value = prompt.key, prompt.value
+            first = terms.first_seen(key.shape[1] + length)
+            if first:
+                key, value = key[:, first:], value[:, first:]
+            rows = tile.rows(self._prompt_read_rows if by_onednn(packed, key) else self._multiple)
+            queries = slice(rows.start * group, rows.stop * group)
+            if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
+                output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
                 continue
-            for tile, prompt in zip(tiles, prompts, strict=True):
-                key, value = prompt.key, prompt.value
-                first = terms.first_seen(key.shape[1] + length)
-                if first:
-                    key, value = key[:, first:], value[:, first:]
-                rows = tile.rows(self._prompt_read_rows if by_onednn(packed, key) else self._multiple)
-                queries = slice(rows.start * group, rows.stop * group)
-                if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
-                    output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
-                    continue
-                part_output, sums = attend_prompt(
-                    packed[:, queries], key, value, scaling, terms.softcap, prompt.chunks, prompt.lengths
-                )
-                output[:, queries], mass[:, queries] = part_output, sums
+            output[:, queries], mass[:, queries] = attend_prompt(
+                packed[:, queries], key, value, scaling, terms.softcap, prompt.chunks, prompt.lengths
+            )
         unpacked = indices["unpacked"]
         return (
             output.view(kv_heads, -1, group, size).transpose(0, 1)[unpacked],
             mass.view(kv_heads, -1, group).transpose(0, 1)[unpacked],
         )
-
-    def _attend_together(
-        self, tiles: Sequence[Tile], chunks: Sequence[Chunks], packed: Tensor, scaling: float, output: Tensor,
-        mass: Tensor,
-    ) -> None:  # fmt: skip
-        """Attend from the packed rows of tiles of equal sizes; write into these rows of ``output`` and ``mass``."""
-        kv_heads, rows, size = packed.shape
-        count = rows // (tiles[-1].last - tiles[0].first) * rounded(tiles[0].streams, self._prompt_read_rows)
-        shape = (kv_heads, len(tiles), -1)
-        queries = packed.view(*shape, size)[:, :, :count].transpose(0, 1) * scaling
-        whole = Chunks(*(list(itertools.chain(*heads)) for heads in zip(*chunks, strict=True)))
-        part_output, sums = attend_by_onednn(queries.flatten(0, 1), whole)
-        output.view(*shape, size)[:, :, :count] = part_output.view(queries.shape).transpose(0, 1)
-        mass.view(shape)[:, :, :count] = sums.view(queries.shape[:-1]).transpose(0, 1)

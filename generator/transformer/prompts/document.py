@@ -20,7 +20,7 @@ from kvdrift.generator.selectors.policies.around import WatchedRule, rule_of, wa
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from kvdrift.generator.transformer.model_checks import check_layers
-from kvdrift.generator.transformer.prompts.eviction import CompactCache, SharedScores, evict
+from kvdrift.generator.transformer.prompts.eviction import CompactCache, evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.generator.transformer.prompts.streams import PromptCaches, StreamCache, TransformerStreams, try_steps
 from kvdrift.log.prompts import KeptEntries
@@ -169,8 +169,6 @@ class PrefilledPrompt:
         self._actions = list(zip(actions, kept, strict=True))
         for action in actions:
             action.check_layer_numbers(model.shape.evictable_layers)
-        ranking = {action.name: action.chooser for action, m in self._actions if m < entries}
-        self._scores = SharedScores(ranking.values())
         choosing = [  # the others keep everything
             action for action, m in self._actions if m < entries or action.budget(entries, horizon) is not None
         ]
@@ -201,22 +199,17 @@ class PrefilledPrompt:
             )
 
     def evict(self) -> PreparedPrompt:
-        """Make one compact cache for each action; several occurrences of an action share one cache and divide its time.
-
-        If several actions share scores, each is charged the seconds that it would have taken alone.
-        """
+        """Make a compact cache for each action; several occurrences of an action share a cache and divide its time."""
         shared = self.seconds / self._sharing
         times = Counter(action.name for action, _ in self._actions)
         evicted: dict[str, tuple[PreparedCache, float]] = {}
         for action, m in self._actions:
             if action.name not in evicted:
-                began, spared = time.perf_counter(), self._scores.spared_seconds
+                began = time.perf_counter()
                 cache = self._cache_of(action, m)
-                took = time.perf_counter() - began + self._scores.spared_seconds - spared
-                evicted[action.name] = cache, took / times[action.name]
+                evicted[action.name] = cache, (time.perf_counter() - began) / times[action.name]
         caches = [evicted[action.name][0] for action, _ in self._actions]
         seconds = [shared + evicted[action.name][1] for action, _ in self._actions]
-        self._scores.forget()
         self._prompt.forget_statistics()
         return PreparedPrompt(self._model, self._prompt, self._whole, caches, seconds, self._horizon)
 
@@ -224,7 +217,7 @@ class PrefilledPrompt:
         prompt = self._prompt_of(action)
         layers = len(prompt.evictable)
         holdings, whole = action.holdings(layers), action.chosen.left_out(layers)
-        compact = evict(prompt.evictable, self._scores.of(action.chooser), kept, holdings, whole)
+        compact = evict(prompt.evictable, action.chooser, kept, holdings, whole)
         if action.policy is not None and any(layer.lengths is not None for layer in compact.layers):
             raise InputError(
                 f"action '{action.name}': the first_cut of policy '{action.policy_name}' lets heads keep different "

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import operator
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +17,6 @@ from kvdrift.generator.attention.recording import PromptLayer
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
 from kvdrift.generator.selectors import Full, Selector
 from kvdrift.generator.selectors.policies.around import Left
-from kvdrift.generator.selectors.selector import ScoringSelector
 from kvdrift.log.prompts import KeptEntries, kept_entries
 from kvdrift.schema.errors import OperationError, failing_as
 
@@ -80,56 +77,6 @@ class CompactCache:
     def metadata_bytes(self) -> int:
         """Bytes of ``extents``: the prompt's length and the kept entries of each layer."""
         return int(self.extents.nbytes)
-
-
-class SharedScores:
-    """The scores of a prompt's layers, computed once for all equal selectors.
-
-    Scores do not depend on how many entries are kept. So actions that differ only in their retention rank the same
-    scores, and keep the same entries as each would alone. ``spared_seconds`` has the seconds saved so far.
-    """
-
-    def __init__(self, selectors: Iterable[Selector]) -> None:
-        self.spared_seconds = 0.0
-        # Another ``keep`` than the base class's might change the scores.
-        ranking = [
-            selector
-            for selector in selectors
-            if isinstance(selector, ScoringSelector) and type(selector).keep is ScoringSelector.keep
-        ]
-        self._twins = [
-            (selector, self._twin(selector))
-            for place, selector in enumerate(ranking)
-            if ranking.index(selector) == place and ranking.count(selector) > 1
-        ]
-
-    def of(self, selector: Selector) -> Selector:
-        """Return the selector, or an equivalent selector that uses scores already computed."""
-        return next((twin for shared, twin in self._twins if shared == selector), selector)
-
-    def forget(self) -> None:
-        """Drop the scores."""
-        self._twins.clear()
-
-    def _twin(self, selector: ScoringSelector) -> Selector:
-        """Return a copy of the selector that computes the scores of a layer once."""
-        known: dict[int, tuple[PromptLayer, Tensor, float]] = {}
-
-        def score(layer: PromptLayer) -> Tensor:
-            if layer.number in known and known[layer.number][0] is layer:
-                _, scores, seconds = known[layer.number]
-                self.spared_seconds += seconds
-                return scores
-            began = time.perf_counter()
-            scores = selector.score(layer)
-            if layer.key.is_cuda:  # what follows waits for the scores in any case
-                torch.cuda.synchronize(layer.key.device)
-            known[layer.number] = layer, scores, time.perf_counter() - began
-            return scores
-
-        twin = copy.copy(selector)
-        object.__setattr__(twin, "score", score)  # selectors are frozen, and their source is part of their identity
-        return twin
 
 
 def evict(

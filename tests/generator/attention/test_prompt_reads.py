@@ -99,24 +99,6 @@ def test_few_streams_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [(3 * GROUP, 300), (GROUP, 400), (8 * GROUP, 40)]
 
 
-@pytest.mark.parametrize("streams", [[0, 1, 2, 3], [0, 0, 1, 1, 2, 3, 3], [0] * 9 + [1] * 9 + [2, 3]])
-def test_tiles_of_equal_sizes_take_one_softmax(streams: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit what they attend to one by one; tiles of many streams stay apart."""
-    caches = [[layer(entries, seed)] for seed, entries in enumerate((300, 300, 300, 400))]
-    grouped = torch.randn(24, KV_HEADS, GROUP, SIZE, generator=torch.Generator().manual_seed(0))
-    apart = attended(caches, torch.tensor(streams), grouped, few=1)
-    alone: list[int] = []
-    attend = prompt_reads.attend_prompt
-    monkeypatch.setattr(
-        prompt_reads, "attend_prompt", lambda query, *others: alone.append(query.shape[1]) or attend(query, *others)
-    )
-    together = attended([with_packed_keys(cache) for cache in caches], torch.tensor(streams), grouped, few=1)
-    assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))
-    counts = [streams.count(cache) for cache in range(4)]
-    merged = [one for one in range(3) if counts[one] < 9 and counts[:3].count(counts[one]) > 1]
-    assert alone == [count * GROUP for one, count in enumerate(counts) if one not in merged]
-
-
 def test_a_control_has_the_prompts_own_entries_and_a_cut_has_not() -> None:
     """Keys are packed once for the control and the reference."""
     prepared = random_model("llama").prefill(random_document("d300", 300), [CONTROL, HALF_SNAPKV], 8).evict()
