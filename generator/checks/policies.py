@@ -191,7 +191,7 @@ def _positions_read(
     assert action.policy is not None  # noqa: S101 - an action of a policy
     watched = _Watched(action.policy)
     with model.computing():
-        prepared = model.prefill(document, [replace(action, policy=watched)], len(tokens) + 1).evict()
+        prepared = model.prepare(document, [replace(action, policy=watched)], len(tokens) + 1)
         kernels = prepared.kernels(1, SHARE_ALL)
     kernels.open([1])
     steps = []

@@ -268,7 +268,7 @@ class EngineModel:
         """Return a context that changes nothing."""
         return nullcontext()
 
-    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
+    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
         """Decode the document's prompt on every side."""
         self.check_prompt(document, horizon)
         sides = [self.reference, *(self.sides[action.name] for action in actions)]
@@ -301,10 +301,6 @@ class PreparedSides:
     sides: Sequence[PromptSide]
     sampling: Sampling
     open_streams: list[EngineStreams] = field(default_factory=list)
-
-    def evict(self) -> PreparedSides:
-        """Return the object itself, since the engine decides which entries a side keeps."""
-        return self
 
     def kernels(
         self,

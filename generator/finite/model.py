@@ -139,7 +139,7 @@ class FiniteModel:
         """Return a context that changes nothing."""
         return nullcontext()
 
-    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSystem:  # noqa: ARG002
+    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSystem:  # noqa: ARG002
         """Return the document's system, in which a control has the reference's distributions."""
         system = self.systems[document.doc]
         controls = {action.name: system.reference for action in actions if action.control}
@@ -153,10 +153,6 @@ class PreparedSystem:
 
     system: FiniteSystem
     actions: list[str]
-
-    def evict(self) -> PreparedSystem:
-        """Return the object itself, since there is no prompt to evict from."""
-        return self
 
     def kernels(  # they take no room
         self,

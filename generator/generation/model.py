@@ -70,15 +70,8 @@ class Model(Protocol):
     def computing(self) -> AbstractContextManager[None]:
         """Set up the process for this model's computations inside the block, and restore it afterwards."""
 
-    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledDocument:
-        """Process the document's prompt, recording the statistics that the selectors of ``actions`` need."""
-
-
-class PrefilledDocument(Protocol):
-    """A document's prompt, processed once for all actions."""
-
-    def evict(self) -> PreparedDocument:
-        """Make the cache of every action; return the document with its caches."""
+    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedDocument:
+        """Process the document's prompt once for all ``actions``, and make the cache of every action."""
 
 
 class PreparedDocument(Protocol):

@@ -202,7 +202,7 @@ class _Prepared:
 def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int) -> _Prepared:
     items = sorted(pending, key=lambda item: item.estimator == SWRB)
     try:
-        caches = model.prefill(document, [item.action for item in items], horizon).evict()
+        caches = model.prepare(document, [item.action for item in items], horizon)
     except (MemoryError, RuntimeError) as error:
         if not is_memory_shortage(error):
             raise

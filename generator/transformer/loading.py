@@ -40,7 +40,7 @@ from kvdrift.generator.transformer.model_checks import (
     remember,
     remembered,
 )
-from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
+from kvdrift.generator.transformer.prompts.document import PreparedPrompt
 from kvdrift.generator.transformer.proof import Probe, Reference, prove, reference_forward
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, first_line, reading
@@ -97,15 +97,15 @@ class LoadedModel(Decoder):
         """Return the bytes of the weight files of the model that decodes an action; None if they are unknown."""
         return self.stored_bytes
 
-    def prefill(
+    def prepare(
         self, document: Document, actions: Sequence[Action], horizon: int, sharing: int | None = None
-    ) -> PrefilledPrompt:
-        """Process the document's prompt, recording the data that the selectors of ``actions`` need.
+    ) -> PreparedPrompt:
+        """Prefill the document's prompt, and make the cache of every action.
 
         ``sharing`` is the number of actions among which the prefill's time is divided, by default ``len(actions)``.
         """
         check_prompt(document, horizon, self.positions, self.shape.vocabulary, self.switch)
-        return PrefilledPrompt(self, document, actions, horizon, sharing)
+        return PreparedPrompt(self, document, actions, horizon, sharing)
 
 
 # The beginnings of tensor names of a language model within a multimodal checkpoint, and of the language model alone.

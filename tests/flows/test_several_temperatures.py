@@ -26,7 +26,7 @@ from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.plan.frozen_plan import require_plan
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun, of_all_laws, pending_development
-from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
+from kvdrift.generator.transformer.prompts.document import PreparedPrompt
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import Sampling
@@ -112,14 +112,14 @@ def test_what_is_no_list_of_temperatures_is_refused(tmp_path: Path, written: str
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """The store of both temperatures with both estimators, and how many prompts were prefilled."""
     folder, prefilled = tmp_path_factory.mktemp("together"), []
-    init = PrefilledPrompt.__init__
+    init = PreparedPrompt.__init__
 
-    def counting(self: PrefilledPrompt, *given: object) -> None:
+    def counting(self: PreparedPrompt, *given: object) -> None:
         prefilled.append(given[1])
         init(self, *given)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrefilledPrompt, "__init__", counting)
+        patch.setattr(PreparedPrompt, "__init__", counting)
         evaluate(runs_of(load_studies(write_study(folder, SEVERAL, BOTH, *SMALL)), folder / "store"))
     return folder / "store", len(prefilled)
 

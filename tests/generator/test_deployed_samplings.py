@@ -34,7 +34,7 @@ from kvdrift.generator.selectors import Full
 from kvdrift.generator.selectors.policies import POLICIES
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, model_folder
 from kvdrift.generator.transformer.loading import load_model
-from kvdrift.generator.transformer.prompts.document import PrefilledPrompt
+from kvdrift.generator.transformer.prompts.document import PreparedPrompt
 from kvdrift.log.store import Unit
 from kvdrift.schema.retention import Retention
 from kvdrift.schema.sampling import FULL_SOFTMAX, Sampling
@@ -116,9 +116,9 @@ def test_the_default_law_is_not_recorded() -> None:
 def test_several_samplings_from_one_prefill_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents are generated side by side, with both estimators and a policy; units share a document's prefill evenly."""
     model, prefilled = random_model("llama"), []
-    prefill = PrefilledPrompt.__init__
+    prefill = PreparedPrompt.__init__
     monkeypatch.setattr(
-        PrefilledPrompt, "__init__", lambda self, *given: (prefilled.append(given[1].doc), prefill(self, *given))[1]
+        PreparedPrompt, "__init__", lambda self, *given: (prefilled.append(given[1].doc), prefill(self, *given))[1]
     )
     laws = [StudySampling(f"s-t{law.temperature}", law) for law in (Sampling(0.7, 0.9), GREEDY, FULL_SOFTMAX)]
     documents = [random_document(name, length) for name, length in (("d140", 140), ("d150", 150))]

@@ -270,7 +270,7 @@ def test_states_are_counted_as_they_lie_in_memory(family: str, dtype: str) -> No
 def test_the_states_after_a_prompt_are_those_of_transformers(family: str) -> None:
     """The streams of every action begin with the reference's states, whatever the action evicts."""
     model, document = model_of(family), random_document("d150", 150)
-    prepared = model.prefill(document, [HALF_RECENT, HALF_KNORM], HORIZON).evict()
+    prepared = model.prepare(document, [HALF_RECENT, HALF_KNORM], HORIZON)
     first, *others = (cache.states for cache in prepared.caches.caches)
     assert first is not None
     assert all(states is first for states in others)
@@ -342,9 +342,9 @@ def test_a_continuation_where_rope_switches_is_refused() -> None:
     """The switch is after 40 positions: prompts that end before it with all that follows, or after it, are taken."""
     model = model_of("phi3-long")
     for length in (24, 41):
-        model.prefill(random_document(f"d{length}", length), [CONTROL], HORIZON)
+        model.prepare(random_document(f"d{length}", length), [CONTROL], HORIZON)
     for length in (25, 40):
-        line = refused(model.prefill, random_document(f"d{length}", length), [CONTROL], HORIZON)
+        line = refused(model.prepare, random_document(f"d{length}", length), [CONTROL], HORIZON)
         assert "after 40 positions" in line
         assert "at most 24 tokens" in line
     assert position_switch(str(saved_family("phi3-long"))) == 40

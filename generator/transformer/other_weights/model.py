@@ -28,7 +28,7 @@ from kvdrift.generator.transformer.other_weights.named import (
     with_own_weights,
     with_weights,
 )
-from kvdrift.generator.transformer.prompts.document import PrefilledPrompt, PreparedPrompt
+from kvdrift.generator.transformer.prompts.document import PreparedPrompt
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
 from kvdrift.schema.progress import SILENT
@@ -225,57 +225,36 @@ class ModelWithOthers:
         most = None if None in threads else max(filter(None, threads))
         return replace(self.reference, threads=most, steps=steps).computing()
 
-    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledSides:
-        """Process the document's prompt by the reference's model, and by every model of ``actions``."""
+    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
+        """Prefill the document's prompt by the reference's model and by every model of ``actions``; make all caches."""
         sides = list({id(model): model for model in self.others.values()}.values())
+        numbers = {id(model): 1 + place for place, model in enumerate(sides)}
         places: list[tuple[int, int]] = []
         side_actions: list[list[Action]] = [[] for _ in range(1 + len(sides))]
         for action in actions:
-            model = self.others.get(action.name)
-            side = (
-                0 if model is None else 1 + next(place for place, side_model in enumerate(sides) if side_model is model)
-            )
+            side = numbers[id(self.others[action.name])] if action.name in self.others else 0
             side_actions[side].append(action)
             places.append((side, len(side_actions[side])))
         prompts = {
-            side: replace(model, sampling=self.sampling).prefill(
+            side: replace(model, sampling=self.sampling).prepare(
                 document, side_actions[side], horizon, None if side else len(actions)
             )
             for side, model in enumerate((self.reference, *sides))
             if not side or side_actions[side]
         }
-        return PrefilledSides(self.reference, prompts, places)
-
-
-@dataclass(frozen=True)
-class PrefilledSides:
-    """``PrefilledDocument`` of several models: ``prompts`` has, by side, the prompt under the side's model.
-
-    Side 0 is the reference's. ``places`` has for each action its side and its number there, from 1.
-    """
-
-    reference: LoadedModel
-    prompts: Mapping[int, PrefilledPrompt]
-    places: Sequence[tuple[int, int]]
-
-    def evict(self) -> PreparedSides:
-        """Make the cache of every action from its own model's prompt."""
-        prompts = {side: prompt.evict() for side, prompt in self.prompts.items()}
-        return PreparedSides(self.reference, prompts, self.places, self.prompts[0].seconds)
+        return PreparedSides(self.reference, prompts, places)
 
 
 @dataclass(frozen=True)
 class PreparedSides:
     """``PreparedDocument`` of several models: ``prompts`` has, by side, the prompt and the caches of its actions.
 
-    Side 0 is the reference's. ``places`` has for each action its side and its number there, from 1. ``seconds`` are
-    those of the reference's prefill.
+    Side 0 is the reference's. ``places`` has for each action its side and its number there, from 1.
     """
 
     reference: LoadedModel
     prompts: Mapping[int, PreparedPrompt]
     places: Sequence[tuple[int, int]]
-    seconds: float
 
     def kernels(
         self, streams: int, sharing: SharingOptions, beside: Sequence[PreparedSides] = (), parked: int = 0
@@ -320,7 +299,7 @@ class PreparedSides:
         side, place = self.places[number - 1]
         record = self.prompts[side].record(place, streams)
         if side:
-            record["prefill_seconds"] += self.seconds / len(self.places)
+            record["prefill_seconds"] += self.prompts[0].seconds / len(self.places)
         return record
 
     def kept(self, number: int) -> tuple[KeptEntries, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -53,15 +54,49 @@ class PreparedCache:
 class PreparedPrompt:
     """A transformer's ``PreparedDocument``: the layers of the whole prompt, and one cache for each action.
 
-    ``seconds`` has for each action the seconds of prefill and eviction.
+    Several occurrences of an action share a cache and divide its time. ``seconds`` are those of prefill; ``sharing`` is
+    the number of actions among which they are divided, None for the number of ``actions``.
     """
 
     def __init__(
-        self, model: Decoder, prompt: Prompt, whole: Sequence[PrefixLayer], caches: Sequence[PreparedCache],
-        seconds: Sequence[float], horizon: int,
-    ) -> None:  # fmt: skip
-        self._model, self._prompt, self._whole, self._caches = model, prompt, whole, caches
-        self._seconds, self._horizon = seconds, horizon
+        self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int, sharing: int | None = None
+    ) -> None:
+        self._model, self._document, self._horizon = model, document, horizon
+        entries = document.prompt_tokens
+        kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
+        choosing = [  # the others keep everything
+            action
+            for action, m in zip(actions, kept, strict=True)
+            if m < entries or action.budget(entries, horizon) is not None
+        ]
+        for action in actions:
+            action.check_layer_numbers(model.shape.evictable_layers)
+        for action in choosing:
+            check_layers(action, model.traits)
+            self._check_room(action)
+        began = time.perf_counter()
+        selectors = [action.chooser for action in choosing]
+        self._prompt = Prompt(
+            model,
+            document.tokens,
+            window=max((selector.window for selector in selectors), default=0),
+            statistics=[statistic for selector in selectors for statistic in selector.statistics],
+        )
+        layers = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in self._prompt.layers]
+        self._whole = with_packed_keys(layers)
+        self.seconds = time.perf_counter() - began
+        caches: dict[str, tuple[PreparedCache, float]] = {}
+        times = Counter(action.name for action in actions)
+        for action, m in zip(actions, kept, strict=True):
+            if action.name not in caches:
+                began = time.perf_counter()
+                cache = self._cache_of(action, m)
+                caches[action.name] = cache, (time.perf_counter() - began) / times[action.name]
+        self._caches = [caches[action.name][0] for action in actions]
+        # The seconds of each action: its share of prefill, and eviction.
+        sharing = len(actions) if sharing is None else sharing
+        self._seconds = [self.seconds / sharing + caches[action.name][1] for action in actions]
+        self._prompt.forget_statistics()
 
     def kernels(
         self, streams: int, sharing: SharingOptions, beside: Sequence[PreparedPrompt] = (), parked: int = 0
@@ -85,8 +120,9 @@ class PreparedPrompt:
 
     def under(self, sampling: Sampling) -> PreparedPrompt:
         """Return a prepared prompt with the same caches and another sampling."""
-        model = replace(self._model, sampling=sampling)
-        return PreparedPrompt(model, self._prompt, self._whole, self._caches, self._seconds, self._horizon)
+        other = copy.copy(self)
+        other._model = replace(self._model, sampling=sampling)  # noqa: SLF001 - a copy of its own
+        return other
 
     @property
     def caches(self) -> PromptCaches:
@@ -141,80 +177,19 @@ class PreparedPrompt:
             kept += [cache.compact.kept_by_position(entries, cache_entries, step) for step, cache_entries in left]
         return tuple(kept)
 
-
-def beside_windows(prompt: Sequence[PromptLayer], kept: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
-    """Return all layers of a prompt in order: those without a window with the entries in ``kept``, others unchanged."""
-    kept_layers = iter(kept)
-    return tuple(
-        replace(next(kept_layers), terms=layer.terms)
-        if layer.terms.window is None
-        else PrefixLayer(layer.key, layer.value, layer.terms)
-        for layer in prompt
-    )
-
-
-class PrefilledPrompt:
-    """A transformer's ``PrefilledDocument``; ``seconds`` are those of prefill.
-
-    ``sharing`` is the number of actions among which the prefill's time is divided; None for the number of ``actions``.
-    """
-
-    def __init__(
-        self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int, sharing: int | None = None
-    ) -> None:
-        entries = document.prompt_tokens
-        self._sharing = len(actions) if sharing is None else sharing
-        kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
-        self._model, self._horizon, self._entries, self._tokens = model, horizon, entries, document.tokens
-        self._actions = list(zip(actions, kept, strict=True))
-        for action in actions:
-            action.check_layer_numbers(model.shape.evictable_layers)
-        choosing = [  # the others keep everything
-            action for action, m in self._actions if m < entries or action.budget(entries, horizon) is not None
-        ]
-        for action in choosing:
-            check_layers(action, model.traits)
-            self._check_room(document.doc, action)
-        began = time.perf_counter()
-        selectors = [action.chooser for action in choosing]
-        self._prompt = Prompt(
-            model,
-            document.tokens,
-            window=max((selector.window for selector in selectors), default=0),
-            statistics=[statistic for selector in selectors for statistic in selector.statistics],
-        )
-        layers = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in self._prompt.layers]
-        self._whole = with_packed_keys(layers)
-        self.seconds = time.perf_counter() - began
-
-    def _check_room(self, doc: str, action: Action) -> None:
-        entries, shape, chooser = self._entries, self._model.shape, action.chooser
+    def _check_room(self, action: Action) -> None:
+        entries, shape, chooser = self._document.prompt_tokens, self._model.shape, action.chooser
         with failing_as("selector", chooser, "working_bytes: "):
             needed = int(chooser.working_bytes(shape.heads, entries, shape.item_bytes))
         if needed and needed > (free := available_bytes(self._model.device)):
             raise InputError(
-                f"action '{action.name}': choosing among the {entries} prompt entries of document '{doc}' takes "
-                f"{needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free; "
+                f"action '{action.name}': choosing among the {entries} prompt entries of document "
+                f"'{self._document.doc}' takes {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free; "
                 f"give shorter prompts or another {'selector' if action.policy is None else 'policy'}"
             )
 
-    def evict(self) -> PreparedPrompt:
-        """Make a compact cache for each action; several occurrences of an action share a cache and divide its time."""
-        shared = self.seconds / self._sharing
-        times = Counter(action.name for action, _ in self._actions)
-        evicted: dict[str, tuple[PreparedCache, float]] = {}
-        for action, m in self._actions:
-            if action.name not in evicted:
-                began = time.perf_counter()
-                cache = self._cache_of(action, m)
-                evicted[action.name] = cache, (time.perf_counter() - began) / times[action.name]
-        caches = [evicted[action.name][0] for action, _ in self._actions]
-        seconds = [shared + evicted[action.name][1] for action, _ in self._actions]
-        self._prompt.forget_statistics()
-        return PreparedPrompt(self._model, self._prompt, self._whole, caches, seconds, self._horizon)
-
     def _cache_of(self, action: Action, kept: int) -> PreparedCache:
-        prompt = self._prompt_of(action)
+        prompt, entries = self._prompt_of(action), self._document.prompt_tokens
         layers = len(prompt.evictable)
         holdings, whole = action.holdings(layers), action.chosen.left_out(layers)
         compact = evict(prompt.evictable, action.chooser, kept, holdings, whole)
@@ -223,7 +198,7 @@ class PrefilledPrompt:
                 f"action '{action.name}': the first_cut of policy '{action.policy_name}' lets heads keep different "
                 "numbers of entries; it must keep equally many in every head"
             )
-        budget, rule = action.budget(self._entries, self._horizon), None
+        budget, rule = action.budget(entries, self._horizon), None
         if action.generated is not None:
             exact = [number for number, holding in enumerate(holdings) if isinstance(holding, AsComputed)]
             rule = action.generated.rule(prompt.evictable, compact.indices, compact.layers, exact, self._horizon)
@@ -239,12 +214,23 @@ class PrefilledPrompt:
             compact = replace(compact, layers=tuple(layer for layer in held if layer.terms.window is None))
         start = StreamCache(held, prompt.states, action.row_tile or 0, rule)
         policy = action.policy is not None
-        counted = action.most_entries(self._entries, self._horizon) if policy else compact.kept_entries
+        counted = action.most_entries(entries, self._horizon) if policy else compact.kept_entries
         return PreparedCache(compact, counted, start)
 
     def _prompt_of(self, action: Action) -> Prompt:
         """Return the prompt from which an action keeps entries: the reference's, or one prefilled in other chunks."""
-        chunk = action.prefill_chunk
-        if chunk is None or min(chunk, self._entries) == min(PREFILL_CHUNK, self._entries):
+        chunk, entries = action.prefill_chunk, self._document.prompt_tokens
+        if chunk is None or min(chunk, entries) == min(PREFILL_CHUNK, entries):
             return self._prompt
-        return Prompt(self._model, self._tokens, window=0, at_once=chunk)
+        return Prompt(self._model, self._document.tokens, window=0, at_once=chunk)
+
+
+def beside_windows(prompt: Sequence[PromptLayer], kept: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
+    """Return all layers of a prompt in order: those without a window with the entries in ``kept``, others unchanged."""
+    kept_layers = iter(kept)
+    return tuple(
+        replace(next(kept_layers), terms=layer.terms)
+        if layer.terms.window is None
+        else PrefixLayer(layer.key, layer.value, layer.terms)
+        for layer in prompt
+    )

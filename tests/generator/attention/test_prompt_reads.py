@@ -101,7 +101,7 @@ def test_few_streams_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_control_has_the_prompts_own_entries_and_a_cut_has_not() -> None:
     """Keys are packed once for the control and the reference."""
-    prepared = random_model("llama").prefill(random_document("d300", 300), [CONTROL, HALF_SNAPKV], 8).evict()
+    prepared = random_model("llama").prepare(random_document("d300", 300), [CONTROL, HALF_SNAPKV], 8)
     whole, control, half = (cache.layers for cache in prepared.caches.caches)
     assert all(own is its for own, its in zip(whole, control, strict=True))
     assert not any(own.key is its.key for own, its in zip(whole, half, strict=True))

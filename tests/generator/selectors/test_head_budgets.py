@@ -188,7 +188,7 @@ def test_distributions_are_those_of_transformers_under_a_mask(family: str, entri
     """
     folder = str(saved_family(family))
     model, document = load_model(folder), random_document(f"masked-{entries}", entries)
-    prepared = model.prefill(document, [SHARED_SNAPKV, replace(HALF_SNAPKV, name="even"), CONTROL], STEPS + 1).evict()
+    prepared = model.prepare(document, [SHARED_SNAPKV, replace(HALF_SNAPKV, name="even"), CONTROL], STEPS + 1)
     compact = prepared._caches[0].compact
     assert any(layer.lengths for layer in compact.layers)
     sets = iter([kept_positions(index, entries) for index in compact.indices])
@@ -275,9 +275,9 @@ class SharedCut(Sliding):
 def test_a_policy_cannot_begin_with_heads_that_share_a_budget() -> None:
     section = ActionSection(name="a", policy="sliding", keep=100)
     action = replace(build_action(section), policy=SharedCut())
-    prefilled = random_model("llama").prefill(random_document("d200", 200), [action], 4)
     says = "action 'a': the first_cut of policy 'sliding' lets heads keep different numbers of entries; it must keep"
-    assert refused(prefilled.evict).startswith(says)
+    prepare = random_model("llama").prepare
+    assert refused(prepare, random_document("d200", 200), [action], 4).startswith(says)
 
 
 @dataclass(frozen=True)
@@ -320,5 +320,5 @@ def test_every_scoring_selector_takes_head_budgets() -> None:
     model = random_model("llama")
     for name in taking:
         action = build_action(ActionSection(name=name, selector=name, keep="1/2", budget="adakv"))
-        record = model.prefill(random_document("d200", 200), [action], 4).evict().record(1, 1)
+        record = model.prepare(random_document("d200", 200), [action], 4).record(1, 1)
         assert record["kept_entries"] == 100

@@ -46,7 +46,7 @@ class Pretended:
     def computing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def prefill(self, document: Any, *_: Any) -> None:
+    def prepare(self, document: Any, *_: Any) -> None:
         self.work(document.doc, self.before)
         message = f"{document.doc} is worked off"
         raise OperationError(message)
@@ -192,13 +192,13 @@ def test_a_service_ends_where_its_device_does() -> None:
 
 def test_logits_and_law_are_what_a_request_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str | None, Sampling]] = []
-    prefill = Pretended.prefill
+    prepare = Pretended.prepare
 
     def watched(self: Pretended, document: Any, *given: Any) -> None:
         seen.append((self.logits_dtype, self.sampling))
-        prefill(self, document, *given)
+        prepare(self, document, *given)
 
-    monkeypatch.setattr(Pretended, "prefill", watched)
+    monkeypatch.setattr(Pretended, "prepare", watched)
     with running(Long()) as run, run.client() as client:
         asked = [("float32", FULL_SOFTMAX), (None, Sampling(0.7, 0.9, 20)), (None, Sampling(0.0))]
         for logits_dtype, law in asked:

@@ -160,8 +160,8 @@ def test_a_document_too_long_for_the_model(folder: Path) -> None:
     edit_config(folder, max_position_embeddings=100)
     assert position_limit(str(folder)) == 100
     model = load_model(str(folder))
-    model.prefill(random_document("fits", 88), [CONTROL], horizon=12)
-    line = refused(model.prefill, random_document("long", 89), [CONTROL], horizon=12)
+    model.prepare(random_document("fits", 88), [CONTROL], horizon=12)
+    line = refused(model.prepare, random_document("long", 89), [CONTROL], horizon=12)
     assert line.startswith("document 'long': ")
     assert [part in line for part in ("89 tokens", "horizon of 12", "100 positions")] == [True] * 3
 

@@ -53,7 +53,7 @@ def test_bytes_of_an_entry_are_those_of_the_caches() -> None:
     assert LARGE.entry_bytes == 2 * 32 * 8 * 128 * 2 == 128 * 1024
     model = random_model("qwen2")
     action = Action("recent", "recent", Recent(), Retention(50))
-    caches = model.prefill(random_document("d150", 150), [action], horizon=8).evict()
+    caches = model.prepare(random_document("d150", 150), [action], horizon=8)
     record = caches.record(1, streams=3)
     assert record["payload_bytes"] == 50 * model.shape.entry_bytes
     assert record["resident_bytes"] - record["payload_bytes"] - record["index_bytes"] - record["metadata_bytes"] == (
@@ -180,14 +180,14 @@ def test_choosing_that_cannot_fit_is_refused_before_it_tries(monkeypatch: pytest
     model, document, needed = random_model("llama"), random_document("d150", 150), 3 * 150**2
     greedy = [Action("greedy", "mine", Working(needed=needed), Retention(kept)) for kept in (100, 150)]
     monkeypatch.setattr("kvdrift.generator.transformer.prompts.document.available_bytes", lambda _: needed - 1)
-    line = refused(model.prefill, document, greedy[:1], 6)
+    line = refused(model.prepare, document, greedy[:1], 6)
     assert line.startswith("action 'greedy': ")
     assert "document 'd150'" in line
-    model.prefill(document, greedy[1:], 6)
+    model.prepare(document, greedy[1:], 6)
     monkeypatch.setattr("kvdrift.generator.transformer.prompts.document.available_bytes", lambda _: needed)
-    model.prefill(document, greedy, 6)
+    model.prepare(document, greedy, 6)
     vague = [Action("vague", "mine", Working(), Retention(100))]
-    line = refused(model.prefill, document, vague, 6, error=OperationError)
+    line = refused(model.prepare, document, vague, 6, error=OperationError)
     assert line.startswith("selector Working: working_bytes: ZeroDivisionError: ")
     assert Path(__file__).name in line
 

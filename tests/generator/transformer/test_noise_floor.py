@@ -120,5 +120,4 @@ def test_tiles_of_ones_own_are_not_those_of_fused_operations(monkeypatch: pytest
 
 def _held(action: Action) -> Any:
     """The layers that an action's streams read."""
-    prefilled = random_model("qwen2").prefill(DOCUMENT, [action], HORIZON)
-    return prefilled.evict().caches.caches[1].layers
+    return random_model("qwen2").prepare(DOCUMENT, [action], HORIZON).caches.caches[1].layers

@@ -25,7 +25,7 @@ def kernels_of(sharing: SharingOptions) -> TransformerStreams:
     ]
     model = random_model("llama")
     with model.computing():
-        prepared = model.prefill(random_document("d", LENGTH), actions, HORIZON).evict()
+        prepared = model.prepare(random_document("d", LENGTH), actions, HORIZON)
         return prepared.kernels(STREAMS, sharing, parked=2 * STREAMS)
 
 
