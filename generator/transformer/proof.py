@@ -14,7 +14,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from kvdrift.generator.attention.interface import LayerAttention
 from kvdrift.generator.attention.parts import attention_modules
 from kvdrift.generator.attention.recording import QueryChunk
 from kvdrift.generator.attention.shared_prefix import PrefixLayer
@@ -297,71 +296,14 @@ def refusal(model: Decoder, probe: Probe, reference: Reference) -> str | None:
 
     Returns None if the results agree; else a line that names the differences and their sizes.
     """
-    compared, calls = _Comparison(reference, model.dtype), _AttentionCalls()
+    compared = _Comparison(reference, model.dtype)
     try:
-        with model.computing(), calls.heard(model.network):
+        with model.computing():
             _compute(model, probe, compared)
     except Exception as error:  # noqa: BLE001 - its code may raise anything with our attention
-        return calls.failure(error)
-    return compared.refusal()
-
-
-class _BypassedError(Exception):
-    """Some layers do not attend through transformers' attention interface."""
-
-
-@dataclass
-class _AttentionCalls:
-    """What modules of attention do with the attention that they are given, ``kvdrift_attention``."""
-
-    _entered: list[int] = field(default_factory=list)  # the layers whose modules were called
-    _called: list[int] = field(default_factory=list)  # the layers that attended by what they were given
-    _failed: int | None = None  # the layer whose attention raised an error
-
-    @contextlib.contextmanager
-    def heard(self, network: Any) -> Iterator[None]:
-        """Note the calls of the network inside the block."""
-
-        def note(number: int, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            self._entered.append(number)
-            if (given := named.get("kvdrift_attention")) is not None:
-                named = named | {"kvdrift_attention": _HeardAttention(given, partial(self._attend, number))}
-            return args, named
-
-        with contextlib.ExitStack() as entered:
-            for number, module in attention_modules(network).items():
-                handle = module.register_forward_pre_hook(partial(note, number), with_kwargs=True)
-                entered.callback(handle.remove)
-            yield
-
-    def failure(self, error: Exception) -> str:
-        """Return a line about an error that was raised inside the block."""
         line = first_line(error)
-        if self._failed is not None:
-            return f"attention of layer {self._failed} cannot be computed here ({line})"
-        if isinstance(error, _BypassedError) or (self._entered and not self._called):
-            return f"its attention does not go through transformers' attention interface ({line})"
         return f"transformers' own forward pass computes a probe, and with kvdrift's attention it fails ({line})"
-
-    def _attend(self, number: int, attend: Callable[..., Tensor], *given: Any) -> Tensor:
-        self._called.append(number)
-        try:
-            return attend(*given)
-        except Exception:
-            self._failed = number
-            raise
-
-
-@dataclass(frozen=True)
-class _HeardAttention:
-    """``LayerAttention`` whose calls go through ``by``, which is given the function to call and its arguments."""
-
-    attention: LayerAttention
-    by: Callable[..., Tensor]
-
-    def attend(self, *given: Any) -> Tensor:
-        """Attend in one layer."""
-        return self.by(self.attention.attend, *given)
+    return compared.refusal()
 
 
 def difference(values: Tensor, wanted: Tensor, size: Tensor | None = None) -> Tensor:
@@ -453,10 +395,8 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
     with short_lengths(model.network), visited(model.network, compared.visit):
         by_chunks = replace(model, before_pass=lambda: compared.expect(next(chunks)))
         prompt = Prompt(by_chunks, probe.prompt.tolist(), window=0, at_once=CHUNK)
-        expected = len(attention_modules(model.network))
-        if len(prompt.layers) != expected:
-            message = f"{len(prompt.layers)} of {expected} layers attend through it"
-            raise _BypassedError(message)
+        if (attending := len(prompt.layers)) != (expected := len(attention_modules(model.network))):
+            raise ValueError(f"{attending} of {expected} layers attend through transformers' attention interface")
         compared.expect(torch.tensor([ENTRIES - 1]))
         compared.see_distributions(prompt.first_distribution[None])
         whole = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in prompt.layers]

@@ -141,6 +141,7 @@ def by_eager_experts(network: Any, probe: Probe) -> Reference:
         network.set_experts_implementation(before)
 
 
+@pytest.mark.slow
 def test_experts_may_be_computed_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 42697: the implementations of experts, eager and grouped_mm, round differently."""
     monkeypatch.setattr(loading, "reference_forward", by_eager_experts)
@@ -337,46 +338,20 @@ def test_a_proof_that_takes_a_while_is_told_of(monkeypatch: pytest.MonkeyPatch) 
     assert len(said) == 2
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-def test_attention_that_fails_says_why(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interface was called, and what it calls cannot compute the layer."""
-    right = AttentionInterface()[IMPLEMENTATION]
-    model, probe, reference = tried(SINKS, "float32")
-
-    def attend(*_: Any) -> Tensor:
-        message = "heads are too large\nfor this kernel"
-        raise RuntimeError(message)
-
-    def failing(module: nn.Module, *given: Any, **named: Any) -> Any:
-        if module.layer_idx == layer:
-            monkeypatch.setattr(named["kvdrift_attention"].attention, "attend", attend)
-        return right(module, *given, **named)
-
-    monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, failing)
-    line = refusal(model, probe, reference)
-    assert line == f"attention of layer {layer} cannot be computed here (heads are too large)"
-
-
-def test_attention_that_calls_no_interface_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, probe, reference = tried(SINKS, "float32")
-    line = "its attention does not go through transformers' attention interface "
-    for module in list(attention_modules(model.network).values())[1:]:
-        monkeypatch.setattr(module, "forward", lambda hidden_states, **_: (hidden_states, None))
-    assert refusal(model, probe, reference) == f"{line}(1 of {LAYERS} layers attend through it)"
-    monkeypatch.undo()
-    named = model.network.config
-    monkeypatch.setattr(named, "_attn_implementation_internal", "unknown")
-    assert str(refusal(model, probe, reference)).startswith(line)
-
-
-def test_a_failure_outside_attention_is_not_blamed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_pass_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that cannot be computed, a module that fails elsewhere, and attention that calls no interface."""
     model, probe, reference = tried(SINKS, "float32")
 
     def failing(*_: Any, **__: Any) -> Tensor:
-        message = "no kernel for these experts"
+        message = "heads are too large\nfor this kernel"
         raise RuntimeError(message)
 
-    monkeypatch.setattr(model.network.model.layers[1].mlp, "forward", failing)
-    line = str(refusal(model, probe, reference))
-    assert line.endswith("(no kernel for these experts)")
-    assert "interface" not in line
+    with monkeypatch.context() as patch:
+        patch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, failing)
+        assert str(refusal(model, probe, reference)).endswith("with kvdrift's attention it fails (heads are too large)")
+    with monkeypatch.context() as patch:
+        patch.setattr(model.network.model.layers[1].mlp, "forward", failing)
+        assert str(refusal(model, probe, reference)).endswith("(heads are too large)")
+    for module in list(attention_modules(model.network).values())[1:]:
+        monkeypatch.setattr(module, "forward", lambda hidden_states, **_: (hidden_states, None))
+    assert f"(1 of {LAYERS} layers attend through" in str(refusal(model, probe, reference))
