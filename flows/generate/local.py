@@ -47,7 +47,6 @@ from kvdrift.schema.study import FINITE_STATE, Study
 
 if TYPE_CHECKING:
     from kvdrift.generator.transformer.loading import LoadedModel
-    from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
 
 NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudySampling | None]]]]
 """Documents, each with its pending units, whose actions are names."""
@@ -88,7 +87,7 @@ class LocalGenerator:
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
         self._say = say
         self._study: Study | None = None  # the study whose model is loaded
-        self._model: LoadedModel | ModelWithOthers | FiniteModel | EngineModel | None = None
+        self._model: LoadedModel | FiniteModel | EngineModel | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Yield the units of each document, in any order."""
@@ -128,7 +127,7 @@ class LocalGenerator:
         self._model, self._study = model, study
         return model
 
-    def _made(self, study: Study) -> LoadedModel | ModelWithOthers | FiniteModel | EngineModel:
+    def _made(self, study: Study) -> LoadedModel | FiniteModel | EngineModel:
         if study.model.engine is not None:
             engine = engine_model(study)
             engine.load(self._say)

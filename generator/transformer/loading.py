@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -66,7 +66,7 @@ class LoadedModel(Decoder):
         """A list with the model itself."""
         return [self]
 
-    def ending(self, eos_tokens: tuple[int, ...]) -> LoadedModel:
+    def ending(self, eos_tokens: tuple[int, ...]) -> Self:
         """Return the same model with other tokens that end a text."""
         return replace(self, eos_tokens=eos_tokens)
 
@@ -79,7 +79,7 @@ class LoadedModel(Decoder):
         alone = busy or self.batch_deviation or self.switch is not None  # all rows of a step share RoPE's frequencies
         return 0 if alone else _PAIRS_AT_ONCE
 
-    def twins(self, count: int, before: Callable[[], None]) -> Iterator[LoadedModel]:
+    def twins(self, count: int, before: Callable[[], None]) -> Iterator[Self]:
         """Yield ``count`` copies of the model for as many threads, each with its share of the available memory.
 
         Each copy has modules of its own over the same weights, so that hooks and state belong to one thread. ``before``

@@ -28,7 +28,6 @@ from kvdrift.schema.tables import SWRB
 
 if TYPE_CHECKING:
     from kvdrift.generator.transformer.loading import LoadedModel
-    from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
 
 BUDGET_SECONDS = 75.0  # approximate time that loading and measuring may take
 _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
@@ -122,7 +121,7 @@ class _Trial:
     """Measures some documents until the clock shows ``until``, and estimates the seconds of all others from these."""
 
     def __init__(
-        self, model: LoadedModel | ModelWithOthers | EngineModel, material: Material, until: float,
+        self, model: LoadedModel | EngineModel, material: Material, until: float,
         doing: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._model, self._material, self._until, self._doing = model, material, until, doing
@@ -274,7 +273,7 @@ class _Trial:
         return Sample(document.prompt_tokens, _pairs(pending), positions, prefill, decode, branched, trials)
 
 
-def _load(material: Material, say: Callable[[str], None]) -> LoadedModel | ModelWithOthers | EngineModel:
+def _load(material: Material, say: Callable[[str], None]) -> LoadedModel | EngineModel:
     from kvdrift.generator.transformer.other_weights.model import load_transformer
 
     study = material.study

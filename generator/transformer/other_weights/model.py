@@ -7,10 +7,9 @@ distributions may differ from the first position on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from kvdrift.generator.coupling.streams import SharingOptions, StreamDecoder
 from kvdrift.generator.identity import ActionIdentity
 from kvdrift.generator.transformer.files.locations import model_location
 from kvdrift.generator.transformer.loading import LoadedModel, load_model
-from kvdrift.generator.transformer.memory import ModelShape, available_bytes, replicates_within
+from kvdrift.generator.transformer.memory import available_bytes, replicates_within
 from kvdrift.generator.transformer.other_weights.named import (
     check_shared,
     naming_action,
@@ -129,103 +128,63 @@ class JointStreams(StreamDecoder):
 
 
 @dataclass(frozen=True)
-class ModelWithOthers:
-    """``kvdrift.generator.generation.model.Model`` of a study in which actions have weights of their own.
+class ModelWithOthers(LoadedModel):
+    """The reference's model, of a study in which actions have weights of their own.
 
-    ``others`` are the models of these actions, by an action's name; several actions may share one. ``sampling`` holds
-    for all.
+    ``others`` are the models of these actions, by an action's name; several actions may share one. Sampling and end
+    tokens are the reference's on both sides.
     """
 
-    reference: LoadedModel
-    others: Mapping[str, LoadedModel]
-    sampling: Sampling
+    others: Mapping[str, LoadedModel] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reference: LoadedModel, others: Mapping[str, LoadedModel]) -> Self:
+        """Return the reference's model with those of actions; it has the threads and positions that suit all."""
+        models = (reference, *others.values())
+        threads = [model.threads for model in models if model.threads is not None]
+        most = max(threads) if len(threads) == len(models) else None
+        positions = min(model.positions for model in models)
+        return cls(**vars(reference) | {"others": others, "threads": most, "positions": positions})
 
     @property
     def models(self) -> list[LoadedModel]:
         """All models, the reference's first, each once."""
-        return list({id(model): model for model in (self.reference, *self.others.values())}.values())
+        return [self, *{id(one): one for one in self.others.values() if one.network is not self.network}.values()]
 
     @property
-    def eos_tokens(self) -> tuple[int, ...]:
-        """The tokens that end a text on both sides: the reference's."""
-        return self.reference.eos_tokens
-
-    def ending(self, eos_tokens: tuple[int, ...]) -> ModelWithOthers:
-        """Return the same models with other tokens that end a text."""
-        return replace(self, reference=self.reference.ending(eos_tokens))
-
-    @property
-    def id(self) -> str:
-        """The reference's id in the study file."""
-        return self.reference.id
-
-    @property
-    def device(self) -> str:
-        """The device of the distributions."""
-        return self.reference.device
-
-    @property
-    def dtype(self) -> str:
-        """The floating-point type that all models compute in."""
-        return self.reference.dtype
-
-    @property
-    def logits_dtype(self) -> str | None:
-        """The floating-point type of all models' logits; None if it is ``dtype``."""
-        return self.reference.logits_dtype
-
-    @property
-    def row_multiple(self) -> int:
-        """The multiple to which the number of rows is padded, found by a test of the reference's model."""
-        return self.reference.row_multiple
+    def most_threads(self) -> int:
+        """The most threads that compute on a CPU; 1 if more gave other results of any model."""
+        alone = any(model.steps.alone for model in self.others.values())
+        return 1 if alone else super().most_threads
 
     @property
     def batch_deviation(self) -> float:
         """The largest ``batch_deviation`` of all models."""
-        return max(model.batch_deviation for model in self.models)
+        return max(super().batch_deviation, *(model.batch_deviation for model in self.others.values()))
 
     @property
     def pairs_at_once(self) -> int:
         """The most pairs (action, replicate) of documents decoded side by side: the smallest such limit of a model."""
-        return min(model.pairs_at_once for model in self.models)
+        return min(super().pairs_at_once, *(model.pairs_at_once for model in self.others.values()))
 
-    @property
-    def positions(self) -> int:
-        """The largest number of tokens that all models take."""
-        return min(model.positions for model in self.models)
-
-    @property
-    def shape(self) -> ModelShape:
-        """The shape of the reference's model."""
-        return self.reference.shape
-
-    def twins(self, count: int, before: Callable[[], None]) -> Iterator[ModelWithOthers]:
+    def twins(self, count: int, before: Callable[[], None]) -> Iterator[Self]:
         """Yield ``count`` copies of all models, over the same weights, for as many threads."""
-        models = self.models
-        for twins in zip(*(model.twins(count, before) for model in models), strict=True):
-            of = {id(model): twin for model, twin in zip(models, twins, strict=True)}
-            others = {name: of[id(model)] for name, model in self.others.items()}
-            yield replace(self, reference=of[id(self.reference)], others=others)
+        others = {id(model): model for model in self.others.values()}
+        twins = super().twins(count, before), *(model.twins(count, before) for model in others.values())
+        for own, *of_others in zip(*twins, strict=True):
+            of = dict(zip(others, of_others, strict=True))
+            yield replace(own, others={name: of[id(model)] for name, model in self.others.items()})
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action's units: the reference's weights, the action's weights, and its parts."""
-        identity = self.reference.identity(action)
-        if action.name not in self.others:
-            return identity
-        return with_weights(identity, self.others[action.name].files.weights_sha256)
+        identity, other = super().identity(action), self.others.get(action.name)
+        return identity if other is None else with_weights(identity, other.files.weights_sha256)
 
     def weight_bytes(self, action: Action) -> int | None:
         """Return the bytes of the weight files of the model that decodes an action; None if they are unknown."""
-        return self.others.get(action.name, self.reference).stored_bytes
+        return self.others.get(action.name, self).stored_bytes
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Set up torch inside the block as ``Decoder.computing`` does, with the most threads of any model."""
-        threads = {model.threads for model in self.models}
-        steps = next((model.steps for model in self.models if model.steps.alone), self.reference.steps)
-        most = None if None in threads else max(filter(None, threads))
-        return replace(self.reference, threads=most, steps=steps).computing()
-
-    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
+    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:  # type: ignore[override]
         """Prefill the document's prompt by the reference's model and by every model of ``actions``; make all caches."""
         sides = list({id(model): model for model in self.others.values()}.values())
         numbers = {id(model): 1 + place for place, model in enumerate(sides)}
@@ -235,14 +194,11 @@ class ModelWithOthers:
             side = numbers[id(self.others[action.name])] if action.name in self.others else 0
             side_actions[side].append(action)
             places.append((side, len(side_actions[side])))
-        prompts = {
-            side: replace(model, sampling=self.sampling).prepare(
-                document, side_actions[side], horizon, None if side else len(actions)
-            )
-            for side, model in enumerate((self.reference, *sides))
-            if not side or side_actions[side]
-        }
-        return PreparedSides(self.reference, prompts, places)
+        prompts = {0: super().prepare(document, side_actions[0], horizon, len(actions))}
+        for side, (model, its_actions) in enumerate(zip(sides, side_actions[1:], strict=True), start=1):
+            if its_actions:
+                prompts[side] = replace(model, sampling=self.sampling).prepare(document, its_actions, horizon)
+        return PreparedSides(self, prompts, places)
 
 
 @dataclass(frozen=True)
@@ -311,7 +267,7 @@ class PreparedSides:
         return self.prompts[side].kept(place)
 
 
-def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> LoadedModel | ModelWithOthers:
+def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> LoadedModel:
     """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights at one place are loaded once.
 
     ``say`` receives lines about the proofs of models that are not small.
@@ -334,4 +290,4 @@ def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> L
                 loaded[location] = load(location)
         others[action.name] = loaded[location]
     check_shared(study, fetch=True)
-    return ModelWithOthers(reference, others, study.sampling)
+    return ModelWithOthers.of(replace(reference, sampling=study.sampling), others)

@@ -56,7 +56,6 @@ from kvdrift.generator.attention.row_invariance import TriedSteps
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
-from kvdrift.schema.sampling import FULL_SOFTMAX
 
 def resident(what):
     return 1024 * int(Path("/proc/self/status").read_text().partition(what + ":")[2].split()[0])
@@ -69,7 +68,7 @@ networks = [load_model(folder) for folder in folders]
 def generate(count, steps):
     networks[:] = [replace(network, steps=TriedSteps()) for network in networks]
     reference, *others = networks
-    model = ModelWithOthers(reference, {knorm.name: others[0]}, FULL_SOFTMAX) if others else reference
+    model = ModelWithOthers.of(reference, {knorm.name: others[0]}) if others else reference
     pending = [PendingUnit(action, 0, count) for action in (HALF_RECENT, knorm)]
     pending.append(PendingUnit(CONTROL, 0, min(count, controls)))
     generate_units(model, "s", random_document("d", entries), pending, steps, 3)

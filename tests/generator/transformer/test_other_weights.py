@@ -155,7 +155,7 @@ def test_the_references_own_weights_change_no_bit(folder: Path, estimator: str) 
     same = f'{plain}weights = "./reference"\n[[actions]]\nname = "same"\nweights = "reference"\n'
     model = load_transformer(study_of(folder, same))
     assert isinstance(model, ModelWithOthers)
-    assert model.models == [model.reference]
+    assert model.models == [model]
     units, expected = generated(study_of(folder, same), estimator, model), generated(study_of(folder, plain), estimator)
     assert bits(units["recent"]) == bits(expected["recent"])
     assert any(np.frombuffer(bits(units["recent"])[3], np.float32))
