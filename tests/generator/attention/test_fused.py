@@ -18,8 +18,18 @@ from kvdrift.generator.coupling.distributions import fused_fault
 from kvdrift.generator.selectors import Recent
 from kvdrift.generator.transformer.prompts.eviction import evict
 
+PLAIN_FORMS = fused.plain_prompt_attention, fused.plain_suffix_attention
+DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 64 entries."""
+    for module in (parts, tables, fused):
+        monkeypatch.setattr(module, "CHUNK", 64)
+
+
+@DTYPES
 @pytest.mark.parametrize(
     ("entries", "counts", "group", "size", "lengths"),
     [
@@ -28,43 +38,31 @@ from kvdrift.generator.transformer.prompts.eviction import evict
         ([200, 10], [3, 20], 7, 40, [[64, 200], [10, 3]]),
     ],
 )
+@pytest.mark.usefixtures("short_chunks")
 def test_plain_forms_are_the_softmax_over_all_entries(
-    entries: list[int], counts: list[int], group: int, size: int, lengths: list[list[int] | None], dtype: torch.dtype,
-    tolerance: float, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Bit for bit the same whatever streams are beside one; chunks have 64 entries.
+    entries: list[int], counts: list[int], group: int, size: int, lengths: Any, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Bit for bit the same whatever streams are beside one.
 
     KV heads have m entries each, and then ``lengths``: a head fills a chunk, begins one, lacks one, or has no entries.
     """
-    for module in (parts, tables, fused):
-        monkeypatch.setattr(module, "CHUNK", 64)
-    plain = (fused.plain_prompt_attention, fused.plain_suffix_attention)
     for uneven in ((), lengths):
-        assert not case_faults(Streams(entries, counts, group, size, dtype, uneven), *plain, tolerance)
+        assert not case_faults(Streams(entries, counts, group, size, dtype, uneven), *PLAIN_FORMS, tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@DTYPES
 @pytest.mark.parametrize(
-    ("window", "softcap", "sinks"),
+    "terms",
     # A window ends in a suffix, with it, in the last chunk, between chunks, and in the first chunk.
     [
-        (20, None, False),
-        (41, None, True),
-        (60, 2.0, True),
-        (41 + 64, None, False),
-        (41 + 150, 2.0, False),
-        (None, 2.0, True),
+        {"window": 20}, {"window": 41, "with_sinks": True}, {"window": 60, "softcap": 2.0, "with_sinks": True},
+        {"window": 41 + 64}, {"window": 41 + 150, "softcap": 2.0}, {"softcap": 2.0, "with_sinks": True},
     ],
-)
-def test_plain_forms_have_a_layers_terms(
-    window: int | None, softcap: float | None, sinks: bool, dtype: torch.dtype, tolerance: float,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    for module in (parts, tables, fused):
-        monkeypatch.setattr(module, "CHUNK", 64)
-    plain = (fused.plain_prompt_attention, fused.plain_suffix_attention)
-    case = Streams([192, 130, 1], [5, 40, 2], dtype=dtype, window=window, softcap=softcap, with_sinks=sinks)
-    assert not case_faults(case, *plain, tolerance)
+    ids=str,
+)  # fmt: skip
+@pytest.mark.usefixtures("short_chunks")
+def test_plain_forms_have_a_layers_terms(terms: dict[str, Any], dtype: torch.dtype, tolerance: float) -> None:
+    assert not case_faults(Streams([192, 130, 1], [5, 40, 2], dtype=dtype, **terms), *PLAIN_FORMS, tolerance)
 
 
 def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> None:

@@ -13,7 +13,6 @@ from torch import nn
 
 from kvdrift.generator.attention import row_invariance
 from kvdrift.generator.attention.cpu_products import SeamlessSiLU
-from kvdrift.generator.attention.prompt_reads import tile_of
 from kvdrift.generator.attention.row_invariance import RowInvariance, TriedSteps
 from kvdrift.generator.checks.random_models import random_document, save_random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
@@ -80,11 +79,6 @@ def test_the_self_test_sees_attention_that_depends_on_the_batch(
 
     monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
     assert load_model(str(folder)).rows == rows
-
-
-def test_tiles_are_wider_with_small_multiples() -> None:
-    assert tile_of(torch.empty(0), 32) == 2 * tile_of(torch.empty(0), 64)
-    assert tile_of(torch.empty(0, dtype=torch.bfloat16), 8) == tile_of(torch.empty(0), 64)
 
 
 def test_layers_of_onednn_take_an_even_number_of_rows(tmp_path: Path, folder: Path) -> None:

@@ -58,13 +58,3 @@ def test_a_random_walk(seed: int) -> None:
                 slots.park(tensor(rows), torch.from_numpy(places))
                 for row, place in zip(rows, places, strict=True):
                     parked[place] = known[row]
-
-
-def test_streams_that_stay_are_not_copied() -> None:
-    slots = StreamSlots(4)
-    slots.open([0, 0, 1])
-    assert not slots.select(tensor([0, 1, 2]))
-    assert [part.tolist() for part in slots.copies()[:2]] == [[], []]
-    assert slots.select(tensor([0, 0, 2]))
-    assert [part.tolist() for part in slots.copies()[:2]] == [[0], [1]]
-    assert slots.caches.tolist() == [0, 0, 1]

@@ -190,7 +190,10 @@ def test_texts_are_split_as_the_file_says(tmp_path: Path, pre: str, rule: pre_to
 def test_a_rule_that_is_not_known_is_named_and_another_tokenizer_may_replace_it(tmp_path: Path) -> None:
     original = family_tokenizer("chatml")
     write_random_llama(tmp_path / "model.gguf", 32, tokenizer=original, pre="chameleon")
-    assert unknown_split(gguf_folder(tmp_path / "model.gguf")) == "chameleon"
+    own = gguf_folder(tmp_path / "model.gguf")
+    assert unknown_split(own) == "chameleon"
+    ends = {token for token, _ in model_ends(str(own))}  # that the file names, and that are known by their names
+    assert ends == set(original.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
     original.save_pretrained(tmp_path / "tokenizer")
     folder = gguf_folder(tmp_path / "model.gguf", str(tmp_path / "tokenizer"))
     assert unknown_split(folder) is None
@@ -199,17 +202,7 @@ def test_a_rule_that_is_not_known_is_named_and_another_tokenizer_may_replace_it(
     original.save_pretrained(tmp_path / "tokenizer")
     changed = gguf_folder(tmp_path / "model.gguf", str(tmp_path / "tokenizer"))
     assert load_tokenizer(str(changed))(TEXT)["input_ids"] == original(TEXT)["input_ids"], "the new content"
-    assert (
-        model_identity(str(folder)).weights_sha256
-        == model_identity(str(gguf_folder(tmp_path / "model.gguf"))).weights_sha256
-    )
-
-
-def test_ends_are_those_that_the_file_names_and_those_known_by_their_names(tmp_path: Path) -> None:
-    original = family_tokenizer("chatml")
-    write_random_llama(tmp_path / "model.gguf", 32, tokenizer=original)
-    ends = {token for token, _ in model_ends(str(gguf_folder(tmp_path / "model.gguf")))}
-    assert ends == set(original.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+    assert model_identity(str(folder)).weights_sha256 == model_identity(str(own)).weights_sha256
 
 
 def test_a_study_on_a_file_has_controls_that_are_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,14 +61,6 @@ def test_bytes_of_an_entry_are_those_of_the_caches() -> None:
     )
 
 
-def test_replicates_take_their_streams() -> None:
-    """Suffixes alone: 1 + 2A streams, or 5 for every action if residual branching keeps the streams of its scan."""
-    suffix = LARGE.entry_bytes * 128
-    for estimator, streams in ((PLAIN, 7), (SWRB, 15)):
-        needed = LARGE.replicate_bytes(3, 1024, 128, estimator)
-        assert streams * suffix < needed < 1.5 * streams * suffix
-
-
 @pytest.mark.parametrize(
     ("dtype", "vocabulary", "logits", "item"),
     [
@@ -107,14 +99,17 @@ def test_a_plan_that_fits() -> None:
 
 
 def test_few_controls_take_few_streams() -> None:
-    """By hand: 64 streams of the reference, two for each of 66 pairs; without a trial, and with one of a few more."""
+    """By hand: 64 streams of the reference, two for each of 66 pairs; without a trial, and with one of a few more.
+
+    Residual branching has a reference stream for each pair, and keeps the two streams of its scan.
+    """
     entry, distributions, chunk = 8 * 1024, 3 * 96 * 8, 4 * 65 * 4
     shape = ModelShape(8, 64, 96, 4, 2, 64, 96, "float32")
     own = 32 * entry + shape.distribution_bytes + shape.activation_bytes + chunk
     assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN) == 196 * own + 66 * distributions
-    assert (
-        shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True) == 256 * own + 66 * distributions + 2560 * entry // 8
-    )
+    tried = shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True)
+    assert tried == 256 * own + 66 * distributions + 2560 * entry // 8
+    assert shape.replicate_bytes(3, 1000, 32, SWRB) == 9 * own + 6 * 32 * entry + 3 * distributions
 
 
 def test_steps_that_can_be_taken_back_have_states_and_scores_twice() -> None:

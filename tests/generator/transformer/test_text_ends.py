@@ -34,12 +34,6 @@ CASE_02 = FORMS[0]
 NAMED = [pytest.param(form, id=form.report) for form in FORMS]
 
 
-@pytest.mark.parametrize("form", NAMED)
-def test_a_chat_template_names_the_token_after_an_answer(form: ChatForm) -> None:
-    tokenizer = chat_tokenizer(form.template, form.special, form.tokenizer)
-    assert template_end(tokenizer) == form.special.index(form.end)
-
-
 @pytest.mark.parametrize(
     ("template", "end"),
     [
