@@ -281,7 +281,7 @@ def checked_configuration(
     check_placement(dtype, device, device_map)
     model_source(model_id)  # refuses a folder that is not there or has no configuration
     if not served and local_folder(model_id) is not None and not has_local_weights(model_id):
-        raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
+        raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors), or not all")
     config = read_configuration(model_id, revision)
     check_supported(config, model_id)
     configured_ends(model_id, revision)  # refuses a name that is no token

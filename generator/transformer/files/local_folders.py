@@ -144,18 +144,9 @@ def local_generation_configuration(model_id: str, revision: str | None = None) -
 
 
 def has_local_weights(model_id: str, revision: str | None = None) -> bool:
-    """Return whether weights are on this machine: any weight file of a folder, or all those of a Hugging Face id."""
-    folder = local_folder(model_id)
-    if folder is not None:
-        return any(any(folder.glob(pattern)) for pattern in (*_WHOLE_WEIGHTS.values(), GGUF_WEIGHTS))
-    for whole in _WHOLE_WEIGHTS:
-        if _file(model_id, whole, revision) is not None:
-            return True
-    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        places = (_json(model_id, index, revision) or {}).get("weight_map")
-        if places:
-            return all(_file(model_id, shard, revision) is not None for shard in set(places.values()))
-    return False
+    """Return whether all weights of a folder or of a Hugging Face id are on this machine."""
+    folder = local_folder(model_id) or model_folder(model_id, revision)
+    return folder is not None and bool(weight_files(folder))
 
 
 def model_folder(model_id: str, revision: str | None = None) -> Path | None:
@@ -173,10 +164,8 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / whole).is_file():
             weights = [folder / whole]
         elif index.is_file():
-            weights = [
-                index,
-                *(folder / shard for shard in sorted(set(_content(index).get("weight_map", {}).values()))),
-            ]
+            shards = sorted(set(_content(index).get("weight_map", {}).values()))
+            weights = [index, *(folder / shard for shard in shards)]
         else:
             weights = sorted(folder.glob(pattern))
         if weights:
@@ -199,15 +188,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
     """Return the safetensors files that transformers loads; [] if there are none, or not all are on this machine."""
-    whole = _file(model_id, "model.safetensors", revision)
-    if whole is not None:
-        return [whole]
-    places = (_json(model_id, "model.safetensors.index.json", revision) or {}).get("weight_map") or {}
-    files = {shard: _file(model_id, shard, revision) for shard in sorted(set(places.values()))}
-    absent = [shard for shard, file in files.items() if file is None]
-    if absent and local_folder(model_id) is not None:
-        raise InputError(f"model.id = '{model_id}': cannot load its weights: the folder has no {absent[0]}")
-    return [] if absent else [file for file in files.values() if file is not None]
+    folder = model_folder(model_id, revision)
+    files = [] if folder is None else weight_files(folder)
+    return [file for file in files if file.suffix == ".safetensors" and file.name not in _BESIDE_WEIGHTS]
 
 
 def cached_models() -> dict[str, str]:

@@ -79,11 +79,22 @@ def test_a_folder_under_the_home_folder(folder: Path, monkeypatch: pytest.Monkey
     assert token_reader(model_id) is None, "the folder has no tokenizer"
 
 
+def lose_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    places = {"lm_head.weight": "two.safetensors", "model.norm.weight": "one.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
 @pytest.mark.parametrize(
-    ("file", "lack"), [("config.json", "config.json"), ("model.safetensors", "weights (*.safetensors)")]
+    ("damage", "lack"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "weights (*.safetensors), or not all"),
+        (lose_a_shard, "weights (*.safetensors), or not all"),
+    ],
 )
-def test_a_folder_without(folder: Path, file: str, lack: str) -> None:
-    (folder / file).unlink()
+def test_a_folder_without(folder: Path, damage: Callable[[Path], None], lack: str) -> None:
+    damage(folder)
     assert error_line(str(folder)) == f"model.id = '{folder}': the folder has no {lack}"
 
 
@@ -186,16 +197,10 @@ def cut_weights(folder: Path, size: int) -> None:
     weights.write_bytes(weights.read_bytes()[:size])
 
 
-def lose_a_shard(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "one.safetensors")
-    places = {"lm_head.weight": "two.safetensors", "model.norm.weight": "one.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-
-
 @pytest.mark.parametrize(
     "damage",
     [
-        partial(cut_weights, size=0), partial(cut_weights, size=2), partial(cut_weights, size=5000), lose_a_shard,
+        partial(cut_weights, size=0), partial(cut_weights, size=2), partial(cut_weights, size=5000),
         partial(edit_config, quantization_config={"quant_method": "gptq", "bits": 4}),  # needs another package
     ],
 )  # fmt: skip

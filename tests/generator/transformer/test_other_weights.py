@@ -240,7 +240,7 @@ def _tokenizer(words: dict[str, int], template: str | None = None) -> PreTrained
         ("./gone", "action 'own': weights = './gone': no such folder"),
         ("gone", "action 'own': weights = 'gone': no such folder in {folder}, and no Hugging Face id, OWNER/NAME"),
         ("./empty", "action 'own': weights = './empty': the folder has no config.json"),
-        ("./bare", "action 'own': weights = './bare': the folder has no weights (*.safetensors)"),
+        ("./bare", "action 'own': weights = './bare': the folder has no weights (*.safetensors), or not all"),
     ],
 )
 def test_weights_that_cannot_be_loaded_are_told_by_their_action(tmp_path: Path, weights: str, line: str) -> None:
