@@ -38,7 +38,7 @@ class StreamSlots:
     def __init__(self, streams: int) -> None:
         self._streams = streams
         self.slots = _NONE  # int64 [streams]
-        self.caches = _NONE  # the cache of each stream, [streams]
+        self.stream_caches = _NONE  # the cache of each stream, int64 [streams]
         self.length = 0  # entries of every suffix
         self._parked_caches = _NONE
         self._parked_slots = _NONE  # their present slots: those of open streams, until they are copied
@@ -48,7 +48,7 @@ class StreamSlots:
     def open(self, caches: Sequence[int]) -> None:
         """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
         self.rewind()
-        self.caches = torch.tensor(caches)
+        self.stream_caches = torch.tensor(caches)
         self.slots = torch.arange(len(caches))
 
     def select(self, rows: Tensor) -> bool:
@@ -60,7 +60,7 @@ class StreamSlots:
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):
             return False
-        self.caches = torch.cat([self.caches, self._parked_caches])[rows]
+        self.stream_caches = torch.cat([self.stream_caches, self._parked_caches])[rows]
         # Parked streams count as lying behind the slots.
         parked = len(self._parked_caches)
         source = torch.cat([self.slots, torch.arange(streams, streams + parked)])[rows]
@@ -86,7 +86,7 @@ class StreamSlots:
             unused = torch.zeros(more, dtype=torch.int64)
             self._parked_caches = torch.cat([self._parked_caches, unused])
             self._parked_slots = torch.cat([self._parked_slots, unused + self._streams])
-        self._parked_caches[places], self._parked_slots[places] = self.caches[rows], self.slots[rows]
+        self._parked_caches[places], self._parked_slots[places] = self.stream_caches[rows], self.slots[rows]
         self._waiting_length = max(self._waiting_length, self.length)
 
     @property
@@ -97,7 +97,7 @@ class StreamSlots:
     def rewind(self) -> None:
         """Close all streams and go back to the end of the prompt."""
         self.length = 0
-        self.caches, self.slots = _NONE, _NONE
+        self.stream_caches, self.slots = _NONE, _NONE
         self._source = self._target = _NONE
 
     def copies(self) -> tuple[Tensor, Tensor, int]:
@@ -154,7 +154,7 @@ __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs import the first from here; 
 _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by their name
 
 
-class SharedPrefix:
+class SharedPrefix(StreamSlots):
     """``LayerAttention`` of one new token per open stream.
 
     The model computes ``rows`` rows: one for each slot of an open stream, padded to a multiple. A step begins with
@@ -182,11 +182,11 @@ class SharedPrefix:
         heads: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
         rules: Sequence[CacheRule | None] = (), prompt_read_rows: int = 0, layer_rows: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(streams)
         self._caches, self._row_multiple, self._layers = caches, row_multiple, layer_rows or row_multiple
         usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
         self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
         self._reads = PromptReads(caches, self._at_once, row_multiple, prompt_read_rows or row_multiple)
-        self._slots = StreamSlots(streams)
         entries = [(layer.key, layer.value) for layer in caches[0]]
         self._buffers, self._suffix = suffix_buffers(entries, streams + parked, horizon)
         self._ruled: RuledStreams | None = None
@@ -213,16 +213,6 @@ class SharedPrefix:
     def devices(self) -> set[torch.device]:
         """The devices of the layers; a device map spreads the layers over several devices."""
         return {buffer.device for buffer in self._buffers}
-
-    @property
-    def slots(self) -> Tensor:
-        """The slot of each open stream, int64 [streams], on the CPU."""
-        return self._slots.slots
-
-    @property
-    def stream_cache(self) -> Tensor:
-        """The cache of each open stream, int64 [streams], on the CPU."""
-        return self._slots.caches
 
     @property
     def rows(self) -> int:
@@ -256,31 +246,21 @@ class SharedPrefix:
 
     def open(self, caches: Sequence[int]) -> None:
         """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
-        self._slots.open(caches)
+        super().open(caches)
         if self._ruled is not None:
-            self._ruled.open(self.stream_cache)
+            self._ruled.open(self.stream_caches)
         self._pack()
 
-    def select(self, rows: Tensor) -> None:
-        """Replace the open streams as ``StreamSlots.select`` does."""
-        if self._slots.select(rows):
+    def select(self, rows: Tensor) -> bool:
+        """Replace the open streams as ``StreamSlots.select`` does, and pack them anew."""
+        changed = super().select(rows)
+        if changed:
             self._pack()
-
-    def park(self, rows: Tensor, places: Tensor) -> None:
-        """Park streams as ``StreamSlots.park`` does."""
-        self._slots.park(rows, places)
-
-    def rewind(self) -> None:
-        """Close all streams."""
-        self._slots.rewind()
-
-    def skip(self) -> None:
-        """Advance by one position without an open stream."""
-        self._slots.length += 1
+        return changed
 
     def indices(self) -> dict[str, Tensor]:
         """Return the vectors that ``take`` needs on every device for this step, int64 on the CPU, by name."""
-        length = torch.tensor([self._slots.length + 1])  # with the token about to be fed
+        length = torch.tensor([self.length + 1])  # with the token about to be fed
         return {"length": length, **self._packing, **self._copies()}
 
     def take(self, indices: _Indices) -> None:
@@ -291,16 +271,16 @@ class SharedPrefix:
         """
         self._indices = indices
         self._copy(indices)
-        self._slots.length += 1
+        self.length += 1
         if self._ruled is not None and self._ruled.steady:
             self._ruled.begin_step()
         elif self._ruled is not None:
             slots = {device: indices[device]["ruled"] for device in self.devices}
-            self._ruled.before_step(slots, self._ruled_suffixes, self._slots.length)
+            self._ruled.before_step(slots, self._ruled_suffixes, self.length)
 
     def _copies(self) -> dict[str, Tensor]:
         """Return the slots from which and to which streams move; the copies then count as made."""
-        source, target, self._copied_length = self._slots.copies()
+        source, target, self._copied_length = self.copies()
         return {"source": source, "target": target}
 
     def _copy(self, indices: _Indices, *, before: bool = False) -> None:
@@ -337,7 +317,7 @@ class SharedPrefix:
 
     def repeat(self) -> None:
         """Make room for one more token of the same streams in the same slots, without data from the host."""
-        self._slots.length += 1
+        self.length += 1
         for device in self.devices:
             self._indices[device]["length"].add_(1)
         if self._ruled is not None:
@@ -345,13 +325,13 @@ class SharedPrefix:
 
     def take_back(self) -> None:
         """Give up the token of the last ``repeat``; its entries are written over."""
-        self._slots.length -= 1
+        self.length -= 1
         if self._ruled is not None:
             self._ruled.take_back()
 
     def parked_copies(self) -> dict[str, Tensor]:
         """Return the vectors that ``keep_parked`` needs on every device, int64 on the CPU; {} if no stream waits."""
-        return self._copies() if self._slots.waits else {}
+        return self._copies() if self.waits else {}
 
     def keep_parked(self, indices: _Indices) -> None:
         """Copy the streams that were parked since the last ``repeat``, as they were before it."""
@@ -360,7 +340,7 @@ class SharedPrefix:
     def after_step(self) -> None:
         """Let rules look at what the last step has left, which will not be given up."""
         if self._ruled is not None and self._ruled.steady:
-            self._ruled.after_step(self._ruled_suffixes, self._indices, self._slots.length)
+            self._ruled.after_step(self._ruled_suffixes, self._indices, self.length)
 
     def fill(self, contents: Tensor) -> None:
         """Set the keys and the values of slot s's suffix to ``contents[s mod kinds]``, in every layer.
@@ -398,14 +378,14 @@ class SharedPrefix:
             if self._ruled.steady:
                 self._ruled.attend_steadily(place, query, suffix, indices, scaling, result)
             else:
-                self._ruled.attend(place, query, suffix, indices["ruled"], self._slots.length, scaling, result)
+                self._ruled.attend(place, query, suffix, indices["ruled"], self.length, scaling, result)
         return result
 
     def _attend_plainly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend as ``attend`` does, for caches without a rule, if operations are not fused."""
         suffix_key, suffix_value = self._suffix[layer]
         indices = self._indices[query.device]
-        streams, length = len(self.slots), self._slots.length
+        streams, length = len(self.slots), self.length
         suffix_key[:streams, :, length - 1] = key[:streams, :, 0]
         suffix_value[:streams, :, length - 1] = value[:streams, :, 0]
         rows, heads, _, size = query.shape
@@ -427,15 +407,15 @@ class SharedPrefix:
 
     def _replaced(self, cache: int) -> bool:
         """Return whether the cache's rule computes the cache's attention in this step."""
-        return self._ruled is not None and self._ruled.replaced(cache, self._slots.length)
+        return self._ruled is not None and self._ruled.replaced(cache, self.length)
 
     def _pack(self) -> None:
         """Pack the streams that read the same entries into tiles, and pad the tiles to a multiple of rows."""
         self._packing = {}
         if self._ruled is not None:
-            caches, multiple = self.stream_cache, self._row_multiple
-            self._packing |= self._ruled.pack(caches, self.slots, self._at_once, multiple)
+            packed = self._ruled.pack(self.stream_caches, self.slots, self._at_once, self._row_multiple)
+            self._packing |= packed
         if self._fused is not None:
-            self._packing |= self._fused.pack(*self._reads.grouped(self.stream_cache, self.slots), self.rows)
+            self._packing |= self._fused.pack(*self._reads.grouped(self.stream_caches, self.slots), self.rows)
             return
-        self._packing |= self._reads.pack(self.stream_cache, self.slots)
+        self._packing |= self._reads.pack(self.stream_caches, self.slots)

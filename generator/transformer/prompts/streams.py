@@ -135,7 +135,7 @@ class TransformerStreams(StreamDecoder):
         """Append one token to each open stream, and return the next distributions, [streams, V]."""
         if not len(tokens):
             self._position += 1
-            self.attention.skip()
+            self.attention.length += 1
             return self._first_distributions[:0]
         self.place(tokens)
         distributions = self.distributions()[: len(tokens)]
@@ -229,7 +229,7 @@ class TransformerStreams(StreamDecoder):
         if len(self._entries) == 1:
             return torch.full((1, 1), self._entries[0] + after)
         positions = torch.zeros(attention.rows, dtype=torch.int64)
-        positions[attention.slots] = torch.tensor(self._entries)[self._prompt_of[attention.stream_cache]] + after
+        positions[attention.slots] = torch.tensor(self._entries)[self._prompt_of[attention.stream_caches]] + after
         return positions[:, None]
 
     def _stream_of_row(self) -> dict[str, Tensor]:
