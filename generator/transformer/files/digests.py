@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,8 @@ from kvdrift.schema.errors import InputError
 
 _YOUNG_NS = 2_000_000_000
 
-Digests = dict[str, tuple[int, int, str]]
-"""By path: size, time of modification in nanoseconds, SHA-256 in hexadecimal."""
+Digests = dict[str, Any]
+"""By path a list: size, time of modification in nanoseconds, SHA-256 in hexadecimal; other values are damage."""
 
 
 def file_sha256(file: Path) -> str:
@@ -50,11 +49,11 @@ def digests_path() -> Path | None:
 
 def file_digests(files: Sequence[Path]) -> list[str]:
     """Return the SHA-256 of each file; store new ones in the cache folder, and drop those of deleted files there."""
-    known = _remembered()
+    known = read_remembered(digests_path())
     digests = dict(known)
     of_files = [_digest(file, digests) for file in files]
     if digests != known and (path := digests_path()) is not None:
-        content = {key: entry for key, entry in (_remembered() | digests).items() if Path(key).exists()}
+        content = {key: entry for key, entry in (read_remembered(path) | digests).items() if Path(key).exists()}
         write_remembered(path, content)
     return of_files
 
@@ -65,16 +64,16 @@ def _digest(file: Path, remembered: Digests) -> str:
     try:
         with file.open("rb") as opened:
             began, before = time.time_ns(), os.fstat(opened.fileno())
-            size, modified, digest = remembered.get(key, (0, 0, ""))
-            if digest and (size, modified) == (before.st_size, before.st_mtime_ns):
-                return digest
+            match remembered.get(key):
+                case [before.st_size, before.st_mtime_ns, str(digest)]:
+                    return digest
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
             after = os.fstat(opened.fileno())
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from None
     same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
     if same and began - before.st_mtime_ns >= _YOUNG_NS:
-        remembered[key] = (before.st_size, before.st_mtime_ns, digest)
+        remembered[key] = [before.st_size, before.st_mtime_ns, digest]
     return digest
 
 
@@ -95,12 +94,3 @@ def write_remembered(path: Path, content: Mapping[str, Any]) -> None:
             aside = Path(folder, path.name)
             aside.write_text(json.dumps(content), encoding="utf-8")
             os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
-
-
-def _remembered() -> Digests:
-    digests: Digests = {}
-    for key, entry in read_remembered(digests_path()).items():
-        match entry:
-            case [int(size), int(modified), str(digest)] if re.fullmatch(r"[0-9a-f]{64}", digest):
-                digests[key] = (size, modified, digest)
-    return digests

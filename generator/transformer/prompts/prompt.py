@@ -57,7 +57,8 @@ class Prompt:
         self.layers: list[PromptLayer] = recording.layers
         self.evictable = [layer for layer in self.layers if layer.terms.window is None]
         self._recording = recording
-        self._first_distributions = {model.sampling: self._first_distribution(model.sampling)}
+        self._first_distributions: dict[Sampling, Tensor] = {}
+        self.first_distribution_under(model.sampling)
 
     @property
     def first_distribution(self) -> Tensor:
@@ -67,13 +68,10 @@ class Prompt:
     def first_distribution_under(self, sampling: Sampling) -> Tensor:
         """Return the next-token distribution of position 1, [V], with another sampling."""
         if sampling not in self._first_distributions:
-            self._first_distributions[sampling] = self._first_distribution(sampling)
-        return self._first_distributions[sampling]
-
-    def _first_distribution(self, sampling: Sampling) -> Tensor:
-        with torch.inference_mode():
             head = Head(self._model.network, self._model.device, self._model.logits_dtype, sampling)
-            return head.distributions(self._last, head.room(1))[0]
+            with torch.inference_mode():
+                self._first_distributions[sampling] = head.distributions(self._last, head.room(1))[0]
+        return self._first_distributions[sampling]
 
     def forget_statistics(self) -> None:
         """Drop the values gathered for selectors, which may take as much memory as the cache."""
