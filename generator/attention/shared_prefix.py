@@ -10,6 +10,7 @@ Where suffixes lie, and which of them are copied, is bookkeeping in integers on 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from kvdrift.generator.attention.cache_rules import CacheRule, RuledStreams
 from kvdrift.generator.attention.fused import FusedAttention, are_fused
 from kvdrift.generator.attention.parts import PLAIN, LayerTerms, attend_part, join_parts, with_sinks
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, PromptReads, rounded, tile_of
+from kvdrift.generator.attention.row_invariance import RowInvariance
+from kvdrift.generator.attention.states import LayerStates
 from kvdrift.generator.attention.tables import FEWEST_ROWS, few_rows
 from kvdrift.schema.errors import InputError
 
@@ -151,6 +154,17 @@ def copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor, others: Sequen
 
 __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs import the first from here; their source is part of identities
 
+
+@dataclass(frozen=True)
+class StreamCache:
+    """A cache from which streams start."""
+
+    layers: Sequence[PrefixLayer]  # the prompt entries of every layer with attention
+    states: LayerStates | None = None  # of layers without attention after the prompt, if there are any
+    tile: int = 0  # the most rows that read the cache at once; 0 for the usual number
+    rule: CacheRule | None = None  # by which the cache changes while its streams are decoded
+
+
 _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by their name
 
 
@@ -161,48 +175,44 @@ class SharedPrefix(StreamSlots):
     ``select``; ``take`` then makes room for the token about to be fed.
 
     Args:
-        caches: The layers of each cache.
+        caches: The caches, whose layers have equal shapes but for the number of entries.
         streams: The most streams that can be open at once.
         parked: The most streams that can be parked.
         horizon: The most tokens of a stream.
-        row_multiple: A tile's streams, and by default a step's rows, are padded to multiples of this number.
         heads: The number of query heads of a layer.
+        rows: The multiples to which a step's rows, and the streams that read a prompt at once, are padded.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``SharingOptions.fused``.
-        tiles: For each cache the most streams that read its prompt entries at once; 0, the default, for what
-            ``tile_of`` returns.
-        rules: For each cache its rule; None, the default, for no rule.
-        prompt_read_rows: In products of oneDNN the streams that read a prompt at once are padded to a
-            multiple of this; 0, the default, for ``row_multiple``.
-        layer_rows: The rows of a step are padded to a multiple of this number; 0, the default, for ``row_multiple``.
     """
 
     def __init__(
-        self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
-        heads: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
-        rules: Sequence[CacheRule | None] = (), prompt_read_rows: int = 0, layer_rows: int = 0,
+        self, caches: Sequence[StreamCache], streams: int, parked: int, horizon: int, heads: int, rows: RowInvariance,
+        *, share_reads: bool = True, fused: bool | None = None,
     ) -> None:  # fmt: skip
         super().__init__(streams)
-        self._caches, self._row_multiple, self._layers = caches, row_multiple, layer_rows or row_multiple
-        usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
-        self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
-        self._reads = PromptReads(caches, self._at_once, row_multiple, prompt_read_rows or row_multiple)
-        entries = [(layer.key, layer.value) for layer in caches[0]]
+        self._caches = [cache.layers for cache in caches]
+        self._row_multiple, self._layers = rows.multiple, rows.layer_rows or rows.multiple
+        first = caches[0].layers
+        usual = tile_of(first[0].key, rows.multiple) if share_reads else 1
+        self._at_once = [(cache.tile if share_reads else 0) or usual for cache in caches]
+        prompt_read_rows = rows.prompt_read_rows or rows.multiple
+        self._reads = PromptReads(self._caches, self._at_once, rows.multiple, prompt_read_rows)
+        entries = [(layer.key, layer.value) for layer in first]
         self._buffers, self._suffix = suffix_buffers(entries, streams + parked, horizon)
         self._ruled: RuledStreams | None = None
         # A rule sees the layers without a window, numbered from 0.
-        whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
+        whole = [number for number, layer in enumerate(first) if layer.terms.window is None]
         self._whole = {number: place for place, number in enumerate(whole)}
         self._fused: FusedAttention | None = None
         if are_fused(self.devices, fused):
-            if any(tiles):
+            if any(cache.tile for cache in caches):
                 raise InputError(
                     "row_tile: fused operations, which this device uses, have fixed tiles; leave row_tile out"
                 )
-            self._fused = FusedAttention(list(zip(*caches, strict=True)), heads)
-        if any(rule is not None for rule in rules):
-            parts = [[(cache[number].key, cache[number].value) for number in self._whole] for cache in caches]
-            terms = [caches[0][number].terms for number in self._whole]
+            self._fused = FusedAttention(list(zip(*self._caches, strict=True)), heads)
+        if any(cache.rule is not None for cache in caches):
+            parts = [[(layers[number].key, layers[number].value) for number in whole] for layers in self._caches]
+            terms, rules = [first[number].terms for number in whole], [cache.rule for cache in caches]
             is_fused = self._fused is not None
             self._ruled = RuledStreams(rules, parts, streams + parked, horizon, terms, fused=is_fused)
         self._packing: dict[str, Tensor] = {}

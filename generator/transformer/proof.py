@@ -24,13 +24,13 @@ from torch.overrides import TorchFunctionMode
 
 from kvdrift.generator.attention.parts import attention_modules
 from kvdrift.generator.attention.recording import QueryChunk
-from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer, StreamCache
 from kvdrift.generator.coupling.streams import SHARE_ALL
 from kvdrift.generator.transformer.decoder import Decoder
 from kvdrift.generator.transformer.files.configuration import library, rope_switch
 from kvdrift.generator.transformer.model_checks import Proof
 from kvdrift.generator.transformer.prompts.prompt import Prompt
-from kvdrift.generator.transformer.prompts.streams import PromptCaches, StreamCache, TransformerStreams
+from kvdrift.generator.transformer.prompts.streams import PromptCaches, TransformerStreams
 from kvdrift.schema.errors import first_line
 
 

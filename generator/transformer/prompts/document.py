@@ -15,6 +15,7 @@ from kvdrift.generator.actions import Action
 from kvdrift.generator.attention.holding import AsComputed, first_decisions, in_words
 from kvdrift.generator.attention.prompt_reads import PrefixLayer, same_entries, with_packed_keys
 from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import StreamCache
 from kvdrift.generator.coupling.steps import captures
 from kvdrift.generator.coupling.streams import SharingOptions
 from kvdrift.generator.selectors.policies.around import WatchedRule, rule_of, watched_steps
@@ -23,7 +24,7 @@ from kvdrift.generator.transformer.memory import PREFILL_CHUNK, available_bytes,
 from kvdrift.generator.transformer.model_checks import check_layers
 from kvdrift.generator.transformer.prompts.eviction import CompactCache, evict
 from kvdrift.generator.transformer.prompts.prompt import Prompt
-from kvdrift.generator.transformer.prompts.streams import PromptCaches, StreamCache, TransformerStreams, try_steps
+from kvdrift.generator.transformer.prompts.streams import PromptCaches, TransformerStreams, try_steps
 from kvdrift.log.prompts import KeptEntries
 from kvdrift.schema.document import Document
 from kvdrift.schema.errors import InputError, failing_as

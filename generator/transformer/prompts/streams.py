@@ -18,8 +18,8 @@ from kvdrift.generator.attention.cache_rules import CacheRule
 from kvdrift.generator.attention.interface import counted
 from kvdrift.generator.attention.prompt_reads import with_packed_keys
 from kvdrift.generator.attention.recording import PromptLayer
-from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix
-from kvdrift.generator.attention.states import LayerStates, StreamStates
+from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix, StreamCache
+from kvdrift.generator.attention.states import StreamStates
 from kvdrift.generator.attention.threads import stay_alone, torch_threads
 from kvdrift.generator.codecs.coded_streams import CodedStreams
 from kvdrift.generator.coupling.steps import StepIndices
@@ -30,16 +30,6 @@ from kvdrift.generator.transformer.fused.layers import fused_layers
 from kvdrift.generator.transformer.memory import tried_entries, tried_streams
 from kvdrift.generator.transformer.prompts.prompt import Prompt
 from kvdrift.schema.sampling import FULL_SOFTMAX
-
-
-@dataclass(frozen=True)
-class StreamCache:
-    """A cache from which streams start."""
-
-    layers: Sequence[PrefixLayer]  # the prompt entries of every layer with attention
-    states: LayerStates | None = None  # of layers without attention after the prompt, if there are any
-    tile: int = 0  # the most rows that read the cache at once; 0 for the usual number
-    rule: CacheRule | None = None  # by which the cache changes while its streams are decoded
 
 
 @dataclass(frozen=True)
@@ -74,10 +64,8 @@ class TransformerStreams(StreamDecoder):
         )  # [caches]
         caches = [cache for prompt in prompts for cache in prompt.caches]
         self.attention = SharedPrefix(
-            [cache.layers for cache in caches], streams, parked, horizon, model.rows.multiple,
-            model.shape.heads, share_reads=sharing.share_prompt_reads, fused=sharing.fused,
-            tiles=[cache.tile for cache in caches], rules=[cache.rule for cache in caches],
-            prompt_read_rows=model.rows.prompt_read_rows, layer_rows=model.rows.layer_rows,
+            caches, streams, parked, horizon, model.shape.heads, model.rows,
+            share_reads=sharing.share_prompt_reads, fused=sharing.fused,
         )  # fmt: skip
         rows = self.attention.rows_of(streams)
         starts = [cache.states for cache in caches if cache.states is not None]

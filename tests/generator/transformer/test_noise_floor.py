@@ -13,7 +13,8 @@ from transformers import DynamicCache
 
 from kvdrift.generator.actions import Action, build_action
 from kvdrift.generator.attention import shared_prefix
-from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from kvdrift.generator.attention.row_invariance import RowInvariance
+from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix, StreamCache
 from kvdrift.generator.checks.random_models import random_document, random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
 from kvdrift.generator.transformer.footprint import plan_memory
@@ -115,7 +116,8 @@ def test_bytes_are_counted_as_they_are_stored() -> None:
 def test_tiles_of_ones_own_are_not_those_of_fused_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefix, "are_fused", lambda *_: True)
     part = torch.zeros(1, 4, 8)
-    assert refused(SharedPrefix, [[PrefixLayer(part, part)]], 1, 0, 4, 1, 1, tiles=[3]).startswith("row_tile: ")
+    cache = StreamCache([PrefixLayer(part, part)], tile=3)
+    assert refused(SharedPrefix, [cache], 1, 0, 4, 1, RowInvariance(1, 0.0)).startswith("row_tile: ")
 
 
 def _held(action: Action) -> Any:
