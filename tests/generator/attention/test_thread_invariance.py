@@ -22,6 +22,7 @@ from kvdrift.generator.attention.row_invariance import TriedSteps
 from kvdrift.generator.attention.threads import torch_threads
 from kvdrift.generator.checks.random_models import random_document, save_random_model
 from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer import decoder
 from kvdrift.generator.transformer.loading import load_model
 from kvdrift.log.store import Unit
 from kvdrift.schema.free_processors import FreeProcessors
@@ -31,13 +32,15 @@ DOCUMENT = random_document("d600", 600)
 PENDING = [PendingUnit(HALF_SNAPKV, 0, 4), PendingUnit(CONTROL, 0, 4)]
 
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 576, "intermediate_size": 1536, "vocab_size": 49_152, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "head_dim": 64, "tie_word_embeddings": True, "initializer_range": 0.1,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    sizes: dict[str, Any] = {
-        "hidden_size": 576, "intermediate_size": 1536, "vocab_size": 49_152, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "head_dim": 64, "tie_word_embeddings": True, "initializer_range": 0.1,
-    }  # fmt: skip
-    return str(save_random_model(Path(tmp_path_factory.mktemp("wide")), "llama", **sizes))
+    return str(save_random_model(Path(tmp_path_factory.mktemp("wide")), "llama", **SIZES))
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +94,10 @@ def test_two_threads_give_the_events_of_one(folder: str) -> None:
     assert not any(two[1].events["delta"].to_pylist())
 
 
-def test_one_thread_computes_if_products_depend_on_threads(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_computes_if_products_depend_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounded_by_threads(monkeypatch, 0, 16, 192)
-    model = load_model(folder)
+    monkeypatch.setattr(decoder, "ONE_THREAD_PARAMETERS", 0)
+    model = load_model(str(save_random_model(tmp_path, "llama", **SIZES | {"vocab_size": 512})))
     assert model.threads == 1
     assert not model.pairs_at_once  # of a large model, documents are decoded alone
     _, control = generated(model)

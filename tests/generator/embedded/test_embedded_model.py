@@ -22,7 +22,8 @@ def records_of(body: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("task", "length"), STRATA)
-def test_document_has_its_exact_body_and_question(task: str, length: int) -> None:
+def test_a_document_is_as_described_and_its_answers_follow_from_its_body(task: str, length: int) -> None:
+    """Each key opens one record, and each value stands once."""
     for index in range(20):
         document = make_document(task, length, index, seed=3)
         body, question = document.tokens[:length], document.tokens[length:]
@@ -32,23 +33,13 @@ def test_document_has_its_exact_body_and_question(task: str, length: int) -> Non
         assert question[0] == vocabulary.QUESTION
         assert question[-1] == vocabulary.ANSWER
         assert set(question[2::2]) == {vocabulary.MARK}
-        assert body.count(vocabulary.RECORD) == body.count(vocabulary.END) == study_layout(task, length).records
-
-
-@pytest.mark.parametrize(("task", "length"), STRATA)
-def test_answers_follow_from_a_body_whose_keys_open_one_record_and_whose_values_stand_once(
-    task: str, length: int
-) -> None:
-    for index in range(20):
-        document = make_document(task, length, index, seed=3)
-        found = records_of(document.tokens[:length])
+        found = records_of(body)
+        assert len(found) == body.count(vocabulary.END) == study_layout(task, length).records
         records = {record[0]: record for record in found}
         values = [token for record in found for token in record[1:] if not vocabulary.is_key(token)]
         assert len(records) == len(found)
         assert len(set(values)) == len(values)
-        asked = document.tokens[length + 1 : -1 : 2]
-        assert len(asked) == len(document.answers)
-        for key, answer in zip(asked, document.answers, strict=True):
+        for key, answer in zip(question[1:-1:2], document.answers, strict=True):
             walk = records[key]
             while vocabulary.is_key(walk[-2]):
                 walk = (*walk, *records[walk[-2]])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.by_default("llama", "gemma2", "gemma3", "phi3")
 def test_weights_are_those_of_the_model_that_the_file_was_written_from(tmp_path: Path, architecture: str) -> None:
     """In float32. Gemma's norms are stored with 1 added, which rounds them."""
     changes = {"sliding_window": 16} if architecture in {"gemma2", "gemma3"} else {}
@@ -100,24 +101,19 @@ def test_scaled_rope_is_the_file_s(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "keys", "named"),
+    ("architecture", "written", "says"),
     [
-        ("llama", {"expert_count": 8}, "llama.expert_count"),
-        ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "'yarn'"),
-        ("qwen2", {"attention.temperature_scale": 2.0}, "qwen2.attention.temperature_scale"),
+        ("llama", {"keys": {"expert_count": 8}}, r"llama\.expert_count.* llama\.cpp only"),
+        ("llama", {"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, r"'yarn'.* llama\.cpp only"),
+        ("qwen2", {"keys": {"attention.temperature_scale": 2.0}}, r"qwen2\.attention\.temperature_scale.* llama\.cpp only"),
+        ("llama", {"rope_factors": np.linspace(1, 9, 16)}, r"rope_freqs\.weight"),  # not Llama 3's factors
     ],
-)
+)  # fmt: skip
 def test_what_transformers_does_not_read_is_refused(
-    tmp_path: Path, architecture: str, keys: dict[str, object], named: str
+    tmp_path: Path, architecture: str, written: dict[str, Any], says: str
 ) -> None:
-    write_random(tmp_path / "model.gguf", architecture, keys=keys)
-    with pytest.raises(InputError, match=rf"model\.gguf: .*{re.escape(named)}.* llama\.cpp only"):
-        gguf_folder(tmp_path / "model.gguf")
-
-
-def test_factors_that_are_not_llama_3_s_are_refused(tmp_path: Path) -> None:
-    write_random(tmp_path / "model.gguf", "llama", rope_factors=np.linspace(1, 9, 16))
-    with pytest.raises(InputError, match=r"model\.gguf.* rope_freqs\.weight"):
+    write_random(tmp_path / "model.gguf", architecture, **written)
+    with pytest.raises(InputError, match=rf"model\.gguf.*{says}"):
         gguf_folder(tmp_path / "model.gguf")
 
 

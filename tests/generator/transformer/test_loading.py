@@ -301,6 +301,7 @@ def test_wrong_eos_tokens_are_refused_before_weights_are_loaded(folder: Path, ge
     ],
     ids=lambda rope: str(rope["rope_type"]),
 )  # fmt: skip
+@pytest.mark.by_default("llama3")
 def test_scaled_rope_against_the_plain_generator(tmp_path: Path, rope: dict[str, Any]) -> None:
     """Tolerances are those without scaling: shared prompts move logits by about 1e-6."""
     folder = save_random_model(tmp_path / "model", "llama", rope_parameters=rope | {"rope_theta": 1e4})

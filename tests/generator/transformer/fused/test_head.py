@@ -153,33 +153,22 @@ class Libraries:
             raise RuntimeError(message)
 
 
-@pytest.fixture
-def libraries(monkeypatch: pytest.MonkeyPatch) -> Libraries:
-    found = Libraries("cublas")
-    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", found)
-    return found
-
-
 @pytest.mark.filterwarnings("error")
-def test_products_of_16_bits_are_cublaslts_while_their_sums_are_whole(libraries: Libraries) -> None:
-    with whole_sums("cuda"):
-        libraries.multiply()
-    assert libraries.preferred == "cublas"
-    libraries.multiply()
-
-
-@pytest.mark.usefixtures("libraries")
-def test_sums_are_whole_on_cuda_while_computing_and_as_before_after_it() -> None:
-    before = list(split())
+def test_sums_are_whole_on_cuda_while_computing_and_all_is_as_before_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of 16 bits are cuBLASLt's meanwhile."""
+    libraries, before = Libraries("cublas"), list(split())
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", libraries)
     SETTINGS.allow_fp16_reduced_precision_reduction = (False, True)  # the caller's
     try:
         with pytest.raises(RuntimeError, match="stop"), whole_sums("cuda:1"):  # noqa: PT012
             assert list(split()) == [(False, False)] * 2
+            libraries.multiply()
             message = "stop"
             raise RuntimeError(message)
-        assert list(split()) == [before[0], (False, True)]
         with whole_sums("cpu"):
             assert list(split()) == [before[0], (False, True)]
+        assert libraries.preferred == "cublas"
+        libraries.multiply()
     finally:
         SETTINGS.allow_fp16_reduced_precision_reduction = before[1]
 
