@@ -75,50 +75,30 @@ class MemoryPlan:
 
 
 def plan_memory(
-    shape: ModelShape, entries: int, kept: Sequence[int], replicates: Sequence[int], horizon: int,
-    available_bytes: int, estimator: str, *, apart: bool = False, scored: int = 0,
-    others: Sequence[tuple[ModelShape, Sequence[int], Sequence[int]]] = (), packed: bool = False,
+    sides: Sequence[tuple[ModelShape, Sequence[int], Sequence[int]]], entries: int, horizon: int, available_bytes: int,
+    estimator: str, *, apart: bool = False, scored: int = 0, packed: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
 
-    ``entries`` is n; ``kept`` has m of each action, ``replicates`` the number of its replicates. ``available_bytes``
-    are left besides the weights. ``apart``: whether an action's prompt is prefilled separately; one such prompt is in
-    memory at a time. ``scored`` is the number of prompt entries whose scores a policy keeps. ``packed``: whether packed
-    copies of keys are kept, as on a CPU.
-
-    ``shape``, ``kept`` and ``replicates`` are those of the reference's model and of the actions that it decodes.
-    ``others`` has the same three for each further model, which is that of actions with weights of their own. Every
-    model holds the whole prompt.
+    ``sides`` has for each model, the reference's first, its shape, and m and the number of replicates of each action
+    that it decodes; every model holds the whole prompt, of n = ``entries``. ``available_bytes`` are left besides the
+    weights. ``apart``: whether an action's prompt is prefilled separately; one such prompt is in memory at a time.
+    ``scored`` is the number of prompt entries whose scores a policy keeps. ``packed``: whether packed copies of keys
+    are kept, as on a CPU.
     """
-    sides = [(shape, kept, replicates), *others]
     whole = [side.fixed_bytes(entries) + side.evictable_bytes * entries for side, *_ in sides]
     prompt = sum(whole) + sum(side.evictable_bytes * sum(budgets) for side, budgets, _ in sides)
     prompt += prompt // 2 * packed
-    replicate = sum(
-        side.replicate_bytes(len(budgets), entries, horizon, estimator, scored) for side, budgets, _ in sides
-    )
+    step = entries, horizon, estimator, scored
+    replicate = sum(side.replicate_bytes(len(budgets), *step) for side, budgets, _ in sides)
     most = max(max(counts, default=1) for *_, counts in sides)
     at_once = min(most, replicates_within(available_bytes - prompt, replicate))
-    return MemoryPlan(
-        replicates=most,
-        replicates_at_once=at_once,
-        prompt_bytes=prompt,
-        prefill_bytes=min(entries, PREFILL_CHUNK) * max(side.activation_bytes for side, *_ in sides) + apart * whole[0],
-        replicate_bytes=replicate,
-        decoding_bytes=sum(
-            side.decoding_bytes(
-                [min(count, at_once) for count in counts],
-                entries,
-                horizon,
-                estimator,
-                scored,
-                reference=not number,
-                tried=True,
-            )
-            for number, (side, _, counts) in enumerate(sides)
-        ),
-        available_bytes=available_bytes,
+    decoding = sum(
+        side.decoding_bytes([min(count, at_once) for count in counts], *step, reference=not number, tried=True)
+        for number, (side, _, counts) in enumerate(sides)
     )
+    prefill = min(entries, PREFILL_CHUNK) * max(side.activation_bytes for side, *_ in sides) + apart * whole[0]
+    return MemoryPlan(most, at_once, prompt, prefill, replicate, decoding, available_bytes)
 
 
 def local_footprint(model_id: str, dtype: str, revision: str | None = None, device: str = "cpu") -> Footprint | None:

@@ -155,13 +155,10 @@ class Proof:
 
 def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | None:
     """Return the kept proof for weights, dtype and kind of device; None if there is none."""
-    proof = read_remembered(_proofs_path()).get(_proof_key(weights_sha256, dtype, device)) if weights_sha256 else None
-    try:
-        refusal, softcap, halves = (proof[name] for name in ("refusal", "softcap", "turned_by_halves"))  # type: ignore[index]
-    except (TypeError, KeyError):
-        return None
-    known = isinstance(refusal, str | None) and isinstance(softcap, float | None) and isinstance(halves, bool)
-    return Proof(refusal, softcap, halves) if known else None
+    match read_remembered(_proofs_path()).get(_proof_key(weights_sha256, dtype, device)) if weights_sha256 else None:
+        case {"refusal": str() | None as refusal, "softcap": float() | None as cap, "turned_by_halves": bool(halves)}:
+            return Proof(refusal, cap, halves)
+    return None
 
 
 def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str, proof: Proof) -> None:

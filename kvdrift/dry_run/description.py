@@ -387,18 +387,14 @@ def _plan_memory(material: Material, expected: Forecast, footprints: _Footprints
         for side, footprint in footprints.items()  # the reference's is the first; a control shares its entries
         for actions in [[action for action in material.actions if _side(study, action) == side]]
     ]
-    (shape, kept, replicates), *others = sides
     return plan_memory(
-        shape,
+        sides,
         longest,
-        kept,
-        replicates,
         study.study.horizon,
         sys.maxsize if here is None else here - _weight_bytes(study, footprints),
         PLAIN if study.plan.estimator == PLAIN else SWRB,
         apart=any(action.prefill_chunk is not None for action in material.actions),
         scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
-        others=others,
         packed=(study.model.device, study.model.dtype) == ("cpu", "float32"),
     )
 

@@ -115,10 +115,10 @@ def test_memory_is_forecast_within_a_fifth(family: str, tmp_path: Path) -> None:
     peak = printed(_PROGRAM, folders, tmp_path)
     shapes = [found.shape for folder in folders if (found := local_footprint(folder, "float32")) is not None]
     kept, replicates = [KEPT, KEPT, 0], [REPLICATES, REPLICATES, CONTROLS]
-    own, others = (kept, replicates), []
+    sides = [(shapes[0], kept, replicates)]
     if len(shapes) > 1:
-        own, others = (kept[1:], replicates[1:]), [(shapes[1], kept[:1], replicates[:1])]
-    plan = plan_memory(shapes[0], ENTRIES, *own, HORIZON, sys.maxsize, PLAIN, others=others, packed=True)
+        sides = [(shapes[0], kept[1:], replicates[1:]), (shapes[1], kept[:1], replicates[:1])]
+    plan = plan_memory(sides, ENTRIES, HORIZON, sys.maxsize, PLAIN, packed=True)
     assert plan.peak_bytes == pytest.approx(peak, rel=0.2)
 
 

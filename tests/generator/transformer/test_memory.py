@@ -33,6 +33,7 @@ from kvdrift.schema.tables import PLAIN, SWRB
 
 # Llama-3.1-8B.
 LARGE = ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, "bfloat16")
+THREE_ACTIONS = [(LARGE, [16_384, 16_384, 512], [64] * 3)]
 GIB = 2**30
 
 
@@ -87,14 +88,14 @@ def test_bytes_of_a_distribution_are_those_that_are_allocated(
 
 
 def test_a_plan_that_fits() -> None:
-    plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], [64] * 3, 128, 60 * GIB, PLAIN)
+    plan = plan_memory(THREE_ACTIONS, 32_768, 128, 60 * GIB, PLAIN)
     assert plan.replicates_at_once == 64
     assert plan.fits
     assert plan.prompt_bytes == (32_768 + 2 * 16_384 + 512) * 128 * 1024
     trial = 5 * 32_768 * 128 * 1024 // (2 * 32)
     assert plan.decoding_bytes == 64 * plan.replicate_bytes + trial
     assert plan.peak_bytes == plan.prompt_bytes + plan.prefill_bytes + plan.decoding_bytes
-    twice = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], [64] * 3, 128, 60 * GIB, PLAIN, packed=True)
+    twice = plan_memory(THREE_ACTIONS, 32_768, 128, 60 * GIB, PLAIN, packed=True)
     assert twice.prompt_bytes == 1.5 * plan.prompt_bytes  # keys are half of it
 
 
@@ -124,7 +125,7 @@ def test_less_memory_means_fewer_replicates_at_once() -> None:
     """As many replicates as fit, and at least one; if not even one fits, the plan says so."""
     at_once = []
     for gib in (8, 9, 10, 12, 16, 24):
-        plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], [64] * 3, 128, gib * GIB, PLAIN)
+        plan = plan_memory(THREE_ACTIONS, 32_768, 128, gib * GIB, PLAIN)
         at_once.append(plan.replicates_at_once)
         assert plan.fits == (gib > 8)
         if plan.fits and plan.replicates_at_once < 64:
@@ -140,7 +141,7 @@ def test_partial_results_and_prefill_go_by_chunks() -> None:
     entries = 3 * CHUNK + 1
     assert LARGE.partial_bytes(entries) == int(chunks_of(torch.tensor(entries))) * 32 * (128 * 2 + 4) == 4 * 32 * 260
     for length, at_once in ((10 * PREFILL_CHUNK, PREFILL_CHUNK), (100, 100)):
-        plan = plan_memory(LARGE, length, [64], [1], 8, GIB, PLAIN)
+        plan = plan_memory([(LARGE, [64], [1])], length, 8, GIB, PLAIN)
         assert plan.prefill_bytes == at_once * LARGE.activation_bytes
 
 

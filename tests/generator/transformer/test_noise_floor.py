@@ -109,7 +109,7 @@ def test_bytes_are_counted_as_they_are_stored() -> None:
     assert payload["numerics"] == payload["full"] == 2 * payload["half"]
     assert {unit.record["kept_entries"] for unit in units.values()} == {190}
     shape = random_model("qwen2").shape
-    plans = [plan_memory(shape, 190, [190], [1], 8, 2**30, PLAIN, apart=apart) for apart in (False, True)]
+    plans = [plan_memory([(shape, [190], [1])], 190, 8, 2**30, PLAIN, apart=apart) for apart in (False, True)]
     assert plans[1].prefill_bytes - plans[0].prefill_bytes == shape.entry_bytes * 190
 
 
