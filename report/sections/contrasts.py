@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kvdrift.report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
 from kvdrift.report.printing.numbers import fixed, level
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable
@@ -53,9 +51,3 @@ def standing_of(estimate: Estimate) -> str:
         return ""
     together = " over all pairs" if estimate.quantity == SIMULTANEOUS_GAP else ""
     return f"{level(estimate.level)}{together}, {estimate.standing}"
-
-
-def grounds_of(estimates: Iterable[Estimate]) -> str:
-    """Return the levels and statuses of several intervals, each once, in parentheses; empty without an interval."""
-    known = dict.fromkeys(standing_of(row) for row in estimates if row.has_interval)
-    return f" ({'; '.join(known)})" if known else ""

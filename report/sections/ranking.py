@@ -1,4 +1,4 @@
-"""The tables behind the verdict: all actions with all their numbers, and the differences in R that decide."""
+"""The table behind the verdict: all actions with all their numbers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from kvdrift.report.printing.estimate_tables import (
     action_table,
     columns_of,
 )
-from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, listed, size
-from kvdrift.report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, table_row
+from kvdrift.report.printing.numbers import MISSING, count, fixed, listed, size
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, TableRow
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.facts import Storage
 from kvdrift.report.sections.choice import Choice, choose
 from kvdrift.report.sections.contrasts import standing_of
 from kvdrift.report.sections.findings import span
 from kvdrift.report.sections.section import Section
-from kvdrift.report.sections.verdict import ActionVerdict, Reason, Says, action_verdicts
+from kvdrift.report.sections.verdict import ActionVerdict, Says, action_verdicts
 from kvdrift.schema.study import POOLED
-from kvdrift.stats.registry import Scale
 
 
 def section(content: PageContent) -> Section:
-    """Make the section: the ranked table, and the table of the intervals behind the badges if there are any."""
+    """Make the section: the ranked table."""
     choice = choose(content)
-    verdicts = action_verdicts(content, choice)
-    reasons = reasons_table(verdicts)
-    tables = (ranked_table(content, choice, verdicts), *([reasons] if reasons else []))
-    return Section("ranking", "Ranking", tables, shows=span(content, {"mismatch": "R"}))
+    table = ranked_table(content, choice, action_verdicts(content, choice))
+    return Section("ranking", "Ranking", (table,), shows=span(content, {"mismatch": "R"}))
 
 
 def ranked_table(content: PageContent, choice: Choice, verdicts: list[ActionVerdict]) -> PrintedTable:
@@ -180,39 +177,3 @@ def _record(content: PageContent, choice: Choice, verdict: ActionVerdict) -> dic
     return record | {
         "level": risk.level, "status": risk.status, "verdict": str(verdict.badge),
     }  # fmt: skip
-
-
-def reasons_table(verdicts: list[ActionVerdict]) -> PrintedTable | None:
-    """Make the table of the intervals behind the badges, grouped by what an interval says; None without any."""
-    reasons = [(verdict.action, reason) for verdict in verdicts for reason in verdict.reasons]
-    if not reasons:
-        return None
-    lines = [
-        table_row(
-            action, reason.other or "", fixed(reason.bytes_ratio, 2), in_text(reason.estimate, _scale(reason)),
-            standing_of(reason.estimate), count(reason.documents_needed), group=str(reason.says),
-        )
-        for says in Says for action, reason in reasons if reason.says is says
-    ]  # fmt: skip
-    columns = (
-        label_column("action"),
-        label_column("other action"),
-        Column("bytes", "×", "bytes of the first action’s cache over the other’s"),
-        Column("difference in R", "", "R of the first action less R of the other; of lost answers, their share"),
-        Column("level and status", left=True),
-        Column(
-            "documents needed",
-            "",
-            "would decide in about half of such studies if this difference is the true one; a dash: the interval "
-            "decides already, or more documents will hardly help",
-        ),
-    )
-    records = tuple(
-        {"action": verdict.action, "badge": str(verdict.badge)} | reason.as_record()
-        for verdict in verdicts for reason in verdict.reasons
-    )  # fmt: skip
-    return PrintedTable("verdict", "The intervals behind the badges", columns, tuple(lines), "", records)
-
-
-def _scale(reason: Reason) -> Scale:
-    return Scale.PERCENT if reason.says is Says.LOSES else Scale.POINTS
