@@ -22,7 +22,7 @@ from kvdrift.report.figures.strokes import (
 )
 from kvdrift.report.page import draw_figures, relative_link
 from kvdrift.report.printing.bars import Bar, bars
-from kvdrift.report.printing.estimate_tables import QuantityColumns
+from kvdrift.report.printing.estimate_tables import quantity_columns
 from kvdrift.report.printing.html import rendered
 from kvdrift.report.printing.numbers import MISSING, count, count_range, fixed, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
@@ -103,16 +103,6 @@ class Comparison:
     entries: tuple[Entry, ...]
     pairings: tuple[Pairing, ...]
 
-    def record(self, pairing: Pairing, difference: Difference, estimate: Estimate) -> dict[str, Any]:
-        """Return the line of an estimate in the CSV file of differences, by column."""
-        return {
-            "first": pairing.first.name, "first_action": difference.first_action, "other": pairing.other.name,
-            "other_action": difference.other_action, "quantity": estimate.quantity, "estimate": estimate.estimate,
-            "low": estimate.low, "high": estimate.high, "level": estimate.level, "draws": estimate.draws,
-            "interval": estimate.interval, "documents": estimate.documents, "clusters": estimate.clusters,
-            "matched_by_name": pairing.by_name, "same_identity": difference.same, "status": estimate.status,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Place:
@@ -172,9 +162,10 @@ def shown_quantities(places: Sequence[Place]) -> list[str]:
 
 def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     """Make the leaderboard's table, with intervals under the numbers."""
-    shown = QuantityColumns({name: [place.estimate(name) for place in places] for name in shown_quantities(places)})
+    shown = {name: [place.estimate(name) for place in places] for name in shown_quantities(places)}
+    heads, cells, note = quantity_columns(shown)
     rows = []
-    for place, *row_cells in zip(places, *shown.cells, strict=True):
+    for place, *row_cells in zip(places, *cells, strict=True):
         facts, stored = place.entry.content.facts, place.entry.content.facts.storage.get(place.action)
         rows.append(
             table_row(
@@ -196,11 +187,11 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
             "share of the full prompt's bytes, and below it the bytes: the mean of the stored prompt, with scales and "
             "indices, or the most that a decode-time policy holds, generated entries included",
         ),
-        *shown.heads,
+        *heads,
         Column("documents"), Column("K", "", "replicates per document"), Column("H", "tokens", "horizon"),
     )  # fmt: skip
     records = tuple(place.record() for place in places)
-    return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), shown.note, records)
+    return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), note, records)
 
 
 @dataclass(frozen=True)
@@ -350,22 +341,22 @@ def _comparable(first: Entry, second: Entry) -> bool:
 def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
     """Make a table with a row for each action and temperature, with intervals under the numbers."""
     places = [(action, entry) for action in shown.actions for entry in shown.entries if action in entry.content.actions]
-    columns = QuantityColumns({
+    columns = {
         quantity: [entry.content.estimates.get(quantity, action) for action, entry in places]
         for quantity in _BY_TEMPERATURE
-    })  # fmt: skip
+    }
+    heads, cells, note = quantity_columns(columns)
     rows = [
         table_row(f"{temperature_of(entry):.12g}", *row_cells, group=action)
-        for (action, entry), *row_cells in zip(places, *columns.cells, strict=True)
+        for (action, entry), *row_cells in zip(places, *cells, strict=True)
     ]
     records = tuple(
         {"study": entry.study, "model": entry.model, "temperature": temperature_of(entry)} | estimate.as_row()
-        for estimates in columns.estimates.values()
+        for estimates in columns.values()
         for (_, entry), estimate in zip(places, estimates, strict=True)
     )
     title = f"By temperature, {shown.entries[0].model}"
-    heads = label_column("temperature"), *columns.heads
-    return PrintedTable(name, title, heads, tuple(rows), columns.note, records)
+    return PrintedTable(name, title, (label_column("temperature"), *heads), tuple(rows), note, records)
 
 
 def temperatures_figure(shown: Temperatures) -> Figure:
@@ -405,44 +396,42 @@ def differences_table(comparison: Comparison) -> PrintedTable | None:
     pairs = [(pairing, difference) for pairing in comparison.pairings for difference in pairing.differences]
     if not pairs:
         return None
-    shown = QuantityColumns(
+    heads, cells, note = quantity_columns(
         {name: [difference.estimates[name] for _, difference in pairs] for name in pairs[0][1].estimates}
     )
     rows = [
         table_row(
-            _called(difference),
+            Cell(
+                difference.other_action,
+                "" if difference.other_action == difference.first_action else f"less {difference.first_action}",
+            ),
             *row_cells,
             count(pairing.documents),
             "yes" if difference.same else "no",
-            group=_between(pairing),
+            group=f"{pairing.other.name} less {pairing.first.name}",
         )
-        for (pairing, difference), *row_cells in zip(pairs, *shown.cells, strict=True)
+        for (pairing, difference), *row_cells in zip(pairs, *cells, strict=True)
     ]
     columns = (
         label_column("action"),
-        *shown.heads,
+        *heads,
         Column("documents", "", "that are the same in both"),
         Column(
             "same weights and code", "", "whether weights, tokenizer, selector and numerics are the same on both sides",
         ),
     )  # fmt: skip
     records = tuple(
-        comparison.record(pairing, difference, estimate)
+        {
+            "first": pairing.first.name, "first_action": difference.first_action, "other": pairing.other.name,
+            "other_action": difference.other_action, "quantity": estimate.quantity, "estimate": estimate.estimate,
+            "low": estimate.low, "high": estimate.high, "level": estimate.level, "draws": estimate.draws,
+            "interval": estimate.interval, "documents": estimate.documents, "clusters": estimate.clusters,
+            "matched_by_name": pairing.by_name, "same_identity": difference.same, "status": estimate.status,
+        }
         for pairing, difference in pairs
         for estimate in difference.estimates.values()
-    )
-    return PrintedTable("differences", "Differences", columns, tuple(rows), shown.note, records)
-
-
-def _called(difference: Difference) -> Cell:
-    return Cell(
-        difference.other_action,
-        "" if difference.other_action == difference.first_action else f"less {difference.first_action}",
-    )
-
-
-def _between(pairing: Pairing) -> str:
-    return f"{pairing.other.name} less {pairing.first.name}"
+    )  # fmt: skip
+    return PrintedTable("differences", "Differences", columns, tuple(rows), note, records)
 
 
 def obstacles(comparison: Comparison) -> list[str]:

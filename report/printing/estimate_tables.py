@@ -14,7 +14,7 @@ from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Est
 from kvdrift.schema.study import POOLED
 from kvdrift.stats.bootstrap import EXPLORATORY, PRESPECIFIED, SEEN
 from kvdrift.stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
-from kvdrift.stats.registry import DIFFERENCE, Scale
+from kvdrift.stats.registry import Scale
 
 NOISE_FLOOR = "noise floor"  # printed under the name of an action that differs by rounding or repetition alone
 
@@ -25,8 +25,7 @@ _STANDINGS = {
 }
 
 _LESS_MARK = "*"
-_ABREAST = 6  # quantities side by side as columns
-_ACROSS = 4  # actions side by side as columns
+_ABREAST = 6  # differences side by side as columns
 
 
 @dataclass(frozen=True)
@@ -61,32 +60,15 @@ class CellColumn:
     cells: Mapping[tuple[str, str], Cell]
 
 
-@dataclass(frozen=True)
-class QuantityColumns:
-    """The columns of a table that has a column for each quantity; its rows may be of any kind."""
+def quantity_columns(estimates: Mapping[str, Sequence[Estimate]]) -> tuple[list[Column], list[list[Cell]], str]:
+    """Return the columns of a table that has one for each quantity: their heads, their cells, and the note on all.
 
-    estimates: Mapping[str, Sequence[Estimate]]  # the estimates of each quantity, one for each row
-
-    @property
-    def heads(self) -> list[Column]:
-        """The head of each column: label, unit and meaning of its quantity."""
-        return [column.column for column in columns_of(*self.estimates)]
-
-    @property
-    def cells(self) -> list[list[Cell]]:
-        """Return the cells of each column, one for each row; the marks depend on all columns together."""
-        mark = marks(self.listed)
-        return [estimate_cells(rows, ALL_QUANTITIES[name].scale, mark) for name, rows in self.estimates.items()]
-
-    @property
-    def note(self) -> str:
-        """The note on the intervals of all columns."""
-        return status_note(self.listed)
-
-    @property
-    def listed(self) -> list[Estimate]:
-        """All estimates, one column after another."""
-        return [row for rows in self.estimates.values() for row in rows]
+    ``estimates`` has those of each quantity, one for each row of the table.
+    """
+    listed = [row for rows in estimates.values() for row in rows]
+    mark = marks(listed)
+    cells = [estimate_cells(rows, ALL_QUANTITIES[name].scale, mark) for name, rows in estimates.items()]
+    return [column.column for column in columns_of(*estimates)], cells, status_note(listed)
 
 
 def columns_of(*quantities: str) -> list[EstimateColumn]:
@@ -106,12 +88,13 @@ def action_table(
     note: str = "",
     records: tuple[dict[str, Any], ...] = (),
     under: Mapping[str, str] = MappingProxyType({}),
+    abreast: int = 0,
 ) -> PrintedTable:
     """Make a table with a row for each action, grouped by stratum; all rows of a column have equally many decimals.
 
     If a baseline is given, the quantities are contrasts to the baseline. The pooled rows have no heading. ``note``
     precedes the note on the intervals; ``records`` replace the estimates in the CSV file. ``under`` has
-    the words below the name of an action.
+    the words below the name of an action; ``abreast`` is that of the table.
     """
     places = [(stratum, action) for stratum in strata for action in actions]
     column_estimates = {
@@ -134,7 +117,7 @@ def action_table(
     ]
     records = records or tuple(entry.as_row() for entry in listed) or (dict.fromkeys(ESTIMATE_COLUMNS),)
     heads = (label_column("action"), *(column.column for column in columns))
-    return PrintedTable(name, title, heads, tuple(rows), f"{note} {status_note(listed)}".strip(), records)
+    return PrintedTable(name, title, heads, tuple(rows), f"{note} {status_note(listed)}".strip(), records, abreast)
 
 
 def action_tables(
@@ -157,40 +140,12 @@ def action_tables(
     )
 
 
-def contrast_rows_table(
-    name: str,
-    title: str,
-    estimates: ReportedEstimates,
-    quantities: Sequence[str],
-    actions: Sequence[str],
-    baseline: str,
-) -> PrintedTable:
-    """Make a table of contrasts: a row for each quantity, a column for each action; transposed if actions are many."""
-    shown = QuantityColumns({
-        quantity: [estimates.get(quantity, action, baseline) for action in actions] for quantity in quantities
-    })  # fmt: skip
-    known = [ALL_QUANTITIES[quantity] for quantity in quantities]
-    meanings = [ALL_QUANTITIES[quantity.removesuffix(DIFFERENCE)].meaning for quantity in quantities]
-    abreast = 0
-    if len(actions) > _ACROSS:
-        abreast = _ABREAST
-        columns = (
-            label_column("action"),
-            *(
-                Column(quantity.label, quantity.scale.sign, meaning)
-                for quantity, meaning in zip(known, meanings, strict=True)
-            ),
-        )
-        rows = [table_row(action, *row_cells) for action, *row_cells in zip(actions, *shown.cells, strict=True)]
-    else:
-        columns = (label_column("quantity"), label_column("unit"), *(Column(action) for action in actions))
-        rows = [
-            table_row(Cell(quantity.label, meaning), Cell(quantity.scale.sign), *row_cells)
-            for quantity, meaning, row_cells in zip(known, meanings, shown.cells, strict=True)
-        ]
-    note = f"Differences to {baseline}. {shown.note}"
-    records = tuple(entry.as_row() for entry in shown.listed)
-    return PrintedTable(name, title, columns, tuple(rows), note, records, abreast)
+def differences_table(name: str, title: str, content: PageContent, quantities: Sequence[str]) -> PrintedTable:
+    """Make a table of differences to the baseline: a row for each other action, a column for each quantity."""
+    return action_table(
+        name, title, content.estimates, content.others, columns_of(*quantities), baseline=content.baseline,
+        note=f"Differences to {content.baseline}.", abreast=_ABREAST,
+    )  # fmt: skip
 
 
 def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str, str]) -> list[Cell]:

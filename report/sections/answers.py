@@ -11,7 +11,7 @@ from kvdrift.report.printing.estimate_tables import (
     EstimateColumn,
     action_tables,
     columns_of,
-    contrast_rows_table,
+    differences_table,
 )
 from kvdrift.report.printing.numbers import count, fixed
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
@@ -58,11 +58,7 @@ def section(content: PageContent) -> Section | None:
     differences = [f"{name}{DIFFERENCE}" for name in ("accuracy", "lost", "gained", "lost_share")]
     if content.others and content.estimates.known(*differences):
         title = f"Answers: differences to {content.baseline}"
-        tables.append(
-            contrast_rows_table(
-                "answer_differences", title, content.estimates, differences, content.others, content.baseline
-            )
-        )
+        tables.append(differences_table("answer_differences", title, content, differences))
     lost = records_table(content)
     tables += [] if lost is None else [lost]
     words = "Share of right answers that are lost against token mismatch, one mark per action"

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvdrift.report.figures.canvas import ACTION_COLOURS, INK, QUIET, SHADE, Axes, Figure, legend_patch, new_figure
 from kvdrift.report.figures.strokes import WIDTH, published_handle, zero_line
-from kvdrift.report.printing.estimate_tables import contrast_rows_table
+from kvdrift.report.printing.estimate_tables import differences_table
 from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, level, listed, sure_decimals
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent, PublishedStudy, PublishedVerdict
@@ -39,8 +39,7 @@ def section(content: PageContent) -> Section | None:
         drawings.append(Drawing("calibration", words, partial(calibration_figure, drawn, windows, content.published)))
     names = [name for name in _UNCALIBRATED if estimates.known(name)]
     if "flat_extrapolation_gap" in names:
-        title = "Uncalibrated predictions"
-        tables.append(contrast_rows_table("uncalibrated", title, estimates, names, content.others, baseline))
+        tables.append(differences_table("uncalibrated", "Uncalibrated predictions", content, names))
     values = {"chosen": len(rows) > _MOST}
     decisions = Counter(row["decision"] for row in rows if row["selected"] and row["decision"])
     clauses = listed([f"{count(decisions[decision])} are {decision}" for decision in sorted(decisions)])

@@ -23,7 +23,7 @@ from kvdrift.report.printing.estimate_tables import (
     action_table,
     action_tables,
     columns_of,
-    contrast_rows_table,
+    differences_table,
 )
 from kvdrift.report.printing.numbers import MISSING, decimals_for, fixed, interval, scaled
 from kvdrift.report.printing.tables import Cell, PrintedTable, TableRow
@@ -156,8 +156,7 @@ def gap_section(content: PageContent) -> Section | None:
         & {name for name in QUANTITIES if name.endswith(DIFFERENCE)}
     )
     if differences:
-        title = f"Other differences to {baseline}"
-        tables.append(contrast_rows_table("differences", title, estimates, differences, content.others, baseline))
+        tables.append(differences_table("differences", f"Other differences to {baseline}", content, differences))
     shown = estimates.known("gap")
     words = f"Gap in token mismatch to {baseline}, split into exposure, rate and occurrence"
     drawings = term_drawings("gap_terms", words, content, GAP_TERMS) if shown else ()
