@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TokenType, get_tensor_name_map
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
@@ -21,16 +21,6 @@ from transformers import AutoModelForCausalLM
 from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 
 QUANTIZATIONS = ("F32", "Q8_0", "Q4_0")
-
-# Tensors of transformers' Qwen2 by their names in GGUF; those of a layer are within model.layers.N and blk.N.
-_WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-_OF_LAYER = {
-    "input_layernorm.weight": "attn_norm.weight",
-    **{f"self_attn.{name}_proj.{kind}": f"attn_{name}.{kind}" for name in "qkv" for kind in ("weight", "bias")},
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    **{f"mlp.{name}_proj.weight": f"ffn_{name}.weight" for name in ("gate", "up", "down")},
-}
 
 
 def write_gguf(folder: Path, file: Path, quantization: str, symbols: Sequence[str] | None = None) -> None:
@@ -62,23 +52,17 @@ def write_gguf(folder: Path, file: Path, quantization: str, symbols: Sequence[st
         writer.add_token_types([TokenType.CONTROL if text.startswith("<") else TokenType.NORMAL for text in symbols])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
+    names = get_tensor_name_map(MODEL_ARCH.QWEN2, config.num_hidden_layers)
     for name, tensor in network.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values: NDArray[np.float32] = tensor.float().numpy()
         used = kind if values.ndim == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(_gguf_name(name), quantize(values, used), raw_dtype=used)
+        writer.add_tensor(str(names.get_name(name, (".weight", ".bias"))), quantize(values, used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _gguf_name(name: str) -> str:
-    if name in _WHOLE:
-        return _WHOLE[name]
-    layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_OF_LAYER[rest]}"
 
 
 def main() -> None:
