@@ -305,37 +305,31 @@ def by_temperature(comparison: Comparison) -> list[Temperatures]:
     plan may use more documents than another's. A study at temperature 0, which has no ``top_p`` or ``top_k``, fits any
     group.
     """
-    samplings = [
-        (entry, sampling) for entry in comparison.entries if (sampling := entry.content.facts.sampling) is not None
-    ]
-    groups: dict[tuple[float | None, int | None], list[list[Entry]]] = {}
-    for entry, sampling in samplings:
-        if not sampling.greedy:
-            _join_group(groups.setdefault((sampling.top_p, sampling.top_k), []), entry, alone=True)
-    for entry in (entry for entry, sampling in samplings if sampling.greedy):
-        for same_truncation in groups.values():
-            _join_group(same_truncation, entry, alone=False)
-    ordered = [sorted(group, key=temperature_of) for same_truncation in groups.values() for group in same_truncation]
+    recorded = [(law.greedy, entry) for entry in comparison.entries if (law := entry.content.facts.sampling)]
+    groups: list[list[Entry]] = []
+    for greedy, entry in sorted(recorded, key=lambda law_entry: law_entry[0]):  # greedy studies last
+        fitting = [group for group in groups if all(_comparable(entry, other) for other in group)]
+        if not greedy:
+            fitting = fitting[:1] or [[]]
+            groups += [group for group in fitting if not group]
+        for group in fitting:
+            group.append(entry)
+    ordered = [sorted(group, key=temperature_of) for group in groups]
     distinct = [tuple(next(same) for _, same in groupby(entries, temperature_of)) for entries in ordered]
     return [Temperatures(entries) for entries in distinct if len(entries) > 1]
 
 
-def _join_group(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
-    """Add a study to the first group whose studies are all comparable to it; without any, start one if ``alone``."""
-    for group in groups:
-        if all(_comparable(entry, other) for other in group):
-            group.append(entry)
-            return
-    if alone:
-        groups.append([entry])
+def _comparable(entry: Entry, other: Entry) -> bool:
+    """Tell whether two studies have one model, horizon and split, one truncation, and shared documents and prompts.
 
-
-def _comparable(first: Entry, second: Entry) -> bool:
-    """Tell whether two studies have the same model, horizon and split, and share documents, with equal prompts."""
-    traits = [(entry.model, entry.content.windows.horizon, entry.content.split) for entry in (first, second)]
-    shared = first.documents.keys() & second.documents.keys()
-    prompts = [[entry.documents[doc]["prompt_sha256"] for doc in sorted(shared)] for entry in (first, second)]
-    return bool(shared) and traits[0] == traits[1] and prompts[0] == prompts[1]
+    The truncation of a greedy ``entry`` does not count.
+    """
+    pair = (entry, other)
+    traits = [(one.model, one.content.windows.horizon, one.content.split) for one in pair]
+    laws = [(law.top_p, law.top_k) for one in pair if (law := one.content.facts.sampling) and not law.greedy]
+    shared = sorted(entry.documents.keys() & other.documents.keys())
+    prompts = [[one.documents[doc]["prompt_sha256"] for doc in shared] for one in pair]
+    return bool(shared) and traits[0] == traits[1] and prompts[0] == prompts[1] and len(set(laws)) < 2
 
 
 def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:

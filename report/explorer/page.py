@@ -144,11 +144,7 @@ def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
     """
     led = [int(outcomes.doc[row]) for jump in sample.jumps for row in jump.rows]
     places = np.unique(outcomes.doc[sample.rows])
-    turn = np.zeros(len(places), np.int64)
-    for stratum in range(len(outcomes.strata)):
-        in_stratum = np.flatnonzero(outcomes.stratum[places] == stratum)
-        turn[in_stratum] = np.arange(len(in_stratum))
-    rest: Ints = places[np.lexsort((places, turn))]
+    rest: Ints = places[np.lexsort((places, outcomes.turns[places]))]
     return list(dict.fromkeys([*led, *rest.tolist()]))
 
 

@@ -33,7 +33,7 @@ REPLICATES_AT_ONCE = 4
 
 _KEY = ("doc", "action", "replicate")
 _COLUMNS = (*_KEY, "tau", "eos_x", "eos_y", "last_eos", "mismatches", "longest_agreement")
-_EVENTS = ("doc", "action", "replicate", "t", "x_token", "y_token", "delta", "f")
+_EVENTS = (*_KEY, "t", "x_token", "y_token", "delta", "f")
 SCORED = ("score_x", "score_y", "span_first", "span_last")
 POSITIONS: Final = 250_000
 """The most positions in the explorer.
@@ -67,22 +67,27 @@ class Outcomes:
         """Return the number of trajectories."""
         return len(self.doc)
 
-    def codes(self, table: pa.Table) -> Ints:
-        """Return for each row of a table the number of its trajectory, made from document, action and replicate.
+    @property
+    def turns(self) -> Ints:
+        """The number of each document within its stratum, int64[documents]."""
+        order = np.argsort(self.stratum, kind="stable")
+        turns = np.empty_like(order)
+        turns[order] = np.arange(len(order)) - np.searchsorted(self.stratum, self.stratum[order], sorter=order)
+        return turns
 
-        The numbers rise in the order of trajectories. A trajectory that cannot be in the outcomes has the number -1.
-        """
+    def places(self, table: pa.Table) -> Ints:
+        """Return the index of each row's trajectory, by document, action and replicate; -1 if there is none."""
         docs = [row["doc"] for row in self.documents]
         doc, action = (_indices(table, name, known) for name, known in (("doc", docs), ("action", self.actions)))
-        replicate = _whole(table, "replicate")
-        last = int(self.replicate.max(initial=0)) + 1
-        code = (doc * last + replicate) * len(self.actions) + action
-        return np.where((doc < 0) | (action < 0) | (replicate >= last), -1, code)
+        replicate, last = _whole(table, "replicate"), int(self.replicate.max(initial=0)) + 1
 
-    def own_codes(self) -> Ints:
-        """Return the number of each trajectory of the outcomes, as ``codes`` makes it; the numbers rise."""
-        last = int(self.replicate.max(initial=0)) + 1
-        return (self.doc * last + self.replicate) * len(self.actions) + self.action
+        def code(doc: Ints, replicate: Ints, action: Ints) -> Ints:
+            return (doc * last + replicate) * len(self.actions) + action
+
+        own = code(self.doc, self.replicate, self.action)  # rising
+        codes = np.where((doc < 0) | (action < 0) | (replicate >= last), -1, code(doc, replicate, action))
+        at = np.searchsorted(own, codes)
+        return np.where(np.append(own, -2)[at] == codes, at, -1)
 
 
 def read_outcomes(content: PageContent) -> Outcomes:
@@ -106,12 +111,9 @@ def read_outcomes(content: PageContent) -> Outcomes:
         lost=np.zeros(len(kept), np.bool_),
         **{name: column[order] for name, column in values.items()},
     )
-    outcomes.lost[np.isin(outcomes.own_codes(), _lost(source, outcomes))] = True
+    lost = outcomes.places(source.columns_of("trajectory_answers", *_KEY, lost=1.0))
+    outcomes.lost[lost[lost >= 0]] = True
     return outcomes
-
-
-def _lost(source: StudyRows, outcomes: Outcomes) -> Ints:
-    return outcomes.codes(source.columns_of("trajectory_answers", *_KEY, lost=1.0))
 
 
 def _indices(table: pa.Table, name: str, known: list[str]) -> Ints:
@@ -143,7 +145,8 @@ def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
     Raises:
         OperationError: The view ``events`` lacks positions of a trajectory.
     """
-    wanted = outcomes.own_codes()[rows]
+    place = np.full(len(outcomes) + 1, -1)  # of each trajectory among ``rows``; the last is for those not in outcomes
+    place[rows] = np.arange(len(rows))
     size = (len(rows), outcomes.horizon)
     x, y = np.zeros(size, np.int32), np.zeros(size, np.int32)
     delta, f = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -157,12 +160,12 @@ def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
             "doc": [outcomes.documents[doc]["doc"] for doc in np.unique(outcomes.doc[part])],
             "replicate": np.unique(outcomes.replicate[part]).tolist(),
         }
-        events, at = _chosen(source.columns_of("events", *_EVENTS, kind=COUPLED, **where), outcomes, wanted)
+        events, at = _chosen(source.columns_of("events", *_EVENTS, kind=COUPLED, **where), outcomes, place)
         t = events["t"].to_numpy().astype(np.int64) - 1
         seen[at, t] = True
         for into, name in ((x, "x_token"), (y, "y_token"), (delta, "delta"), (f, "f")):
             into[at, t] = events[name].to_numpy()
-        scored, at = _chosen(source.columns_of("scores", *_EVENTS[:3], *SCORED, **where), outcomes, wanted)
+        scored, at = _chosen(source.columns_of("scores", *_KEY, *SCORED, **where), outcomes, place)
         scores |= dict(zip(at.tolist(), scored.to_pylist(), strict=True))
     if not seen.all():
         place = outcomes.documents[int(outcomes.doc[rows[int(np.argmin(seen.all(axis=1)))]])]["doc"]
@@ -173,12 +176,10 @@ def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
     return Streams(x, y, delta, f, scores)
 
 
-def _chosen(table: pa.Table, outcomes: Outcomes, wanted: Ints) -> tuple[pa.Table, Ints]:
-    """Return the rows of the trajectories numbered ``wanted``, and the index in ``wanted`` of each row's trajectory."""
-    codes = outcomes.codes(table)
-    at = np.minimum(np.searchsorted(wanted, codes), len(wanted) - 1)
-    is_wanted = wanted[at] == codes
-    return table.filter(pa.array(is_wanted)), at[is_wanted]
+def _chosen(table: pa.Table, outcomes: Outcomes, place: Ints) -> tuple[pa.Table, Ints]:
+    """Return the rows of a table whose trajectories have a ``place``, and these places."""
+    at = place[outcomes.places(table)]
+    return table.filter(pa.array(at >= 0)), at[at >= 0]
 
 
 @dataclass(frozen=True)
@@ -224,12 +225,8 @@ def _in_turn(outcomes: Outcomes) -> Ints:
 
     Each of these parts has the first document of every stratum, then the second document of every stratum, and so on.
     """
-    place = np.zeros(len(outcomes.documents), np.int64)  # within the stratum
-    for stratum in range(len(outcomes.strata)):
-        in_stratum = np.flatnonzero(outcomes.stratum == stratum)
-        place[in_stratum] = np.arange(len(in_stratum))
     keys = (
-        outcomes.action, outcomes.replicate, outcomes.stratum[outcomes.doc], place[outcomes.doc],
+        outcomes.action, outcomes.replicate, outcomes.stratum[outcomes.doc], outcomes.turns[outcomes.doc],
         outcomes.replicate // REPLICATES_AT_ONCE,
     )  # fmt: skip
     return np.lexsort(keys)  # the last key counts first
