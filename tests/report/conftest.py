@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures.report_views import MODEL, Page, build, content_of
+from fixtures.report_views import MODEL, Page, build, content_of, these_alone
 from matplotlib.figure import Figure
 
 from kvdrift.generator.transformer.files.tokenizer import token_reader
@@ -46,15 +46,9 @@ def path(content: PageContent, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def page(tmp_path: Path, undrawn: None) -> Page:  # noqa: ARG001 - by its effect
-    """The page of given views, without its figures' files."""
-    return functools.partial(build, tmp_path)
-
-
-@pytest.fixture
-def undrawn_page(tmp_path: Path) -> Page:
-    """The page of given views, for tests whose views have nothing that figures could fail on: none is made."""
-    return functools.partial(build, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings})
+def page(tmp_path: Path) -> Page:
+    """The page of given views without its figures."""
+    return functools.partial(build, tmp_path, draw=these_alone())
 
 
 @pytest.fixture

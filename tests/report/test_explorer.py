@@ -198,16 +198,16 @@ def test_a_full_file_has_less_than_5_mb() -> None:
     assert 3_000_000 < len(packed.manifest) + len(packed.arrays) < 4_900_000
 
 
-def test_pages_of_strangers_texts(tmp_path: Path, undrawn_page: Page) -> None:
+def test_pages_of_strangers_texts(tmp_path: Path, page: Page) -> None:
     views = make_views(strata=("VT-4K",), documents_each=1)
-    undrawn_page(views, token_text=lambda token: HOSTILE[token % len(HOSTILE)])
+    page(views, token_text=lambda token: HOSTILE[token % len(HOSTILE)])
     html = (tmp_path / "trajectories.html").read_text(encoding="utf-8")
     assert html.count("</script>") == 3
     assert "onerror" not in html
     manifest, _ = unpack(html)
     assert set(manifest["texts"]) == set(HOSTILE)
     assert manifest["store"] == "stores/quickstart"
-    undrawn_page(views, token_text=None)
+    page(views, token_text=None)
     assert unpack((tmp_path / "trajectories.html").read_text(encoding="utf-8"))[0]["texts"] is None
 
 

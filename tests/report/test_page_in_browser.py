@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 from fixtures.browser import Tabs, overflow
-from fixtures.report_views import MODEL, STUDY, FakeViews, make_scalar_views, make_views
+from fixtures.report_views import MODEL, STUDY, FakeViews, make_scalar_views, make_views, these_alone
 
 from kvdrift.report.page import build_report
 from kvdrift.stats.quantities import QUANTITIES
@@ -107,9 +107,7 @@ def test_the_ranked_table_fits_on_paper_with_a_column_of_weights(tabs: Tabs, tmp
         row["weights"] = "tiny-Q4_0.gguf" if row["action"] == "weights-Q4_0" else None
     for row in views.views["units"]:
         row["weight_bytes"] = 10**6 if row["action"] == "weights-Q4_0" else 3 * 10**6
-    page = build_report(
-        views, STUDY, MODEL, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
-    )
+    page = build_report(views, STUDY, MODEL, tmp_path, draw=these_alone())
     tab = tabs.open(page, width=702)  # A4 less its margins
     tab.emulate_media(media="print")
     heads = tab.locator("#table-ranking thead th").all_inner_texts()
@@ -130,9 +128,7 @@ def test_no_table_of_twelve_actions_scrolls_on_a_wide_page(tabs: Tabs, tmp_path:
     known = {row["quantity"] for row in estimates}
     others = [name for name in QUANTITIES if name.endswith(DIFFERENCE) and name not in known]
     estimates += [row | {"quantity": name} for row in diverged for name in others]
-    page = build_report(
-        views, STUDY, MODEL, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
-    )
+    page = build_report(views, STUDY, MODEL, tmp_path, draw=these_alone())
     tab = tabs.open(page)
     tab.evaluate(OPEN)
     scrolling = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
@@ -257,7 +253,7 @@ def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(wide: Page, 
 def test_an_unfinished_page_reloads_until_its_reader_stops_it(tabs: Tabs, tmp_path: Path) -> None:
     page = build_report(
         make_views(), STUDY, MODEL, tmp_path, preliminary="Half is done.",
-        draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings},
+        draw=these_alone(),
     )  # fmt: skip
     tab = tabs.open(page)
     tab.clock.install()

@@ -144,16 +144,16 @@ def test_replicates_of_both_estimators_are_counted_apart(drawn: tuple[Path, str]
     assert {row[head.index("K")] for row in rows} == {"16 5 SWRB", "2"}
 
 
-def test_a_study_without_branches_has_no_such_section(tmp_path: Path, undrawn_page: Page) -> None:
+def test_a_study_without_branches_has_no_such_section(tmp_path: Path, page: Page) -> None:
     views = make_views(ACTIONS)
     views.views = {view: rows for view, rows in views.views.items() if not view.startswith("swrb")}  # or a KeyError
-    html = undrawn_page(views)
+    html = page(views)
     assert "esidual branching" not in html
     assert not [path for path in (tmp_path / "tables").iterdir() if path.name.startswith("swrb")]
 
 
-def test_actions_that_were_not_branched_are_left_out(undrawn_page: Page) -> None:
-    tables = check(undrawn_page(branched_views(("recent-half",)))).tables
+def test_actions_that_were_not_branched_are_left_out(page: Page) -> None:
+    tables = check(page(branched_views(("recent-half",)))).tables
     assert [row[0] for row in tables["table-swrb_risk"][1:]] == ["recent-half"]
     assert [(row[0], row[-1]) for row in tables["table-swrb_efficiency"][1:]] == [("recent-half", OPEN)]
 
@@ -272,15 +272,15 @@ def test_nothing_on_the_page_speaks_of_prompts_or_caches(finite: tuple[Path, str
 
 
 @pytest.mark.parametrize(("horizon", "model"), [(4, SYSTEMS), (3, "ternary")])
-def test_systems_of_another_kind_stand_alone(undrawn_page: Page, horizon: int, model: str) -> None:
-    html = undrawn_page(finite_views(horizon=horizon, model=model), model)
+def test_systems_of_another_kind_stand_alone(page: Page, horizon: int, model: str) -> None:
+    html = page(finite_views(horizon=horizon, model=model), model)
     tables = check(html).tables
     assert tables["table-swrb_validation"][0] == ["of all systems", "this study", "exact"]
     assert [row[0] for row in tables["table-swrb_systems"][1:]] == [f"system-{c} · snapkv-half" for c in range(1, 6)]
     assert "paper’s systems" not in html
 
 
-def test_ratios_over_a_variance_of_zero_are_left_out_and_said(undrawn_page: Page) -> None:
+def test_ratios_over_a_variance_of_zero_are_left_out_and_said(page: Page) -> None:
     views = finite_views()
     for row in views.views["swrb"]:
         if row["doc"] == "system-2" and row["estimator"] == "swrb":
@@ -288,7 +288,7 @@ def test_ratios_over_a_variance_of_zero_are_left_out_and_said(undrawn_page: Page
     for row in views.views["swrb_efficiency"]:
         if row["doc"] == "system-2":
             row["variance_ratio"] = None
-    rows = check(undrawn_page(views, SYSTEMS)).tables["table-swrb_validation"]
+    rows = check(page(views, SYSTEMS)).tables["table-swrb_validation"]
     assert rows[1][:2] == ["systems with a smaller variance by SWRB", "5 of 5"]
     assert rows[3][:2] == ["variance ratio, median of the 4 systems whose SWRB variance is not 0", "70.0"]
 
