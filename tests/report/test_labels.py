@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from kvdrift.report.figures.canvas import drawing, new_figure, save
+from kvdrift.report.figures.canvas import drawing, new_figure
 from kvdrift.report.figures.labels import Mark, name_ends, name_marks
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.side_by_side import leaderboard_figure
@@ -74,16 +73,6 @@ def drawn(figure: Figure) -> tuple[dict[str, list[float]], list[list[float]]]:
 def overlap(one: list[float], other: list[float]) -> bool:
     across, up = (min(one[end + 2], other[end + 2]) - max(one[end], other[end]) for end in (0, 1))
     return min(across, up) > 0.5  # half a pixel
-
-
-@pytest.mark.slow
-def test_the_same_places_give_the_same_bytes(tmp_path: Path) -> None:
-    """Names are placed without chance, so that a figure's files are the same each time."""
-    for turn in "ab":
-        with drawing():
-            save(leaderboard_figure(places(ONE_SHARE, 1), ["study@t0"]), turn, tmp_path, "")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
 
 
 @pytest.mark.parametrize(("actions", "studies"), [(FRONTIER, 2), (FRONTIER, 3), (ONE_SHARE, 3), (ONE_SHARE, 1)])

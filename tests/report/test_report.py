@@ -47,7 +47,7 @@ from kvdrift.log.store import Store
 from kvdrift.report.figures.canvas import action_styles, new_figure
 from kvdrift.report.page import page_files
 from kvdrift.report.printing.estimate_tables import estimate_cells, status_note
-from kvdrift.report.printing.numbers import MISSING, count_range, duration, fixed, size
+from kvdrift.report.printing.numbers import MISSING, count_range, duration, fixed, significant, size
 from kvdrift.report.printing.tables import escape
 from kvdrift.report.reading.content import is_model
 from kvdrift.report.reading.estimates import Estimate
@@ -367,6 +367,8 @@ def test_wrong_names_are_one_line_errors(page: Page) -> None:
         (fixed(-0.04, 1), "0.0"), (fixed(-1.26, 1), "−1.3"), (fixed(None, 1), MISSING), (fixed(12345.6, 0), "12,346"),
         (size(1536), "1.5 KiB"), (size(80), "80 B"), (duration(90), "90.0 s"), (duration(7200), "2.0 h"),
         (count_range([4, None, 9]), "4–9"), (count_range([]), MISSING),
+        (significant(52.71), "52.7"), (significant(0.0123456), "0.0123"), (significant(1234.5), "1,235"),
+        (significant(289.0), "289"), (significant(0.0), "0"), (significant(-0.5), "−0.500"), (significant(None), MISSING),
     ],
 )  # fmt: skip
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:

@@ -27,7 +27,7 @@ from fixtures.report_views import (
     unit_of_ends,
 )
 
-from kvdrift.report.printing.numbers import MISSING, significant
+from kvdrift.report.printing.numbers import MISSING
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.branching import LOSES, OPEN, PAYS, verdict
 from kvdrift.schema.windows import Windows
@@ -164,15 +164,6 @@ def test_actions_that_were_not_branched_are_left_out(page: Page) -> None:
 )
 def test_an_interval_beside_one_decides(low: float | None, high: float | None, expected: str) -> None:
     assert verdict(Estimate("pooled", "a", None, "efficiency", None, 1.5, low, high)) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(52.71, "52.7"), (0.0123456, "0.0123"), (1234.5, "1,235"), (289.0, "289"), (1.0, "1.00"), (0.0, "0"),
-     (-0.5, "−0.500"), (None, MISSING)],
-)  # fmt: skip
-def test_three_digits_over_orders_of_magnitude(value: float | None, text: str) -> None:
-    assert significant(value) == text
 
 
 # ---------------------------------------------------------------------------------------------- systems of known risk

@@ -154,17 +154,6 @@ def test_it_is_accessible(site: Path, tabs: Tabs, name: str, scheme: Literal["li
     assert findings(tabs.open(site / f"{name}.html", scheme=scheme, width=width)) == []
 
 
-@pytest.mark.slow
-def test_the_first_classes_of_the_reference_are_accessible(site: Path, tabs: Tabs) -> None:
-    """Its other classes and functions have the same form; the slow tests take the whole page."""
-    tab = tabs.open(site / "python.html", scheme="dark", width=390)
-    after_five = ".doc-object" + " ~ .doc-object" * 5
-    tab.evaluate(f"document.querySelectorAll('{after_five}').forEach(one => one.remove())")
-    assert tab.locator(".doc-class .doc-function").count()
-    assert tab.locator("article .highlight").count()
-    assert findings(tab) == []
-
-
 def finished(root: Path, name: str) -> None:
     """A study of the gallery with a report, whose page leads to its explorer."""
     (root / "studies").mkdir(exist_ok=True)
