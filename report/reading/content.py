@@ -15,9 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from kvdrift.report.reading.estimates import (
-    Place,
     Provenance,
-    Published,
     ReportedEstimates,
     StudyRows,
     ViewRow,
@@ -51,9 +49,8 @@ class PublishedVerdict:
 
 @dataclass(frozen=True)
 class PublishedStudy:
-    """The paper's results for this model's actions; empty if nothing matches."""
+    """The paper's results for this model's actions that are no estimates; empty if nothing matches."""
 
-    numbers: dict[Place, Published] = field(default_factory=dict)  # by quantity, stratum, action, baseline and x
     # by action, baseline and observation
     verdicts: dict[tuple[str, str, str], PublishedVerdict] = field(default_factory=dict)
     # documents and paths of a branch cohort, by stratum and action
@@ -63,7 +60,7 @@ class PublishedStudy:
 
 
 def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
-    """Read the paper's numbers for this study's model and actions."""
+    """Read the paper's results for this study's model and actions."""
     actions = set(facts.compared)
     rows = [
         row
@@ -75,7 +72,7 @@ def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
             mismatch=f"The source paper has this model and actions of these names, measured with {other}. Its numbers "
             "are not shown, because this study measures other quantities."
         )
-    return PublishedStudy(_numbers(source), _verdicts(rows), _support(rows))
+    return PublishedStudy(_verdicts(rows), _support(rows))
 
 
 def _measured_with(facts: Facts) -> str:
@@ -89,14 +86,6 @@ def _measured_with(facts: Facts) -> str:
 def is_model(model: str, published: str | None) -> bool:
     """Tell whether a model id ends in the paper's name of a model."""
     return published is not None and f"/{model}".lower().rstrip("/").endswith(f"/{published}".lower())
-
-
-def _numbers(source: StudyRows) -> dict[Place, Published]:
-    numbers: dict[Place, Published] = {}
-    for row in source.of("published_comparison"):
-        place = row["quantity"], row["stratum"], row["action"], row["baseline"], row["x"]
-        numbers[place] = Published(row["published"], row["published_low"], row["published_high"])
-    return numbers
 
 
 def _support(rows: list[ViewRow]) -> dict[tuple[str, str], tuple[float, float]]:
@@ -208,12 +197,14 @@ def read_content(
     split = _split(source)
     estimates = read_estimates(source, split, facts.compared, planned=facts.plan is not None, branched=facts.branched)
     published = read_published(source, facts)
+    if not published.mismatch:
+        estimates.add_published(source.of("published_comparison"))
     chosen, reason = _baseline(facts, estimates, baseline)
     return PageContent(
         source=source,
         split=split,
         facts=facts,
-        estimates=estimates.compared(published.numbers),
+        estimates=estimates,
         published=published,
         actions=[chosen, *(action for action in facts.compared if action != chosen)],
         baseline_reason=reason,

@@ -84,16 +84,6 @@ class StudyRows:
 FEW_CLUSTERS = 20  # intervals over fewer clusters are marked
 
 _Series = tuple[str, str, str, str | None]
-Place = tuple[str, str, str, str | None, int | None]
-
-
-@dataclass(frozen=True)
-class Published:
-    """A number of the paper, as a fraction or in tokens, with the interval if the paper prints one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -216,17 +206,13 @@ class ReportedEstimates:
         """Return the variance-reduced estimates; estimates that have none are left out."""
         return ReportedEstimates(row.reduced for row in self.all() if row.estimate_reduced is not None)
 
-    def compared(self, published: Mapping[Place, Published]) -> ReportedEstimates:
-        """Return these estimates, each with the paper's number for its quantity, stratum, action, baseline and x."""
-        rows = {(row.quantity, row.stratum, row.action, row.baseline, row.x): row for row in self.all()}
-        for place in rows.keys() & published.keys():
-            number = published[place]
-            rows[place] = replace(
-                rows[place], published=number.value, published_low=number.low, published_high=number.high
-            )
-        made = ReportedEstimates(rows.values())
-        made.stale = self.stale
-        return made
+    def add_published(self, rows: Iterable[ViewRow]) -> None:
+        """Put the paper's numbers, which are rows of view ``published_comparison``, beside their estimates."""
+        for row in rows:
+            series = self._series.get((row["quantity"], row["stratum"], row["action"], row["baseline"]), {})
+            if row["x"] in series:
+                numbers = {name: row[name] for name in ("published", "published_low", "published_high")}
+                series[row["x"]] = replace(series[row["x"]], **numbers)
 
     @property
     def have_published(self) -> bool:
