@@ -164,7 +164,9 @@ def _beside(axes: Axes, mark: Mark, frame: Boxes, taken: Boxes, others: Boxes) -
             box = np.concatenate([corner, corner + size])
             end = np.clip(middle, box[:2], box[2:])
             way = _along(middle + min(1.0, 2 * _HALF / np.hypot(*(end - middle))) * (end - middle), end)
-            cost = far + _SIDE * side + _crowding(box, frame, taken) + (_overlap(way, taken) if far else 0.0)
+            cost = far + _SIDE * side + _crowding(box, frame, taken)
+            if far:
+                cost += float(_overlaps(way, taken).sum())
             leader = far > _ALONE
             if not leader and (_distances(box, others) <= _distances(box, own).min() + 0.5).any():
                 cost += _STRAY
@@ -209,12 +211,7 @@ def _chosen(spots: Mapping[str, Sequence[_Spot]]) -> list[_Spot]:
 def _crowding(box: Boxes, frame: Boxes, taken: Boxes) -> float:
     """Return the cost of a name's box: of its overlaps with ``taken`` boxes, and of its part outside the ``frame``."""
     outside = np.maximum(frame - box, 0)[:2].sum() + np.maximum(box - frame, 0)[2:].sum()
-    return _OUTSIDE * float(outside) + _overlap(box[None], taken)
-
-
-def _overlap(boxes: Boxes, taken: Boxes) -> float:
-    """Return the total cost of the areas that ``boxes`` share with the boxes ``taken``."""
-    return float(_overlaps(boxes, taken).sum())
+    return float(_OUTSIDE * outside + _overlaps(box[None], taken).sum())
 
 
 def _overlaps(boxes: Boxes, taken: Boxes) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -41,22 +40,15 @@ _KEY: Any = {"linestyle": "none", "markersize": 6.5, "color": QUIET, "markerface
 _Ends = tuple[float, float, float]  # the lower end of an interval, the value, and the upper end
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of action: its marker, the marker's shape in words, and the kind in words."""
-
-    marker: str
-    shape: str
-    words: str
-
-
-_EVICTED = _Kind("o", "circle", "entries evicted")
-_CODED = _Kind("s", "square", "fewer bits")
-_BOTH = _Kind("D", "diamond", "both")
-_POLICY = _Kind("^", "triangle", "decode-time policy")
-_SETTINGS = _Kind("s", "square", "engine settings")
-_WEIGHTS = _Kind("p", "pentagon", "other weights")
-_OTHER = _Kind("v", "inverted triangle", "other")
+_KINDS = {  # the marker of each kind of action, the marker's shape in words, and the kind in words
+    "evicted": ("o", "circle", "entries evicted"),
+    "coded": ("s", "square", "fewer bits"),
+    "both": ("D", "diamond", "both"),
+    "policy": ("^", "triangle", "decode-time policy"),
+    "settings": ("s", "square", "engine settings"),
+    "weights": ("p", "pentagon", "other weights"),
+    "other": ("v", "inverted triangle", "other"),
+}
 
 
 def has_bytes(content: PageContent) -> bool:
@@ -89,7 +81,7 @@ def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
     front = undominated(content, choice) if len(choice.candidates) > 1 else []
     return {
         "front": listed(front),
-        "kinds": "; ".join(f"{kind.shape}, {kind.words}" for kind in _kinds(content, choice)),
+        "kinds": "; ".join(f"{shape}, {words}" for _, shape, words in _kinds(content, choice)),
         "policies": listed([action for action in content.actions if action in content.facts.policies]),
     }
 
@@ -112,20 +104,20 @@ def _whole(content: PageContent) -> float | None:
     return None if whole is None else whole.mean_prompt_cache
 
 
-def _kind(content: PageContent, action: str) -> _Kind:
+def _kind(content: PageContent, action: str) -> str:
     row = next(row for row in content.facts.actions if row["action"] == action)
     fewer = row["keep"] not in {"all", "unknown"}
-    kinds = (
-        (row["weights"], _WEIGHTS), (row["policy"], _POLICY), (row["settings"], _SETTINGS),
-        (row["codec"] and fewer, _BOTH), (row["codec"], _CODED), (fewer, _EVICTED),
-    )  # fmt: skip
-    return next((kind for there, kind in kinds if there), _OTHER)
+    kinds = {
+        "weights": row["weights"], "policy": row["policy"], "settings": row["settings"],
+        "both": row["codec"] and fewer, "coded": row["codec"], "evicted": fewer,
+    }  # fmt: skip
+    return next((kind for kind, there in kinds.items() if there), "other")
 
 
-def _kinds(content: PageContent, choice: Choice) -> list[_Kind]:
+def _kinds(content: PageContent, choice: Choice) -> list[tuple[str, str, str]]:
     """Return the kinds of the actions that the figure shows, in the order of the legend."""
     there = {_kind(content, action) for action in _points(content, choice.candidates)}
-    return [kind for kind in (_EVICTED, _CODED, _BOTH, _POLICY, _SETTINGS, _WEIGHTS, _OTHER) if kind in there]
+    return [words for kind, words in _KINDS.items() if kind in there]
 
 
 def bytes_figure(content: PageContent, choice: Choice) -> Figure:
@@ -163,7 +155,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         fill = styles[action].colour if action in choice.recommended else PAPER
         axes.plot([mark.x] * 2, [mark.low, mark.high], linewidth=1.6, solid_capstyle="butt", zorder=3,
                   gid=f"{mark.gid}-bar", **style)  # fmt: skip
-        axes.plot([mark.x], [mark.y], linestyle="none", marker=_kind(content, action).marker, markersize=7.5,
+        axes.plot([mark.x], [mark.y], linestyle="none", marker=_KINDS[_kind(content, action)][0], markersize=7.5,
                   markerfacecolor=fill, markeredgewidth=1.6, zorder=4, gid=f"{mark.gid}-mark", **style)  # fmt: skip
         marks.append(mark)
     if facts.controls and _whole(content):
@@ -171,7 +163,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         marks.append(Mark(f"{control}: R = 0" if bottom else control, 100.0, bottom, bottom, bottom))
         axes.plot([100], [bottom], linestyle="none", marker="X", markersize=8, color=INK, markeredgecolor=PAPER,
                   clip_on=False, zorder=2.5)  # fmt: skip
-    handles = [legend_line(f" {kind.words}", marker=kind.marker, **_KEY) for kind in _kinds(content, choice)]
+    handles = [legend_line(f" {words}", marker=marker, **_KEY) for marker, _, words in _kinds(content, choice)]
     if choice.recommended:
         handles.append(legend_line(" recommended", marker="o", **_KEY | {"markerfacecolor": QUIET}))
     figure.legend(handles=handles, loc="outside lower center", ncols=4 if len(handles) < 5 else 3, labelcolor=QUIET,
