@@ -34,7 +34,6 @@ from kvdrift.report.sections import (
     ranking,
     study,
     systems,
-    teacher_forced,
     verdict,
 )
 from kvdrift.report.sections.section import Drawing, Section
@@ -75,7 +74,7 @@ PARTS: tuple[Part, ...] = (
             (contrasts.section, "What does each action do?"),
             (answers.section, "Does it cost right answers?"),
             (divergence.decomposition, "How often do tokens differ, from when on, and for how long?"),
-            (teacher_forced.section, "What would a tool say that reads the reference’s text alone?"),
+            (divergence.teacher_forced, "What would a tool say that reads the reference’s text alone?"),
             (divergence.entry_section, "When do the two continuations diverge?"),
             (gap.gap_section, "Is the difference one of time or of rate?"),
             (divergence.clocks_section, "Does divergence grow with position, or with time since it began?"),

@@ -1,4 +1,4 @@
-"""The sections on R and its parts, on entry into divergence, and on positions where the distributions share no mass."""
+"""The sections on R and its parts, KL along X, entry into divergence, saturation, and both clocks."""
 
 from __future__ import annotations
 
@@ -55,6 +55,9 @@ _DECOMPOSITION = (
 )  # fmt: skip
 _WRITTEN = ("written", "mismatch_written", "exposure_written")
 _REDUCED = ("mismatch", "exposure", "occupation", "mismatch_rate", "divergence_probability", "mean_entry")
+_FORCED = (
+    "kl_fixed_history", "kl_fixed_history_p99", "kl_infinite", "top1_agreement", "fixed_history_tv", "mismatch", "kl",
+)  # fmt: skip
 _SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
 _ACROSS = 4  # panels in a row
 _LETTERS = 26  # letters in a line of a panel's title
@@ -84,6 +87,15 @@ def decomposition(content: PageContent) -> Section:
         tables = (*tables, action_table("reduced", title, reduced, content.actions, columns_of(*_REDUCED)))
     shows = span(content, {"exposure": "Exposure E", "mismatch_rate": "the mismatch rate C"})
     return Section("decomposition", "How much, how soon, how long", tables, shows=shows)
+
+
+def teacher_forced(content: PageContent) -> Section | None:
+    """Make the section on KL and equal most probable tokens along X; None if no event has a KL divergence."""
+    if not content.estimates.known("top1_agreement"):
+        return None
+    tables = action_tables("teacher_forced", "Teacher-forced distances", content, columns_of(*_FORCED))
+    shows = span(content, {"kl_fixed_history": "Mean KL along X", "mismatch": "R"})
+    return Section("teacher-forced", "What teacher-forced tools would say", tables, shows=shows)
 
 
 def saturation(content: PageContent) -> Section | None:
