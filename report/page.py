@@ -144,7 +144,7 @@ def build_report(
         StudyRows(views, study, model),
         baseline=baseline,
         token_text=token_text,
-        provenance=provenance or Provenance(),
+        provenance=provenance,
         latex=latex,
         preliminary=preliminary,
     )

@@ -32,7 +32,7 @@ from kvdrift.report.figures.canvas import (
     with_properties,
 )
 from kvdrift.report.reading.content import read_content
-from kvdrift.report.reading.estimates import Provenance, StudyRows
+from kvdrift.report.reading.estimates import StudyRows
 from kvdrift.report.sections.choice import choose
 from kvdrift.report.sections.frontier import bytes_figure
 from kvdrift.sql.catalog import Views, open_views
@@ -292,8 +292,7 @@ def write_readmes(store: str) -> None:
     with open_views(Store.open(store)) as views, drawing():
         FOLDER.with_name("pair.svg").write_text(svg(pair_as_text(views)), encoding="utf-8", newline="\n")
         (row,) = views.rows("windows").to_pylist()
-        source = StudyRows(views, row["study"], row["model"])
-        content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+        content = read_content(StudyRows(views, row["study"], row["model"]))
         figure = bytes_figure(content, choose(content))
         picture = io.BytesIO()
         figure.savefig(picture, dpi=1500 / figure.get_figwidth())

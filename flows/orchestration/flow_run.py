@@ -205,14 +205,14 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
     )
 
     from kvdrift.report.reading.content import read_content  # noqa: PLC0415
-    from kvdrift.report.reading.estimates import Provenance, StudyRows  # noqa: PLC0415
+    from kvdrift.report.reading.estimates import StudyRows  # noqa: PLC0415
     from kvdrift.report.sections.contrasts import contrasts_table  # noqa: PLC0415 - if there is something to show
     from kvdrift.report.sections.verdict import verdict_record  # noqa: PLC0415
     from kvdrift.sql.catalog import open_views  # noqa: PLC0415
 
     with open_views(store, checked_within=WEEK) as views:
         rows = StudyRows(views, study, model)
-        content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+        content = read_content(rows)
         decomposition = rows.of("decomposition", split=content.split, stratum=POOLED)
         verdict = verdict_record(content)
         differences = contrasts_table(content) if content.others else None

@@ -97,7 +97,7 @@ def _read(store: Store, study: str, model: str, name: str) -> tuple[Entry, Docum
     with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
         source = StudyRows(views, study, model)
         provenance = Provenance(store=store.location, tables=views.versions)
-        content = read_content(source, baseline=None, token_text=None, provenance=provenance, latex=False)
+        content = read_content(source, provenance=provenance)
         moments = document_moments(views, study, model, content.split, content.windows, profiles=False)
         revisions = {row["action"]: row["action_revision"] for row in content.facts.actions}
         identities = {

@@ -31,7 +31,8 @@ _SIGNS = {
     "§": r"$^{\S}$",
     "²": "$^2$", "›": r"$\triangleright$", "✓": r"$\surd$",
 }  # fmt: skip
-_LONGEST = 2  # in characters: C with a combining bar
+_SIGN = re.compile("|".join(map(re.escape, sorted(_SIGNS, key=len, reverse=True))))
+_TWO_FORMULAS = re.compile(r"(?<!\\)\$\$")  # neighbouring formulas become one
 _MANY_COLUMNS = 7
 
 
@@ -136,19 +137,7 @@ def label_column(head: str) -> Column:
 
 def escape(text: str) -> str:
     """Escape text for LaTeX; a sign without a known command is kept, for engines that read Unicode."""
-    written: list[str] = []
-    place = 0
-    while place < len(text):
-        part = text[place : place + _LONGEST]
-        if part not in _SIGNS:
-            part = text[place]
-        sign = _SIGNS.get(part, part)
-        if sign.startswith("$") and written and written[-1].startswith("$"):  # join neighbouring math to one formula
-            written[-1] = written[-1][:-1] + sign[1:]
-        else:
-            written.append(sign)
-        place += len(part)
-    return "".join(written)
+    return _TWO_FORMULAS.sub("", _SIGN.sub(lambda sign: _SIGNS[sign[0]], text))
 
 
 def write_tex(table: PrintedTable, folder: Path) -> None:

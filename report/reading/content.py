@@ -184,10 +184,10 @@ class PageContent:
 def read_content(
     source: StudyRows,
     *,
-    baseline: str | None,
-    token_text: TokenReader | None,
-    provenance: Provenance,
-    latex: bool,
+    baseline: str | None = None,
+    token_text: TokenReader | None = None,
+    provenance: Provenance | None = None,
+    latex: bool = False,
     preliminary: str = "",
 ) -> PageContent:
     """Read the content of a page; the arguments are those of ``kvdrift.report.page.build_report``."""
@@ -209,7 +209,7 @@ def read_content(
         actions=[chosen, *(action for action in facts.compared if action != chosen)],
         baseline_reason=reason,
         token_text=token_text or str,
-        provenance=provenance,
+        provenance=provenance or Provenance(),
         latex=latex,
         preliminary=preliminary,
     )
