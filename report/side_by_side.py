@@ -489,7 +489,6 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def _entries_table(comparison: Comparison) -> PrintedTable:
-    """Make the table of compared studies: their location, sampling, plan and seed."""
     rows = []
     for entry in comparison.entries:
         facts = entry.content.facts

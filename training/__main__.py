@@ -26,7 +26,6 @@ CHECK_SEED = 20_000_003
 
 
 def _check(model: Qwen2ForCausalLM, count: int) -> list[Accuracy]:
-    """Measure the record accuracy on ``count`` new documents of every task and length."""
     strata = ([make_document(task, n, i, CHECK_SEED) for i in range(count)] for task in TASKS for n in LENGTHS)
     return [measure_accuracy(model, documents, seed=CHECK_SEED) for documents in strata]
 

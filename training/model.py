@@ -84,7 +84,6 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
 
 
 def _rows(head: int) -> slice:
-    """Return the rows of one head in a projection."""
     return slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
 
 

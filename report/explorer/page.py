@@ -253,7 +253,6 @@ def _references(outcomes: Outcomes, rows: Ints, x: Ints) -> tuple[list[int], lis
 
 
 def _documents(outcomes: Outcomes, rows: Ints) -> list[dict[str, Any]]:
-    """Return the documents of the sample, each with its index among all documents."""
     return [
         {
             "place": place,
@@ -287,7 +286,6 @@ def _trajectories(outcomes: Outcomes, rows: Ints, streams: Streams, reference: l
 
 
 def _jumps(sample: Sample) -> list[dict[str, Any]]:
-    """Return the manifest's jumps, which name trajectories by their indices in the sample."""
     place = {row: at for at, row in enumerate(sample.rows.tolist())}
     return [
         {

@@ -64,8 +64,6 @@ class Mark:
 
 @dataclass(frozen=True)
 class _Spot:
-    """A place for a name beside a mark."""
-
     mark: Mark
     boxes: Boxes  # of the name, and along the way from there to the mark
     flush: str  # one of ``_FLUSH``
@@ -222,7 +220,6 @@ def _overlaps(boxes: Boxes, taken: Boxes) -> NDArray[np.float64]:
 
 
 def _distances(box: Boxes, boxes: Boxes) -> NDArray[np.float64]:
-    """Return the distance from a box to each of some boxes."""
     between = np.maximum(boxes[:, :2] - box[2:], box[:2] - boxes[:, 2:])
     distances: NDArray[np.float64] = np.hypot(*np.maximum(between, 0).T)
     return distances

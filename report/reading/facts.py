@@ -80,7 +80,6 @@ def read_storage(units: list[ViewRow]) -> dict[str, Storage]:
 
 
 def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int]:
-    """Return the number of an estimator's replicates, for each document that has any."""
     counts = [sum(row["replicates"] for row in units if row["estimator"] == estimator) for units in documents.values()]
     return [total for total in counts if total]
 
@@ -94,7 +93,6 @@ def _added_by_one(unit: ViewRow) -> float | None:
 
 
 def _resident(unit: ViewRow) -> tuple[int | None, ...]:
-    """Return a unit's bytes: payload, scales, index, metadata, and all that stay in memory for decoding."""
     scales = unit["scale_bytes"] or 0  # null in units from before scales were stored
     return (unit["payload_bytes"], scales, *(unit[f"{part}_bytes"] for part in ("index", "metadata", "resident")))
 

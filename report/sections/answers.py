@@ -131,7 +131,6 @@ def _when_columns(rows: list[ViewRow]) -> list[EstimateColumn | CellColumn]:
 
 
 def _basis_sentence(content: PageContent, rows: list[ViewRow]) -> str:
-    """Say how many documents are scored."""
     pooled = [row for row in rows if row["stratum"] == POOLED and row["action"] in content.actions]
     total = content.facts.count(content.split)
     scored = max((row["documents"] for row in pooled), default=0)

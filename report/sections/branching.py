@@ -95,7 +95,6 @@ def depth_section(content: PageContent) -> Section:
 
 
 def _order_by_depth(depths: Depths, content: PageContent) -> str:
-    """Say from which depth on it is sure whether each action or the baseline has the larger R."""
     known = {action: first for action in depths.orderings if (first := depths.ordered_from(action)) is not None}
     never = [action for action in depths.orderings if action not in known]
     if not known:

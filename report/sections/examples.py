@@ -122,7 +122,6 @@ def _kept_record(content: PageContent, doc: str, action: str) -> str:
 
 
 def _other(content: PageContent) -> str:
-    """Return the word for the side whose text stands below."""
     return "compressed" if content.facts.other == "the compressed model" else "action"
 
 

@@ -87,7 +87,6 @@ def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
 
 
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
-    """Return bytes and R of the actions for which both are known."""
     points = {}
     for action in actions:
         held, risk = content.facts.storage.get(action), content.estimates.get("mismatch", action).estimate
@@ -115,7 +114,6 @@ def _kind(content: PageContent, action: str) -> str:
 
 
 def _kinds(content: PageContent, choice: Choice) -> list[tuple[str, str, str]]:
-    """Return the kinds of the actions that the figure shows, in the order of the legend."""
     there = {_kind(content, action) for action in _points(content, choice.candidates)}
     return [words for kind, words in _KINDS.items() if kind in there]
 
@@ -302,7 +300,6 @@ def _reported(content: PageContent, name: str, member: str) -> Estimate:
 
 
 def _sweeps_table(content: PageContent, members: list[str]) -> PrintedTable:
-    """Make a table with a row for each member, fewest bytes first."""
     shares = {member: content.facts.share_of_whole(member) or 0.0 for member in members}
     order = sorted(members, key=lambda member: (shares[member], member))
     cells = {}

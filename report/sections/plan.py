@@ -162,7 +162,6 @@ def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
 
 
 def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None:
-    """Make a table with an estimate in each row; None without estimates."""
     if not rows:
         return None
     lines, mark, meaning = [], marks(rows), "the estimate less control variates of mean zero"
@@ -353,7 +352,6 @@ def _panel(axes: Axes, rows: list[ViewRow], planned: dict[str, Any]) -> None:
 
 
 def _planned(content: PageContent) -> dict[str, Any] | None:
-    """Return the plan's entry on interim looks; None if the study is not sequential."""
     return content.facts.plan.content.get("sequential") if content.facts.plan else None
 
 

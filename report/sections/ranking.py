@@ -133,7 +133,6 @@ def _badges(verdicts: dict[str, ActionVerdict], content: PageContent) -> CellCol
 
 
 def _whole_row(content: PageContent, control: str, columns: int) -> TableRow:
-    """Make the row of the full cache, whose differences are 0."""
     facts = content.facts
     held = facts.storage.get(control)
     known = next(row for row in facts.controls if row.action == control)

@@ -131,7 +131,6 @@ def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
 
 
 def _finite_table(facts: Facts, order: list[str]) -> PrintedTable:
-    """Make the table of finite-state actions, which store nothing: replicates and time."""
     rows = [
         table_row(action, _replicates(stored), duration(stored.seconds))
         for action in order if (stored := facts.storage.get(action))
@@ -182,7 +181,6 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
 
 
 def _not_evictable(facts: Facts) -> str:
-    """Say how many bytes of the full cache no action evicts, its windows and states; empty if none are known."""
     whole = facts.storage.get(facts.whole_cache or "")
     if whole is None or not whole.fixed_bytes:
         return ""

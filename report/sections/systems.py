@@ -134,7 +134,6 @@ def section(content: PageContent) -> Section | None:
 
 
 def _near_exact(systems: Systems) -> str:
-    """Return the sentence that counts the estimates within two standard errors of the exact R."""
     clauses = []
     for estimator, (_, _, name) in _STYLES.items():
         known = [system for system in systems.measured if system.errors.get(estimator)]

@@ -225,12 +225,10 @@ def remarks(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """List the first names, and how many others there are."""
     return listed([*names[:_MOST], *([f"{len(names) - _MOST} more"] if names[_MOST:] else [])])
 
 
 def _held(content: PageContent, action: str) -> str:
-    """Return the bytes of an action's cache in words, and of its weights if they differ between actions."""
     facts, share = content.facts, content.facts.share_of_whole(action)
     held = facts.storage[action].mean_prompt_cache
     cache = f"{size(held)} of {facts.cache}" if share is None else f"{fixed(100 * share, 0)}% of {facts.whole}’s bytes"
