@@ -284,17 +284,6 @@ class Facts:
         mine, theirs = self.weight_bytes(action), self.weight_bytes(other)
         return self.same_weights(action, other) or (mine is not None and theirs is not None and mine <= theirs)
 
-    def bytes_of(self, *actions: str) -> str:
-        """Name the bytes by which actions are compared: ``bytes``, or ``bytes of cache`` if their weights differ."""
-        return "bytes" if len({self.weights(action) for action in actions}) < 2 else "bytes of cache"
-
-    def same_bytes(self, action: str, other: str) -> int | None:
-        """Count the documents that both actions have; None unless all parts' bytes are known and equal on each."""
-        first, second = (self.storage[name].resident if name in self.storage else {} for name in (action, other))
-        shared = first.keys() & second.keys()
-        equal = all(None not in first[doc] and first[doc] == second[doc] for doc in shared)
-        return len(shared) if shared and equal else None
-
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that reads digits as numbers."""

@@ -28,16 +28,11 @@ def section(content: PageContent) -> Section | None:
 def contrasts_table(content: PageContent) -> PrintedTable:
     """Make the table of differences to the baseline: bytes, R, entry and terms of R's difference, least R first."""
     facts, baseline = content.facts, content.baseline
-    cells, under = (
-        {},
-        dict.fromkeys(facts.noise_floors, NOISE_FLOOR) | dict.fromkeys(facts.added, "added after the plan"),
-    )
+    under = dict.fromkeys(facts.noise_floors, NOISE_FLOOR) | dict.fromkeys(facts.added, "added after the plan")
     order = by_divergence(content, content.others)
-    for action in order:
-        cells[POOLED, action] = Cell(
-            fixed(facts.times_bytes(action, baseline), 2), "exactly" if facts.same_bytes(action, baseline) else ""
-        )
-    ratio = CellColumn(Column(facts.bytes_of(*content.actions), "×", "of the cache over the baseline’s"), cells)
+    cells = {(POOLED, action): Cell(fixed(facts.times_bytes(action, baseline), 2)) for action in order}
+    name = "bytes of cache" if facts.own_weights else "bytes"
+    ratio = CellColumn(Column(name, "×", "of the cache over the baseline’s"), cells)
     columns: list[EstimateColumn | CellColumn] = [*([] if facts.finite else [ratio]), *columns_of(*_DIFFERENCES)]
     title, note = f"Differences to {baseline}", "Less R, later entry and a negative term are the action’s advantage."
     return action_table(
