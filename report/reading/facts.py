@@ -17,9 +17,6 @@ from kvdrift.schema.study.described import described_action
 from kvdrift.schema.tables import PLAIN, SWRB
 from kvdrift.schema.windows import Windows
 
-_RESIDENT = 4  # index of the resident bytes; the parts before add up to the prompt's cache
-
-
 EVALUATION = "evaluation"
 DEVELOPMENT = "development"
 FEW_IN_STRATUM = 10  # clusters: fewer make intervals unsure
@@ -33,23 +30,15 @@ class Storage:
     kept_entries: list[int | None]  # one value per document
     replicates: list[int]  # coupled pairs of each document that has any
     branchings: list[int]  # replicates of residual branching of each document that has any
-    resident: dict[str, tuple[int | None, ...]]  # bytes by document: payload, scales, index, metadata, resident
-    # bytes by document that each replicate adds to the prompt's cache; None if unknown
-    per_replicate: dict[str, float | None]
+    prompt_cache: dict[str, int | None]  # bytes by document that all its replicates share; None if unknown
+    payload_bytes: float | None  # mean bytes of keys and values over documents
+    side_bytes: float | None  # mean bytes of scales, indices and metadata over documents
+    added_bytes: float | None  # mean bytes that each replicate adds to the prompt's cache
     seconds: float | None  # prefill and decoding of all units
     kernel_evaluations: int | None  # of all units
     weight_bytes: int | None = None  # of the weight files of its side; None if unknown
     # mean part of the payload that no action can evict, over documents; None if unknown
     fixed_bytes: float | None = None
-
-    def mean_bytes(self, part: int) -> float | None:
-        """Return a part's mean bytes over documents; parts are 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
-        return mean(parts[part] for parts in self.resident.values())
-
-    @property
-    def prompt_cache(self) -> dict[str, int | None]:
-        """The bytes of each document's prompt cache, which replicates share: the sum of all parts but ``resident``."""
-        return {doc: None if parts[0] is None else total(parts[:_RESIDENT]) for doc, parts in self.resident.items()}
 
     @property
     def mean_prompt_cache(self) -> float | None:
@@ -69,8 +58,10 @@ def read_storage(units: list[ViewRow]) -> dict[str, Storage]:
             kept_entries=[ranges[0]["kept_entries"] for ranges in documents.values()],
             replicates=_replicates(documents, PLAIN),
             branchings=_replicates(documents, SWRB),
-            resident={doc: _resident(ranges[0]) for doc, ranges in documents.items()},
-            per_replicate={doc: _added_by_one(ranges[0]) for doc, ranges in documents.items()},
+            prompt_cache={doc: _prompt_cache(ranges[0]) for doc, ranges in documents.items()},
+            payload_bytes=mean(ranges[0]["payload_bytes"] for ranges in documents.values()),
+            side_bytes=mean(total(_sides(ranges[0])) for ranges in documents.values()),
+            added_bytes=mean(_added_by_one(ranges[0]) for ranges in documents.values()),
             seconds=total(row[name] for row in rows for name in ("prefill_seconds", "decode_seconds")),
             kernel_evaluations=total(row["kernel_evaluations"] for row in rows),
             weight_bytes=max((row["weight_bytes"] for row in rows if row["weight_bytes"] is not None), default=None),
@@ -86,15 +77,18 @@ def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int
 
 def _added_by_one(unit: ViewRow) -> float | None:
     """Return the bytes that each of a unit's replicates adds to the prompt's cache; None if unknown."""
-    payload, scales, index, metadata, resident = _resident(unit)
-    if resident is None or payload is None or not unit["replicates"]:
+    shared = _prompt_cache(unit)
+    if shared is None or unit["resident_bytes"] is None or not unit["replicates"]:
         return None
-    return float((resident - total((payload, scales, index, metadata))) / unit["replicates"])
+    return float((unit["resident_bytes"] - shared) / unit["replicates"])
 
 
-def _resident(unit: ViewRow) -> tuple[int | None, ...]:
-    scales = unit["scale_bytes"] or 0  # null in units from before scales were stored
-    return (unit["payload_bytes"], scales, *(unit[f"{part}_bytes"] for part in ("index", "metadata", "resident")))
+def _prompt_cache(unit: ViewRow) -> int | None:
+    return None if unit["payload_bytes"] is None else total((unit["payload_bytes"], *_sides(unit)))
+
+
+def _sides(unit: ViewRow) -> list[int | None]:
+    return [unit[f"{part}_bytes"] for part in ("scale", "index", "metadata")]
 
 
 def mean(values: Iterable[float | None]) -> float | None:

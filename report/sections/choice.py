@@ -175,7 +175,7 @@ def _unfinished(content: PageContent) -> bool:
     stratum_of = {row["doc"]: row["stratum"] for row in content.facts.documents if row["split"] == EVALUATION}
     planned = [action for action in plan.content.get("actions", ()) if action in content.facts.storage]
     measured = [
-        Counter(stratum_of[doc] for doc in content.facts.storage[action].resident if doc in stratum_of)
+        Counter(stratum_of[doc] for doc in content.facts.storage[action].prompt_cache if doc in stratum_of)
         for action in planned
     ]
     wanted = wanted_documents(plan.content)

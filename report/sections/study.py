@@ -13,7 +13,7 @@ from kvdrift.report.printing.numbers import MISSING, count, count_range, duratio
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import FEW_CLUSTERS, ReportedEstimates, ViewRow
-from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, mean, total
+from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, total
 from kvdrift.report.sections.section import Section
 from kvdrift.schema.location import folder_name
 from kvdrift.schema.study import FLOOR_ACTION, HTTP
@@ -123,10 +123,9 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
 
 def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
     """Return the cells of an action's storage; ``within`` says that its bytes include generated entries."""
-    payload, *others = map(stored.mean_bytes, range(4))
-    keys = Cell(size(payload), f"{size(stored.fixed_bytes)} not evictable" if stored.fixed_bytes else "")
-    held = (keys, size(total(others)), size(stored.mean_prompt_cache))
-    added = Cell(MISSING, "within") if within else size(mean(stored.per_replicate.values()))
+    keys = Cell(size(stored.payload_bytes), f"{size(stored.fixed_bytes)} not evictable" if stored.fixed_bytes else "")
+    held = (keys, size(stored.side_bytes), size(stored.mean_prompt_cache))
+    added = Cell(MISSING, "within") if within else size(stored.added_bytes)
     return [count_range(stored.kept_entries), *held, added, _replicates(stored), duration(stored.seconds)]
 
 
