@@ -21,7 +21,7 @@ from kvdrift.report.figures.strokes import (
     round_ticks,
 )
 from kvdrift.report.page import draw_figures, relative_link
-from kvdrift.report.printing.bars import Bar, bars
+from kvdrift.report.printing.bars import Bar, bars, share_bar
 from kvdrift.report.printing.estimate_tables import quantity_columns
 from kvdrift.report.printing.html import rendered
 from kvdrift.report.printing.numbers import MISSING, count, count_range, fixed, size
@@ -110,8 +110,16 @@ class Place:
 
     entry: Entry  # the study
     action: str  # the action
-    share: float | None  # its cache as a share of the full cache; None if unknown
-    bytes: float | None  # mean bytes of a document's kept prompt; None if unknown
+
+    @property
+    def share(self) -> float | None:
+        """Its cache as a share of the full cache; None if unknown."""
+        return self.entry.content.facts.share_of_whole(self.action)
+
+    @property
+    def bytes(self) -> float | None:
+        """Mean bytes of a document's kept prompt; None if unknown."""
+        return self.entry.content.facts.cache_bytes(self.action)
 
     def estimate(self, quantity: str) -> Estimate:
         """Return a quantity's estimate over the pooled strata; without a number if there is no estimate."""
@@ -142,12 +150,7 @@ class Place:
 
 def leaderboard(comparison: Comparison) -> list[Place]:
     """Return all actions by rising R; those without an estimate of R come last."""
-    places = []
-    for entry in comparison.entries:
-        facts = entry.content.facts
-        for action in entry.content.actions:
-            held = facts.storage.get(action)
-            places.append(Place(entry, action, facts.share_of_whole(action), held.mean_prompt_cache if held else None))
+    places = [Place(entry, action) for entry in comparison.entries for action in entry.content.actions]
 
     def rank(place: Place) -> tuple[bool, float, str, str]:
         return place.estimate("mismatch").estimate is None, place.risk, place.entry.name, place.action
@@ -216,8 +219,7 @@ def standing(places: Sequence[Place], studies: Sequence[str]) -> list[StandingRo
     known = [name for name in studies if any(place.entry.name == name for place in drawn(places))]
     rows = []
     for place, *numbers in zip(places, *columns, strict=True):
-        part = None if place.share is None else 100 * place.share / largest
-        held = Bar(MISSING if place.share is None else f"{fixed(100 * place.share, 0)}%", part, under=size(place.bytes))
+        held = share_bar(place.share, place.bytes, None if place.share is None else 100 * place.share / largest)
         colour = known.index(place.entry.name) % len(ACTION_COLOURS) + 1 if place.entry.name in known else 0
         rows.append(StandingRow(place, colour, held, *numbers))
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvdrift.report.printing.numbers import MISSING, interval, scaled
+from kvdrift.report.printing.numbers import MISSING, fixed, interval, scaled, size
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.stats.registry import Scale
 
@@ -38,3 +38,10 @@ def bars(rows: Sequence[Estimate], scale: Scale) -> list[Bar]:
         )
         for row in rows
     ]  # fmt: skip
+
+
+def share_bar(share: float | None, held: float | None, part: float | None) -> Bar:
+    """Return the bar of ``held`` bytes, as a share of a whole if that is known; ``part`` is the bar's length."""
+    if share is None:
+        return Bar(size(held), part)
+    return Bar(f"{fixed(100 * share, 0 if share >= 0.1 else 1)}%", part, under=size(held))

@@ -269,6 +269,10 @@ class Facts:
         """Return the weights of an action's side; None if they are the reference's."""
         return next((row["weights"] for row in self.actions if row["action"] == action), None)
 
+    def cache_bytes(self, action: str) -> float | None:
+        """Return the mean bytes of an action's prompt caches; None if unknown."""
+        return self.storage[action].mean_prompt_cache if action in self.storage else None
+
     def weight_bytes(self, action: str) -> int | None:
         """Return the bytes of the weights of an action's side; None if unknown."""
         return self.storage[action].weight_bytes if action in self.storage else None

@@ -90,9 +90,7 @@ def choose(content: PageContent) -> Choice:
         if not any(action in pair for pair in unsettled)
         and (facts.weights(action) is None or facts.weight_bytes(action) is not None)
     ]
-    settled.sort(
-        key=lambda action: (-(facts.storage[action].mean_prompt_cache or 0.0), -(facts.weight_bytes(action) or 0))
-    )
+    settled.sort(key=lambda action: (-(facts.cache_bytes(action) or 0.0), -(facts.weight_bytes(action) or 0)))
     unfit = [action for action in settled if (estimates.get("lost_share", action).low or 0.0) > _TOO_MANY]
     recommended = [action for action in settled if action not in unfit]
     return Choice(candidates, places, ruled_out, recommended, unfit, unsettled)

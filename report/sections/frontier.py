@@ -89,9 +89,9 @@ def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
     points = {}
     for action in actions:
-        held, risk = content.facts.storage.get(action), content.estimates.get("mismatch", action).estimate
-        if held is not None and held.mean_prompt_cache and risk is not None:
-            points[action] = (held.mean_prompt_cache, risk)
+        held, risk = content.facts.cache_bytes(action), content.estimates.get("mismatch", action).estimate
+        if held and risk is not None:
+            points[action] = held, risk
     return points
 
 
@@ -99,8 +99,7 @@ def _whole(content: PageContent) -> float | None:
     """Return the mean bytes of the full cache; None if they are unknown or the control has distances other than 0."""
     facts = content.facts
     moved = any(not control.zero for control in facts.controls[:1])
-    whole = None if moved or facts.whole_cache is None else facts.storage.get(facts.whole_cache)
-    return None if whole is None else whole.mean_prompt_cache
+    return None if moved or facts.whole_cache is None else facts.cache_bytes(facts.whole_cache)
 
 
 def _kind(content: PageContent, action: str) -> str:
@@ -302,12 +301,10 @@ def _reported(content: PageContent, name: str, member: str) -> Estimate:
 def _sweeps_table(content: PageContent, members: list[str]) -> PrintedTable:
     shares = {member: content.facts.share_of_whole(member) or 0.0 for member in members}
     order = sorted(members, key=lambda member: (shares[member], member))
-    cells = {}
-    for member in order:
-        held = content.facts.storage.get(member)
-        cells[POOLED, member] = Cell(
-            size(held.mean_prompt_cache if held else None), f"{fixed(100 * shares[member], 1)}% of full"
-        )
+    cells = {
+        (POOLED, member): Cell(size(content.facts.cache_bytes(member)), f"{fixed(100 * shares[member], 1)}% of full")
+        for member in order
+    }
     held_bytes = CellColumn(Column(content.facts.cache, "", "mean bytes of the stored prompt"), cells)
     known = [together for name, together in SIMULTANEOUS_OF.items() if content.estimates.known(together)]
     shown = columns_of(*(known or ["mismatch"]))

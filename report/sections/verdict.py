@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvdrift.report.figures.canvas import ACTION_COLOURS
-from kvdrift.report.printing.bars import Bar, bars
+from kvdrift.report.printing.bars import Bar, bars, share_bar
 from kvdrift.report.printing.numbers import MISSING, count, fixed, in_text, level, listed, scaled, size
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
@@ -230,7 +230,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _held(content: PageContent, action: str) -> str:
     facts, share = content.facts, content.facts.share_of_whole(action)
-    held = facts.storage[action].mean_prompt_cache
+    held = facts.cache_bytes(action)
     cache = f"{size(held)} of {facts.cache}" if share is None else f"{fixed(100 * share, 0)}% of {facts.whole}’s bytes"
     weights, whole = facts.weight_bytes(action), facts.whole_cache and facts.weight_bytes(facts.whole_cache)
     if not facts.own_weights or not weights or not whole:
@@ -279,8 +279,9 @@ def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list
         name: bars([content.estimates.get(name, verdict.action) for verdict in verdicts], ALL_QUANTITIES[name].scale)
         for name in ("mismatch", "score_gap", "mean_entry")
     }
-    largest = max(filter(None, (_bytes(content, verdict.action) for verdict in verdicts)), default=None)
-    whole = content.facts.whole_cache and content.facts.weight_bytes(content.facts.whole_cache)
+    facts = content.facts
+    largest = max(filter(None, (facts.cache_bytes(verdict.action) for verdict in verdicts)), default=None)
+    whole = facts.whole_cache and facts.weight_bytes(facts.whole_cache)
     rows = []
     for place, verdict in enumerate(verdicts):
         action = verdict.action
@@ -289,34 +290,13 @@ def glance_rows(content: PageContent, verdicts: Sequence[ActionVerdict]) -> list
         if verdict.badge is Badge.CONTROL:
             reference = _number(content, "accuracy_reference", content.baseline)
             risk, accuracy = Bar("0"), Bar(MISSING if reference is None else f"{scaled(reference, Scale.PERCENT, 1)}%")
-        held = _held_bar(content, verdict, largest)
-        weights = _weights_bar(content.facts.weight_bytes(action), whole or None)
-        described = "" if content.facts.finite else content.facts.described(action)
+        cache, own = facts.cache_bytes(action), facts.weight_bytes(action)
+        held = share_bar(facts.share_of_whole(action), cache, 100 * cache / largest if cache and largest else None)
+        share = own / whole if own is not None and whole else None
+        weights = share_bar(share, own, None if share is None else min(100.0, 100 * share))
+        described = "" if facts.finite else facts.described(action)
         rows.append(GlanceRow(verdict, index, described, held, weights, risk, accuracy, entry))
     return rows
-
-
-def _bytes(content: PageContent, action: str) -> float | None:
-    held = content.facts.storage.get(action)
-    return held.mean_prompt_cache if held else None
-
-
-def _held_bar(content: PageContent, verdict: ActionVerdict, largest: float | None) -> Bar:
-    """Make the bar of a cache's bytes: its share of the full cache and its size, or its size alone."""
-    value = _bytes(content, verdict.action)
-    share = 1.0 if verdict.badge is Badge.CONTROL and value else content.facts.share_of_whole(verdict.action)
-    part = 100 * value / largest if value and largest else None
-    if share is None:
-        return Bar(size(value), part)
-    return Bar(f"{fixed(100 * share, 0 if share >= 0.1 else 1)}%", part, under=size(value))
-
-
-def _weights_bar(weight_bytes: int | None, whole: int | None) -> Bar:
-    """Make the bar of the bytes of an action's weights: their share of the reference's, or their size alone."""
-    if not whole or weight_bytes is None:
-        return Bar(size(weight_bytes))
-    share = 100 * weight_bytes / whole
-    return Bar(f"{fixed(share, 0)}%", min(100.0, share), under=size(weight_bytes))
 
 
 def section(content: PageContent) -> Section:
