@@ -71,23 +71,17 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     if facts.finite:
         return _finite_table(facts, order)
     rows = []
-    coded = any(action["codec"] is not None for action in facts.actions)
     places = {name: place for place, name in enumerate(order)}
     for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
-        added = "control" if action["control"] else "added after the plan" if action["action"] in facts.added else ""
-        floor = [NOISE_FLOOR] if action["action"] in facts.noise_floors else []
-        what = ", ".join([*floor, *([added] if added else [])])
-        stored = facts.storage.get(action["action"])
+        name, stored = action["action"], facts.storage.get(action["action"])
+        traits = {
+            NOISE_FLOOR: name in facts.noise_floors, "control": action["control"],
+            "added after the plan": name in facts.added,
+        }  # fmt: skip
         held = _held(stored, within=action["policy"] is not None) if stored else [MISSING] * 7
-        weights = [size(facts.weight_bytes(action["action"]))] if facts.own_weights else []
-        rows.append(
-            table_row(
-                Cell(action["action"], what),
-                described_action(action) or MISSING,
-                *weights,
-                *held,
-            )
-        )
+        weights = [size(facts.weight_bytes(name))] if facts.own_weights else []
+        what = Cell(name, ", ".join(trait for trait, there in traits.items() if there))
+        rows.append(table_row(what, described_action(action), *weights, *held))
     weights_column = [Column("weights", "", "bytes of the files with the weights of the action’s side")]
     columns = (
         label_column("action"),
@@ -99,11 +93,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
             "",
             "mean bytes per document, as they are stored; those of windows and states are not evictable",
         ),
-        Column(
-            "scales, index, metadata" if coded else "index, metadata",
-            "",
-            f"mean bytes of {'a codec’s scales, ' if coded else ''}indices, lengths and positions per document",
-        ),
+        Column("scales, index, metadata", "", "mean bytes of scales, indices, lengths and positions per document"),
         Column(facts.cache, "", "the two together: stored once a document, and read by all of its replicates"),
         Column("each replicate adds", "", "mean bytes of the generated entries of one replicate, up to the horizon"),
         Column("K", "", "replicates per document"),
@@ -113,7 +103,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is of this study "
         "and grows with K and with documents; it says nothing about how fast an action serves."
     )
-    if any(action["policy"] is not None for action in facts.actions):
+    if facts.policies:
         note += (
             " A decode-time policy keeps m entries after prefill. Its bytes are those of the most entries that a step "
             "reads, including generated entries; a step may read more entries than the prompt has."
