@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -44,7 +43,6 @@ from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
 
-_FEW = 5
 ACROSS = 3  # panels in a row
 
 
@@ -61,42 +59,37 @@ _PANELS = (
 )
 
 
-@dataclass(frozen=True)
-class Depths:
-    """Pooled rows of the views ``identified_interval`` and ``action_ordering``, for each action by rising depth.
+def ordered_from(orderings: Sequence[ViewRow]) -> int | None:
+    """Return the least depth from which on the larger R of an action and the baseline is sure; None if there is none.
 
-    The depth is the length L of the window.
+    The rows are one action's of view ``action_ordering``, by rising depth, the length L of the window.
     """
-
-    intervals: dict[str, list[ViewRow]]
-    orderings: dict[str, list[ViewRow]]
-
-    def ordered_from(self, action: str) -> int | None:
-        """Return the least depth from which on it is sure whether action or baseline has the larger R; None if none."""
-        least_depth = None
-        for row in reversed(self.orderings.get(action, [])):
-            if not row["ordered"]:
-                break
-            least_depth = int(row["depth"])
-        return least_depth
+    least_depth = None
+    for row in reversed(orderings):
+        if not row["ordered"]:
+            break
+        least_depth = int(row["depth"])
+    return least_depth
 
 
 def depth_section(content: PageContent) -> Section:
     """Make the section: the range of R that a window of each depth leaves."""
-    depths = read_depths(content)
-    if not depths.intervals:
+    intervals = by_depth(content.pooled("identified_interval"), content.actions)
+    if not intervals:
         return Section("depth", "What a short window cannot tell")
-    name, title = "identified_interval", "Identified interval of R by depth"
-    ordering = (ordering_table(depths, content),) if depths.orderings else ()
-    tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
+    orderings = by_depth(content.pooled("action_ordering", baseline=content.baseline), content.actions)
+    title = "Identified interval of R by depth"
+    tables = [depth_table(intervals, content.windows, "identified_interval", title)]
+    tables += [ordering_table(orderings, content)] if orderings else []
+    shows = _order_by_depth(orderings, content)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
-    drawing = Drawing("depth", words, partial(depth_figure, depths, content))
-    return Section("depth", "What a short window cannot tell", tables, (drawing,), _order_by_depth(depths, content))
+    drawing = Drawing("depth", words, partial(depth_figure, intervals, orderings, content))
+    return Section("depth", "What a short window cannot tell", tuple(tables), (drawing,), shows)
 
 
-def _order_by_depth(depths: Depths, content: PageContent) -> str:
-    known = {action: first for action in depths.orderings if (first := depths.ordered_from(action)) is not None}
-    never = [action for action in depths.orderings if action not in known]
+def _order_by_depth(orderings: Mapping[str, Sequence[ViewRow]], content: PageContent) -> str:
+    known = {action: first for action, rows in orderings.items() if (first := ordered_from(rows)) is not None}
+    never = [action for action in orderings if action not in known]
     if not known:
         return sentence(f"The order of R against {content.baseline} is", {"certain at no depth": never})
     soonest, latest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
@@ -104,12 +97,6 @@ def _order_by_depth(depths: Depths, content: PageContent) -> str:
     to = "" if same else f" ({soonest}) to L = {count(known[latest])} ({latest})"
     name = f"The order of R against {content.baseline} is certain from L = {count(known[soonest])}{to} on"
     return sentence(f"{name}, and", {"at no depth": never}) or f"{name}."
-
-
-def read_depths(content: PageContent) -> Depths:
-    """Read the intervals of R of the page's actions, and of their contrasts to the baseline, at all depths."""
-    intervals = by_depth(content.pooled("identified_interval"), content.actions)
-    return Depths(intervals, by_depth(content.pooled("action_ordering", baseline=content.baseline), content.actions))
 
 
 def by_depth(rows: Sequence[ViewRow], actions: Sequence[str]) -> dict[str, list[ViewRow]]:
@@ -120,9 +107,7 @@ def by_depth(rows: Sequence[ViewRow], actions: Sequence[str]) -> dict[str, list[
 
 
 def selected_depths(windows: Windows) -> list[int]:
-    """Return the depths of the tables: 1, H/8, H/4, H/2 and H; all depths if the horizon is at most 5."""
-    if windows.horizon <= _FEW:
-        return list(range(1, windows.horizon + 1))
+    """Return the depths of the tables: 1, H/8, H/4, H/2 and H."""
     return sorted({1, *(windows.horizon // part for part in (8, 4, 2, 1))} - {0})
 
 
@@ -156,21 +141,21 @@ def depth_table(intervals: Mapping[str, Sequence[ViewRow]], windows: Windows, na
     return PrintedTable(name, title, columns, tuple(lines), note, tuple(listed))
 
 
-def ordering_table(depths: Depths, content: PageContent) -> PrintedTable:
+def ordering_table(orderings: Mapping[str, Sequence[ViewRow]], content: PageContent) -> PrintedTable:
     """Make the table of the range of R(action) − R(baseline) by depth, and the depth that makes its sign certain."""
     wanted, baseline = selected_depths(content.windows), content.baseline
     lines = []
-    for action, rows in depths.orderings.items():
+    for action, rows in orderings.items():
         at = {row["depth"]: row for row in rows}
         cells = [_range(at[depth], "contrast") if depth in at else Cell("") for depth in wanted]
-        first = depths.ordered_from(action)
+        first = ordered_from(rows)
         lines.append(table_row(action, *cells, "never" if first is None else f"L = {count(first)}"))
     columns = (
         label_column("action"),
         *(Column(f"L = {count(depth)}", "pp") for depth in wanted),
         Column("ordered from", "", "least depth from which on the interval excludes 0"),
     )
-    listed = tuple(row for rows in depths.orderings.values() for row in rows)
+    listed = tuple(row for rows in orderings.values() for row in rows)
     note = f"The range of R(action) − R({baseline}) given the window, on the documents of both actions."
     return PrintedTable("action_ordering", f"Order against {baseline} by depth", columns, tuple(lines), note, listed)
 
@@ -179,17 +164,19 @@ def _range(row: ViewRow, name: str) -> str:
     return f"[{fixed(100 * row[f'{name}_low'], 1)}, {fixed(100 * row[f'{name}_high'], 1)}]"
 
 
-def depth_figure(depths: Depths, content: PageContent) -> Figure:
+def depth_figure(
+    intervals: Mapping[str, Sequence[ViewRow]], orderings: Mapping[str, Sequence[ViewRow]], content: PageContent
+) -> Figure:
     """Draw a panel for each action with the interval of its R by depth, and one for each contrast with the baseline."""
     styles, windows = action_styles(content.actions), content.windows
-    others = {action: style for action, style in styles.items() if depths.orderings.get(action)}
+    others = {action: style for action, style in styles.items() if action in orderings}
     above, below = (math.ceil(panels / ACROSS) for panels in (len(styles), len(others)))
     figure = new_figure(WIDTH, 0.5 + 2.3 * (above + below))
     grid = figure.subplots(above + below, ACROSS, squeeze=False)
-    window_panels(grid[:above], depths.intervals, styles, windows)
+    window_panels(grid[:above], intervals, styles, windows)
     for axes, (action, style) in zip(grid[above:].flat, others.items(), strict=False):
-        interval_band(axes, depths.orderings[action], "contrast_low", "contrast_high", style)
-        if (first := depths.ordered_from(action)) is not None:
+        interval_band(axes, orderings[action], "contrast_low", "contrast_high", style)
+        if (first := ordered_from(orderings[action])) is not None:
             axes.plot([first], [0], marker=style.marker, color=style.colour, markersize=6, zorder=4, clip_on=False)
         zero_line(axes, upright=False)
         axes.set_title(f"{shown(action)} − {content.baseline}")

@@ -60,16 +60,8 @@ def happens(content: PageContent) -> Section | None:
     doc, replicate, rule = pair
     (row,) = (row for row in content.facts.documents if row["doc"] == doc)
     (document,) = _documents(content, [row], replicate, list(dict.fromkeys((best, worst))))
-    roles = {
-        action: "the only action"
-        if best == worst
-        else "recommended"
-        if action in choice.recommended
-        else "the largest R"
-        if action == worst
-        else "the least R"
-        for action in (best, worst)
-    }
+    ends = (best, "the least R"), (worst, "the only action" if best == worst else "the largest R")
+    roles = {action: "recommended" if action in choice.recommended else words for action, words in ends}
     examples = [
         example
         | {
