@@ -119,26 +119,22 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
         )
         cells = ("" if value is None else f"{fixed(value * unit.factor, 2)} {unit.sign}" for value, unit in numbers)
         label = Cell(entry["quantity"], known.meaning if known else "")
-        ratio = ratios[place]["variance_ratio"] if ratios else None
-        share = ("" if ratio is None else fixed(ratio, 2),) if ratios else ()
-        rows.append(table_row(label, _subject(entry["action"], entry.get("baseline")), *cells, *share))
+        ratio = fixed(ratios[place]["variance_ratio"], 2) if ratios else ""
+        rows.append(table_row(label, _subject(entry["action"], entry.get("baseline")), *cells, ratio))
     if not rows:
         return None
-    columns = [
+    meaning = "variance between replicates: the reduced estimate’s divided by the plain estimate’s"
+    columns = (
         label_column("endpoint"),
         label_column("action"),
         Column("development", "", "value on development documents"),
         Column("sd, documents", "", "standard deviation between documents: variance component of the plan"),
         Column("sd, replicates", "", "standard deviation between replicates of a document"),
         Column("expected half-width", "", "of the interval, at the plan’s K and N"),
-    ]
-    if ratios:
-        meaning = "variance between replicates: the reduced estimate’s divided by the plain estimate’s"
-        columns.append(Column("reduced variance", "", meaning))
-    note = "From development documents alone; the standard deviations decided K and N."
-    return PrintedTable(
-        "plan_endpoints", "Planned endpoints and variance components", tuple(columns), tuple(rows), note
+        Column("reduced variance", "", meaning),
     )
+    note = "From development documents alone; the standard deviations decided K and N."
+    return PrintedTable("plan_endpoints", "Planned endpoints and variance components", columns, tuple(rows), note)
 
 
 def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
@@ -165,7 +161,6 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
     if not rows:
         return None
     lines, mark, meaning = [], marks(rows), "the estimate less control variates of mean zero"
-    reduced = [Column("reduced", "", meaning)] if any(row.estimate_reduced is not None for row in rows) else []
     for row in rows:
         known, scale = _known(row.quantity)
         cell = estimate_cells([row], scale, mark)[0]
@@ -174,12 +169,11 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
         counts = count(row.draws), count(row.documents), count(row.clusters)
         rest = level(row.level), row.interval or "", *counts, row.standing
         less = estimate_cells([row.reduced], scale, {})[0]
-        beside = ("" if row.estimate_reduced is None else Cell(f"{less.text} {scale.sign}", less.under),)
-        lines.append(
-            table_row(label, _subject(row.action, row.baseline), row.stratum, shown, *beside[: len(reduced)], *rest)
-        )
+        beside = "" if row.estimate_reduced is None else Cell(f"{less.text} {scale.sign}", less.under)
+        lines.append(table_row(label, _subject(row.action, row.baseline), row.stratum, shown, beside, *rest))
     columns = (
-        label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"), *reduced,
+        label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"),
+        Column("reduced", "", meaning),
         Column("level"), label_column("interval"), Column("draws"), Column("documents"), Column("clusters"),
         label_column("status"),
     )  # fmt: skip
