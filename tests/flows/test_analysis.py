@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,11 +34,11 @@ from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import ACTIONS, DOCUMENTS
-from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from kvdrift.sql.catalog import open_views
 from kvdrift.stats import bootstrap
 from kvdrift.stats.bootstrap import COLUMNS, Estimates, Request, estimate
 from kvdrift.stats.moments import DocumentMoments
-from kvdrift.stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
+from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.reduction import CONTROLS, REDUCED, fit_coefficients, is_reduced, reduced_documents
 from kvdrift.stats.simultaneous import simultaneous_gaps
 from kvdrift.transforms.pipeline import run_derivation
@@ -162,50 +161,11 @@ def test_many_tasks_of_a_flow_lock_no_database(
     assert "database is locked" not in output.out + output.err
 
 
-@pytest.mark.slow
-def test_kept_views_change_nothing(synthetic: Path) -> None:
-    store = Store.open(synthetic)
-    with open_views(store) as plain, open_views(store, kept=MOMENT_VIEWS) as kept:
-        for view in view_texts():
-            one, other = plain.rows(view), kept.rows(view)
-            assert one.schema.names == other.schema.names
-            for name in one.schema.names:
-                if pa.types.is_floating(one.schema.field(name).type):
-                    np.testing.assert_allclose(other[name].to_numpy(), one[name].to_numpy(), rtol=1e-12, atol=1e-15)
-                else:
-                    assert other[name].equals(one[name]), (view, name)
-        with open_views(store, kept=MOMENT_VIEWS) as again:
-            for view in MOMENT_VIEWS:
-                assert again.rows(view).equals(kept.rows(view))
-    with pytest.raises(InputError, match="no view 'moment'; did you mean 'moments'"):
-        open_views(store, kept=["moment"])
-
-
 def analyze(location: Path | str) -> None:
     """``kvdrift analyze`` in this process."""
     with pytest.raises(SystemExit) as ended:
         main(["analyze", str(location)])
     assert ended.value.code in {0, 2}
-
-
-@pytest.mark.slow
-def test_a_log_without_a_plan_is_exploratory(
-    synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied = shutil.copytree(synthetic, tmp_path / "store")
-    analyze(copied)
-    results = Store.open(copied).read("results")
-    assert f"{STUDY}, {MODEL}: {results.num_rows} estimates" in capsys.readouterr().out
-    constant = {"split": "evaluation", "family": None, "status": "exploratory", "draws": 2_000, "level": 0.95,
-                "plan_sha256": None, "events_version": Store.open(copied).version("events")}  # fmt: skip
-    assert {name: results[name].unique().to_pylist() for name in constant} == {n: [v] for n, v in constant.items()}
-    assert set(results["quantity"].to_pylist()) == {*QUANTITIES, SIMULTANEOUS_GAP}
-    gap = {row["action"]: row for row in results.to_pylist() if row["quantity"] == "mismatch" and row["x"] is None
-           and row["stratum"] == "pooled"}  # fmt: skip
-    with open_views(Store.open(copied)) as views:
-        for row in views.rows("decomposition", stratum="pooled").to_pylist():
-            assert gap[row["action"]]["estimate"] == pytest.approx(row["mismatch"], rel=1e-12)
-    assert analyze_stored(Store.open(copied), STUDY, MODEL) == 0  # up to date
 
 
 def test_estimates_stand_where_no_moment_changed(copied: Path) -> None:
@@ -309,48 +269,32 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path, monk
 
 @pytest.mark.slow
 def test_evaluation_documents_are_reduced_by_coefficients_of_development_documents(tmp_path: Path) -> None:
-    """Beside the estimates as they are without development documents; of a development document there is none."""
+    """Of a development document there are no reduced estimates."""
     sizes = Sizes(strata=1, documents=6, actions=2, replicates=8, horizon=8)
     source = Store.open(write_study(str(tmp_path / "source"), sizes, seed=5).location)
-    rows, splits = document_rows(sizes), ["development"] * 3 + ["evaluation"] * 3
-    found = {}
-    for name, kept in (("all", {"development", "evaluation"}), ("evaluation", {"evaluation"})):
-        store = Store.create(tmp_path / name)
-        own = [row | {"split": split} for row, split in zip(rows, splits, strict=True) if split in kept]
-        store.append_rows("documents", pa.Table.from_pylist(own, schema=DOCUMENTS.schema))
-        names = {row["doc"] for row in own}
-        store.append_units([unit for unit in units_of(source) if unit.record["doc"] in names])
-        run_derivation(store.location)
-        analyze_stored(store, STUDY, MODEL)
-        found[name] = store.read("results").to_pylist()
-    plain, reduced = ([name for name in COLUMNS if name.endswith("_reduced") is after] for after in (False, True))
-    evaluated = [row for row in found["all"] if row["split"] == "evaluation"]
-    assert [[row[name] for name in plain] for row in evaluated] == [
-        [row[name] for name in plain] for row in found["evaluation"]
-    ]
-    lacking = [row for row in [*found["all"], *found["evaluation"]] if row["estimate_reduced"] is None]
-    assert {row["split"] for row in found["all"] if row not in lacking} == {"evaluation"}
-    assert all(row[name] is None for row in lacking for name in reduced)
-
-    with open_views(Store.open(tmp_path / "all")) as views:
+    splits = ["development"] * 3 + ["evaluation"] * 3
+    rows = [row | {"split": split} for row, split in zip(document_rows(sizes), splits, strict=True)]
+    store = Store.create(tmp_path / "store")
+    store.append_rows("documents", pa.Table.from_pylist(rows, schema=DOCUMENTS.schema))
+    store.append_units(units_of(source))
+    run_derivation(store.location)
+    analyze_stored(store, STUDY, MODEL)
+    with open_views(store) as views:
         beta = fit_coefficients(replicate_moments(views, STUDY, MODEL, "development"))
-        documents = document_moments(views, STUDY, MODEL, "evaluation")
-    moments = reduced_documents(documents, beta)
+        moments = reduced_documents(document_moments(views, STUDY, MODEL, "evaluation"), beta)
     assert moments is not None
-    assert moments.actions == documents.actions
     names = [name for name, one in QUANTITIES.items() if is_reduced(one, moments)]
-    again = estimate(moments, draws=2_000, seed=0, quantities=names)
-    keys = ("quantity", "action", "baseline", "stratum", "x")
-    numbers = zip(*(again.columns[name] for name in ("estimate", "low", "high")), strict=True)
-    expected = dict(zip(zip(*(again.columns[name] for name in keys), strict=True), numbers, strict=True))
-    got = {tuple(row[name] for name in keys): row for row in evaluated}
-    assert {key for key, row in got.items() if row["estimate_reduced"] is not None} == {
-        key for key, numbers in expected.items() if numbers[0] is not None and got[key]["estimate"] is not None
+    again = pa.table(estimate(moments, draws=2_000, seed=0, quantities=names).columns).to_pylist()
+    keys, numbers = ("quantity", "action", "baseline", "stratum", "x"), ("estimate", "low", "high")
+    expected = {tuple(row[key] for key in keys): [row[name] for name in numbers] for row in again}
+    results = store.read("results").to_pylist()
+    reduced = [row for row in results if row["estimate_reduced"] is not None]
+    assert {row["split"] for row in reduced} == {"evaluation"}
+    plain = {tuple(row[key] for key in keys): row["estimate"] for row in results if row["split"] == "evaluation"}
+    assert {tuple(row[key] for key in keys): [row[f"{name}_reduced"] for name in numbers] for row in reduced} == {
+        key: values for key, values in expected.items() if None not in (values[0], plain[key])
     }
-    for key, row in got.items():
-        if row["estimate_reduced"] is not None:
-            assert tuple(row[name] for name in reduced) == expected[key], key
-    assert all(abs(got[key]["estimate"] - numbers[0]) > 1e-6 for key, numbers in expected.items() if key[0] == "gap")
+    assert all(abs(plain[key] - values[0]) > 1e-6 for key, values in expected.items() if key[0] == "gap")
 
 
 def test_nothing_to_estimate_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,6 @@ from kvdrift.log.store import Store
 from kvdrift.schema.document import SPLITS, split_of
 from kvdrift.schema.errors import PlanError
 from kvdrift.schema.tables import ACTIONS
-from kvdrift.sql.catalog import open_views
 
 KEEP = 'selector = "recent"\nkeep = "1/2"'
 
@@ -33,17 +32,10 @@ def changed(folder: Path, store: Path, *changes: tuple[str, str]) -> StudyRun:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("seed = 3", "seed = 4"), "study.seed: stored 3, requested 4"),
-        (("horizon = 12", "horizon = 13"), "study.horizon: stored 12, requested 13"),
         (
             ("seed = 3", "seed = 3\ntemperature = 0.7\ntop_p = 0.9"),
             "study.temperature: stored 1.0, requested 0.7; study.top_p: stored none, requested 0.9",
         ),
-        (
-            ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndtype = "bfloat16"'),
-            "model.dtype: stored float32, requested bfloat16",
-        ),
-        (('stratum = "needle"', 'stratum = "hay"'), r"documents\[0\].stratum: stored needle, requested hay"),
         (("length = 384", "length = 448"), r"documents\[0\].length: stored 384, requested 448"),
         (("development = 2", "development = 3"), "development documents of needle: stored 2, requested 3"),
         (("evaluation = 3", "evaluation = 2"), "evaluation documents of needle: stored 3, requested 2"),
@@ -62,10 +54,6 @@ def test_a_changed_setting_is_refused(finished: Path, tmp_path: Path, change: tu
         (
             (KEEP, 'selector = "recent"\nkeep = "1/4"'),
             "keep of action 'recent-half': stored 1/2, requested 1/4 (10 units)",
-        ),
-        (
-            (KEEP, 'selector = "h2o"\nkeep = "1/2"'),
-            "selector of action 'recent-half': stored recent, requested h2o (10 units)",
         ),
         ((KEEP, KEEP + "\nsinks = 2"), "sinks of action 'recent-half': stored 4, requested 2 (10 units)"),
     ],
@@ -128,14 +116,6 @@ def named(run: StudyRun) -> dict[str, list[str]]:
     return {split: [one.doc for one in run.material.of_split(split)] for split in SPLITS}
 
 
-def values(run: StudyRun) -> Any:
-    views = ("events", "moments", "decomposition", "estimates")
-    with open_views(run.store) as opened:
-        rows = {view: opened.rows(view, study="own").to_pylist() for view in views}
-    left_out = {"events_version", "plan_sha256", "status"}
-    return {view: [{k: v for k, v in row.items() if k not in left_out} for row in own] for view, own in rows.items()}
-
-
 def is_done(run: StudyRun) -> bool:
     """Whether the run would generate, derive, plan and estimate nothing; the page is no part of these tests."""
     found = forecast(run)
@@ -157,21 +137,6 @@ def study(finished_once: Path, tmp_path: Path) -> tuple[Path, Rows]:
     """A finished study of two evaluation documents of the many that its file has."""
     shutil.copytree(finished_once, tmp_path, dirs_exist_ok=True)
     return tmp_path, prompts(16)
-
-
-@pytest.mark.slow
-def test_another_order_of_the_source_changes_nothing(study: tuple[Path, Rows]) -> None:
-    """The rows are reversed, with new ones between."""
-    folder, rows = study
-    before = own_run(folder, rows)
-    assert is_done(before)
-    stored = values(before)
-    after = own_run(folder, [row for pair in zip(prompts(32)[16:], rows[::-1], strict=True) for row in pair])
-    assert named(after) == named(before)
-    assert is_done(after)
-    finish(after)
-    assert values(after) == stored
-    assert after.store.row_count("documents") == 4
 
 
 def test_rows_that_come_later_move_no_document_of_a_small_file(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from kvdrift.flows.run.comparison import check_agrees
 from kvdrift.flows.run.study_run import StudyRun, forecast
 from kvdrift.generator.embedded import vocabulary
 from kvdrift.sql.catalog import open_views
-from kvdrift.stats.quantities import ANSWER_QUANTITIES
 from kvdrift.verification.whole_store import verify
 
 Rows = list[dict[str, Any]]
@@ -103,44 +102,6 @@ def corrected(run: StudyRun, rows: Rows) -> Rows:
 
 
 @pytest.mark.slow
-def test_answers_that_are_added_are_scored_and_those_that_are_gone_are_not_estimated(study: tuple[Path, Rows]) -> None:
-    folder, rows = study
-    none = [{name: value for name, value in row.items() if name != "answers"} for row in rows]
-    changes = (('"mismatch", "gap", "accuracy"', '"mismatch"'),)
-    other = folder / "added"
-    finish(own_run(other, none, *changes))
-    added = own_run(other, rows, *changes)
-    (line,) = map(str, check_agrees(added))
-    assert line.startswith("answers of document ")
-    assert "requested k00 k01 k02; " in line
-    finish(added)
-    of_answers = [row for row in rows_of(added, "estimates") if row["quantity"] in ANSWER_QUANTITIES]
-    assert of_answers
-    gone = own_run(other, none, *changes)
-    assert ": stored k00 k01 k02, requested none" in str(check_agrees(gone)[0])
-    finish(gone)
-    assert is_done(own_run(other, none, *changes))
-    assert rows_of(gone, "answers") == []
-    assert not [row for row in rows_of(gone, "estimates") if row["quantity"] in ANSWER_QUANTITIES]
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_before_it_scored_again_goes_on(study: tuple[Path, Rows]) -> None:
-    folder, rows = study
-    edited = corrected(own_run(folder, rows), rows)
-    stages.prepare(own_run(folder, edited))  # killed after it
-    begun = own_run(folder, edited)
-    assert check_agrees(begun) == []
-    found = forecast(begun)
-    assert (found.unscored, found.estimated) == (36, False)
-    scoring = Scoring.stored(begun.store, "own", "model")
-    assert scoring.unscored_pairs.total() == sum(scoring.unscored["replicates"].to_pylist())
-    assert rows_of(begun, "scores") == [], "no view shows what was scored by earlier answers"
-    finish(begun)
-    assert is_done(own_run(folder, edited))
-
-
-@pytest.mark.slow
 def test_the_page_the_gate_and_show_follow_present_answers(
     study: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +112,11 @@ def test_the_page_the_gate_and_show_follow_present_answers(
     events, edited = before.store.version("events"), corrected(before, rows)
     run = replace(own_run(folder, edited), progress=(heard := Heard()))
     assert "answers of document 'p" in str(check_agrees(run)[0])
+    stages.prepare(run)  # and killed after it
+    begun, scoring = forecast(run), Scoring.stored(run.store, "own", "model")
+    assert (begun.unscored, begun.estimated) == (36, False)
+    assert scoring.unscored_pairs.total() == sum(scoring.unscored["replicates"].to_pylist())
+    assert rows_of(run, "scores") == [], "no view shows what was scored by earlier answers"
     finish(run)
     assert any(line.startswith("scored 36 pairs against their documents' answers") for line in heard.lines)
     assert is_done(own_run(folder, edited))

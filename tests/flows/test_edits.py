@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fixtures.own_files import prompts, write_own_study
-from fixtures.own_selectors import IMPORTS
+from fixtures.own_selectors import UNSEEN
 from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
@@ -25,24 +25,6 @@ from kvdrift.sql.catalog import open_views
 
 pytestmark = pytest.mark.slow
 
-SELECTOR = (
-    IMPORTS
-    + '''
-import os
-
-
-@dataclass(frozen=True)
-class Mine(ScoringSelector):
-    """Scores by the size of the keys, or by a coordinate that a variable names, which no identity sees."""
-
-    summary: ClassVar[str] = "the largest keys"
-
-    def score(self, layer: PromptLayer) -> Tensor:
-        """Scores, [KV heads, n]."""
-        named = os.environ.get("COORDINATE")
-        return layer.key.float().norm(dim=-1) if named is None else layer.key[..., int(named)].float()
-'''
-)
 VIEWS = (
     "events", "trajectories", "steps", "scores", "moments", "decomposition", "contrasts", "answers", "document_answers",
     "estimates",
@@ -63,7 +45,7 @@ class Edited:
     selector: str = "mine:Mine"
     added: bool = False
     swapped: bool = False
-    code: str = SELECTOR
+    code: str = UNSEEN
     rows: list[dict[str, Any]] = field(default_factory=lambda: prompts(30))
 
     def run(self, folder: Path, store: Path, **options: Any) -> StudyRun:

@@ -136,16 +136,6 @@ def test_a_second_run_has_nothing_to_do_and_changes_are_refused(measured: Path) 
         stages.prepare(run_of(load_study(measured / "engine.toml"), store))
 
 
-def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
-    run = run_of(
-        load_study(write_engine_study(tmp_path, ONE_BY_ONE, ("horizon = 12", "horizon = 6"))), tmp_path / "store"
-    )
-    stages.prepare(run)
-    stages.develop(run)
-    stages.derive(run)
-    assert floor_line(run.store, run.study).startswith("floor: exactly 0; no kernel-floor")
-
-
 @pytest.mark.slow
 def test_an_action_within_the_kernel_floor_is_not_distinguished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

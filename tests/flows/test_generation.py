@@ -23,7 +23,6 @@ from kvdrift.flows.generate.storing import Generate, storing
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun, check_gpu_here, gpus_of_units
 from kvdrift.generator.attention.row_invariance import TriedSteps
-from kvdrift.generator.finite.model import FiniteModel
 from kvdrift.generator.generation import Work
 from kvdrift.generator.generation.units import library_versions
 from kvdrift.generator.identity import GpuKinds
@@ -71,17 +70,6 @@ def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monke
     assert len(loaded) == 1
     generator.model(other)
     assert len(loaded) == 2
-
-
-def test_systems_are_those_of_the_study(tmp_path: Path) -> None:
-    """A generator may serve two studies with equal sections ``[model]``, as a cluster's worker does."""
-    local = LocalGenerator()
-    for development in (4, 5):
-        study = load_study(write_finite_study(tmp_path, ("development = 4", f"development = {development}")))
-        model = local.model(study)
-        assert isinstance(model, FiniteModel)
-        assert len(model.systems) == development + 6
-        assert local.model(study) is model
 
 
 def test_a_limit_is_shared_by_the_studies_of_a_file(tmp_path: Path) -> None:
@@ -200,35 +188,25 @@ def again(run: StudyRun, *changes: tuple[str, str]) -> StudyRun:
     return run_of(load_study(write_finite_study(folder, *changes)), run.location)
 
 
-def test_another_kind_than_that_of_the_units_is_refused(begun: StudyRun) -> None:
+def test_another_kind_than_that_of_the_units_is_refused(begun: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the study allows it, on a CPU, or if nothing is to be generated."""
     assert gpus_of_units(begun).names == {"NVIDIA X"}
     line = r"^this machine: computes on NVIDIA Y, .* NVIDIA X; .* mixed_gpus = true under \[model\] "
-    with pytest.raises(InputError, match=line):
-        check_gpu_here(again(begun))
-    with pytest.raises(InputError, match=line):
-        check_gpu_here(again(begun), ["mixture"])  # the control's units stay
+    for redone in ([], ["mixture"]):  # the control's units stay
+        with pytest.raises(InputError, match=line):
+            check_gpu_here(again(begun), redone)
     check_gpu_here(again(begun), ["mixture", "full"])
-
-
-def test_what_the_study_allows(begun: StudyRun) -> None:
-    """The study stays the same, so the store goes on."""
     mixed = again(begun, (ID, f"{ID}\nmixed_gpus = true"))
-    assert mixed.study.model.mixed_gpus
-    assert mixed.study.sha256 == begun.study.sha256
+    assert mixed.study.sha256 == begun.study.sha256, "the store goes on"
     check_gpu_here(mixed)
-
-
-def test_nothing_is_refused_on_a_cpu_or_the_same_kind_or_where_nothing_is_to_be_generated(
-    begun: StudyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert GpuKinds.of_units([None, json.dumps(dict(library_versions()))]).difference("a", "NVIDIA Y") is None
+    with monkeypatch.context() as patch:
+        for name in ("pending_development", "pending_work"):
+            patch.setattr(f"kvdrift.flows.run.study_run.{name}", lambda *_: [])
+        check_gpu_here(again(begun))
     for here in (None, "NVIDIA X"):
         monkeypatch.setattr("kvdrift.flows.run.study_run.gpu_here", lambda _, here=here: here)
         check_gpu_here(again(begun))
-    assert GpuKinds.of_units([None, json.dumps(dict(library_versions()))]).difference("a", "NVIDIA Y") is None
-    monkeypatch.setattr("kvdrift.flows.run.study_run.gpu_here", lambda _: "NVIDIA Y")
-    monkeypatch.setattr("kvdrift.flows.run.study_run.pending_development", lambda *_: [])
-    monkeypatch.setattr("kvdrift.flows.run.study_run.pending_work", lambda *_: [])
-    check_gpu_here(again(begun))
 
 
 def test_the_command_refuses_before_it_writes(begun: StudyRun, capsys: pytest.CaptureFixture[str]) -> None:

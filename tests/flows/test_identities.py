@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from fixtures.own_files import prompts, write_own_study
+from fixtures.own_selectors import write_module
 from fixtures.refusals import refused
 from fixtures.small_study import evaluate, run_of
 from fixtures.stored_units import units_of
@@ -23,9 +22,7 @@ from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study
 from kvdrift.flows.run.comparison import check_agrees, differences, redo_actions
 from kvdrift.flows.run.study_run import StudyRun
-from kvdrift.generator import identity
 from kvdrift.generator.generation.units import library_versions
-from kvdrift.generator.selectors import SELECTORS
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import OperationError, PlanError
 from kvdrift.schema.tables import IDENTITIES, TABLES
@@ -44,20 +41,6 @@ development_replicates = 2
 """
 )
 RAW = ("events", "exact_values", "documents")
-SELECTOR = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-from kvdrift.generator.selectors.selector import ScoringSelector
-
-
-@dataclass(frozen=True)
-class Own(ScoringSelector):
-    summary: ClassVar[str] = "for a test"
-
-    def score(self, layer):
-        return +layer.key.norm(dim=-1)
-"""
 
 
 def write_tables(path: Path, *, actions: Sequence[float] = (0.1, 0.2), reference: float = 0.5) -> None:
@@ -141,23 +124,6 @@ def test_other_laws_of_the_reference_concern_every_action(laws: Path) -> None:
     assert_same_views(developed(run), developed(finite_run(laws, "fresh")), RAW)
 
 
-@pytest.mark.slow
-def test_a_revision_that_was_begun_is_not_gone_on_with_after_another_change(laws: Path) -> None:
-    def revisions() -> list[int]:
-        return [row["action_revision"] for row in run.store.read("actions").to_pylist() if row["action"] == "two"]
-
-    for shift, expected in ((0.3, [0, 1]), (0.3, [0, 1]), (0.4, [0, 1, 2])):
-        write_tables(laws / "tables.json", actions=(0.1, shift))
-        run = finite_run(laws)
-        redo_actions([run], ["two"])
-        stages.prepare(run)
-        assert stages.develop(run) in (0, 2)
-        assert sorted(revisions()) == expected
-    fresh = developed(finite_run(laws, "fresh"))
-    doc = fresh.store.units()["doc"][0].as_py()
-    assert_same_views(run, fresh, ("events", "exact_values"), action="two", doc=doc)
-
-
 def test_what_changes_during_a_run_is_refused(laws: Path) -> None:
     run = finite_run(laws)
     redo_actions([run], ["two"])
@@ -194,61 +160,19 @@ def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:
     assert f"selector_sha256 is '{'1' * 64}' in 1 unit" in found_unit
 
 
-def test_distributions_are_listed_once_and_again_for_a_module_that_came_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed, listed = {"one": ["first"]}, list[int]()
+def test_a_formula_that_changed_is_refused_and_redone(tmp_path: Path) -> None:
+    study = write_own_study(tmp_path, prompts(16), ('selector = "recent"', 'selector = "my_selector:Mine"'))
 
-    def all_distributions() -> dict[str, list[str]]:
-        listed.append(len(installed))
-        return dict(installed)
-
-    def distribution_of(module: str) -> tuple[str, str] | None:
-        return identity._distribution_of(tmp_path / "site-packages" / module / "__init__.py")
-
-    monkeypatch.setattr(identity, "packages_distributions", all_distributions)
-    monkeypatch.setattr(identity, "version", lambda _: "1.0")
-    identity._distributions.cache_clear()
-    try:
-        assert [distribution_of("one") for _ in range(2)] == [("first", "1.0")] * 2
-        assert listed == [1]
-        installed["two"] = ["second"]
-        assert [distribution_of("two") for _ in range(2)] == [("second", "1.0")] * 2
-        assert identity._distribution_of(tmp_path / "mine.py") is None
-        assert listed == [1, 2]
-        assert distribution_of("three") is None
-    finally:
-        identity._distributions.cache_clear()
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], StudyRun]]:
-    """A study whose selector is in a module of its folder, which every run loads anew."""
-    monkeypatch.syspath_prepend(tmp_path)
-    study = write_own_study(tmp_path, prompts(16), ('selector = "recent"', 'selector = "own"'))
-
-    def run(store: str) -> StudyRun:
-        sys.modules.pop("own_selector", None)
-        importlib.invalidate_caches()
-        monkeypatch.setitem(SELECTORS, "own", importlib.import_module("own_selector").Own)
+    def own(store: str) -> StudyRun:
         return run_of(load_study(study), tmp_path / store)
 
-    yield run
-    sys.modules.pop("own_selector", None)
-
-
-def test_a_formula_that_changed_is_refused_and_redone(own: Callable[[str], StudyRun], tmp_path: Path) -> None:
-    module = tmp_path / "own_selector.py"
-    module.write_text(SELECTOR)
-    first = own("store")
-    stages.prepare(first)
-    stages.develop(first)
-    before = first.store.read("events")
+    write_module(tmp_path)
+    before = developed(own("store")).store.read("events")
     assert differences(own("store")) == []
-    module.write_text(SELECTOR.replace("+layer", "-layer") + "\n")
+    write_module(tmp_path, ("float() * self.sign", "float() * -self.sign"))
     run = own("store")
     line = refused(check_agrees, run, error=PlanError)
-    assert "source of selector 'own' of action 'recent-half': stored" in line
+    assert "source of selector 'my_selector:Mine' of action 'recent-half': stored" in line
     assert "(2 units); kvdrift run --redo recent-half " in line
     check_agrees(run, ["recent-half"])
     redo_actions([run], ["recent-half"])

@@ -10,7 +10,7 @@ import pytest
 from fixtures import own_codecs, own_policies
 from fixtures.command import call
 from fixtures.own_files import prompts, write_own_study
-from fixtures.own_selectors import IMPORTS
+from fixtures.own_selectors import UNSEEN
 from fixtures.refusals import refused
 from fixtures.small_study import evaluate, finish, run_of
 from fixtures.study_files import changed, load_study
@@ -24,23 +24,6 @@ from kvdrift.sql.catalog import open_views
 from kvdrift.sql.catalog_file import refresh_catalog
 from kvdrift.verification.whole_store import verify
 
-SELECTOR = (
-    IMPORTS
-    + '''
-import os
-
-
-@dataclass(frozen=True)
-class Mine(ScoringSelector):
-    """Scores by one coordinate of the keys, which something decides that no identity sees."""
-
-    summary: ClassVar[str] = "one coordinate of the keys"
-
-    def score(self, layer: PromptLayer) -> Tensor:
-        """A coordinate, [KV heads, n]."""
-        return layer.key[..., int(os.environ.get("COORDINATE", "1"))].float()
-'''
-)
 READS = ("import torch\n", "import os\n\nimport torch\n")
 CODEC = changed(
     own_codecs.MODULE, READS,
@@ -61,7 +44,7 @@ def variable(patch: pytest.MonkeyPatch) -> None:
 
 def written(folder: Path, action: str = OWN) -> Path:
     """A study of the module ``mine`` beside it."""
-    (folder / "mine.py").write_text(SELECTOR)
+    (folder / "mine.py").write_text(UNSEEN)
     return write_own_study(folder, prompts(40), (ACTION, action))
 
 

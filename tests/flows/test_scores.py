@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import random
 import statistics
 from pathlib import Path
@@ -126,26 +125,6 @@ def test_what_is_new_is_scored_and_what_a_kill_left_out(store: Store, monkeypatc
     assert (score(store), score(store)) == (2, 0)
 
 
-def test_how_many_pairs_are_scored_is_told_without_their_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number is told for a compacted store, whether all pairs are scored or not; rows tell which pairs are not."""
-    score(store)
-    kept = store.read("scores").slice(1)
-    for missing in (0, 1):
-        for table in ("units", "scores"):
-            store.compact(table)
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "units", lambda *_: pytest.fail("rows are read"))
-            scoring = scoring_of(store)
-            assert (scoring.documents, scoring.unscored_pairs.total()) == (len(DOCUMENTS_OF), missing)
-            assert scoring.scored_splits({ACTIONS[0]}) == ({"evaluation"} if not missing else set())
-            assert scoring.scored_splits({*ACTIONS}) == set()
-        store.withdraw_files("scores", store.paths("scores"))
-        for rows in (kept.slice(0, 9), kept.slice(9)):
-            store.append_rows("scores", rows)
-    assert scoring.unscored.num_rows == 1
-    assert set(scoring.answered) == set(scoring.unscored["doc"].to_pylist()), "answers of others are not read"
-
-
 def test_pairs_that_were_scored_twice_hide_none_that_is_not_scored(store: Store) -> None:
     """Two processes may score the same pairs: how many scores there are does not tell then."""
     score(store)
@@ -257,18 +236,6 @@ def test_verification_names_scores_of_no_pair(store: Store) -> None:
     said = " ".join(map(str, check_of_scores(store).faults))
     for part in ("its replicate is in no", "score_y is 2.0, must be within 0..1", "its document has no answers"):
         assert part in said
-
-
-@pytest.mark.slow
-def test_the_quickstart_says_what_divergence_costs(quickstart: Path) -> None:
-    """Keeping the recent half loses more right answers than SnapKV's choice."""
-    with open_views(Store.open(quickstart)) as views:
-        rows = views.rows("answers", split="evaluation", stratum="pooled").to_pylist()
-    lost = {row["action"]: row["lost_share"] for row in rows}
-    assert lost["recent-half"] > lost["snapkv-half"] + 0.3
-    lines = (quickstart / "report" / "quickstart" / "tables" / "ranking.csv").read_text().splitlines()
-    shares = {row["action"]: row["lost_share"] for row in csv.DictReader(lines)}
-    assert all(float(shares[action]) == pytest.approx(lost[action]) for action in ("snapkv-half", "recent-half"))
 
 
 def test_a_finished_study_is_scored_when_it_is_run_again(copied: Path, tmp_path: Path) -> None:

@@ -151,19 +151,6 @@ def test_documents_that_are_added_after_a_stop_are_a_plan_of_their_own_that_has_
     assert len(kept_looks) == 2 * before.reached
 
 
-@pytest.mark.slow
-def test_a_fixed_plan_becomes_sequential_by_planning_anew(stopped_laws: Path) -> None:
-    fixed = ('stopping = "sequential"\n', "")
-    line = refused(stages.prepare, study_run(stopped_laws, "store", fixed), error=PlanError)
-    assert "plan.stopping: frozen sequential, requested fixed" in line
-    run = study_run(stopped_laws, "store", fixed, replan=True)
-    begin(run)
-    plan = find_plan(run.store, "laws", "tables")
-    assert plan is not None
-    assert plan.looks is None
-    assert plan.content["settings"]["plan"]["stopping"] == "fixed"
-
-
 def material(study: Study, **clusters: list[str]) -> Material:
     """Documents of some clusters in each stratum, in this order."""
     documents = {
@@ -235,10 +222,8 @@ def estimates(run: StudyRun) -> list[dict[str, Any]]:
     return sorted(found, key=str)
 
 
-@pytest.mark.parametrize(
-    "place", [one if one == "a document" else pytest.param(one, marks=pytest.mark.slow) for one in KILLS]
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("place", KILLS)
 def test_a_study_that_is_killed_between_looks_says_what_it_says_without_a_kill(stopped_laws: Path, place: str) -> None:
     run_until(stopped_laws, place)
     run = study_run(stopped_laws, "killed")

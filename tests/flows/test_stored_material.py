@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 import pytest
 from fixtures.command import call
-from fixtures.event_logs import make_log, write
 from fixtures.finite_study import write_finite_study
 from fixtures.heard import Heard
 from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import changed, load_study
 
-from kvdrift.command import main
 from kvdrift.flows.estimate.scores import record_tokens
 from kvdrift.flows.generate.local import LocalGenerator
 from kvdrift.flows.generate.storing import record_material, storing
@@ -141,20 +130,6 @@ def test_analyze_records_them_in_a_store_that_has_none(copied: Path, capsys: pyt
         assert client.sql("select count(*) from tokens where text <> ''").fetchall() == [(256,)]
 
 
-@pytest.mark.slow
-def test_analyze_asks_a_hub_once_for_a_tokenizer_that_it_does_not_have(tmp_path: Path) -> None:
-    """An ingested store of two studies of one model, whose documents have answers to score."""
-    store = answered_store(tmp_path)
-    with asked_hub() as (endpoint, asked):
-        environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}
-        command = [sys.executable, "-m", "kvdrift", "analyze", str(store)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    for line in ("table tokens has no texts", "answers are not scored"):
-        assert done.stderr.count(f"{line}: the tokenizer of 'org/m' ") == 2
-    assert [path for path in asked if "org/m" in path] == ["/org/m/resolve/main/config.json"]
-
-
 def test_systems_have_no_tokens_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study of finite-state systems names no model that a hub could know."""
     run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
@@ -163,43 +138,3 @@ def test_systems_have_no_tokens_to_name(tmp_path: Path, monkeypatch: pytest.Monk
     heard = Heard()
     assert record_tokens(run.store, "finite", "binary", progress=heard) == 0
     assert heard.lines == []
-
-
-def answered_store(folder: Path) -> Path:
-    """A store of another generator's events, derived; its documents have answers."""
-    docs = ("d0", "d1")
-    log = pa.concat_tables([make_log(docs, ("half",), range(2), study=study) for study in ("one", "two")])
-    rows = [{"doc": doc, "stratum": "S", "split": "evaluation", "answers": ["yes"], "scoring": "all"} for doc in docs]
-    (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    written = write(folder / "log.parquet", log)
-    for words in (["ingest", written, "--documents", folder / "documents.jsonl", "--store"], ["derive"]):
-        with pytest.raises(SystemExit) as stop:
-            main([*map(str, words), str(folder / "store")])
-        assert not stop.value.code
-    return folder / "store"
-
-
-@contextmanager
-def asked_hub() -> Iterator[tuple[str, list[str]]]:
-    """A hub that has no model, while the block runs: its address, and the paths that it is asked for."""
-    asked = list[str]()
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            asked.append(self.path)
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_GET = do_POST = do_HEAD  # noqa: N815 - the server's names
-
-        def log_message(self, *_: object) -> None:
-            """Nothing is printed."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()

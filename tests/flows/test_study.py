@@ -8,7 +8,6 @@ import signal
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -22,8 +21,6 @@ from fixtures.study_files import load_study
 import kvdrift
 from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.flows.run import stages
-from kvdrift.flows.run import study as study_flow
-from kvdrift.flows.run.checks import check_controls
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.last_times import FOLDER, last_times
 from kvdrift.log.store import Store, Unit
@@ -104,16 +101,6 @@ def _kill(study: Path, location: Path) -> None:
     assert command.end()[0] != 0, "killed too late"
 
 
-def test_new_development_documents_of_a_planned_study_are_derived_with_the_others(
-    finished: Path, tmp_path: Path
-) -> None:
-    done: list[str] = []
-    named = {name: lambda *_, name=name: done.append(name) for name in ("develop", "derive", "score", "plan")}
-    run = run_of(load_study(write_study(tmp_path)), finished)
-    study_flow.develop([run], SimpleNamespace(**named), plan_only=False)
-    assert done == ["develop", "plan"]
-
-
 def test_evaluation_without_a_plan_is_refused(prepared: StudyRun) -> None:
     with pytest.raises(PlanError, match="no frozen plan"):
         stages.evaluate(prepared)
@@ -129,16 +116,6 @@ def test_a_control_that_moved_fails_the_study(prepared: StudyRun) -> None:
     where = rf"control moved in document '{document.doc}', replicate 0 \(delta 1e-07, f 0 at position 1\)"
     with pytest.raises(ControlError, match=where):
         stages.check(prepared)
-
-
-def test_a_check_of_controls_reads_no_events(copied: Path, tmp_path: Path) -> None:
-    """Events files have only their footers left, so derived rows alone say that the controls are 0."""
-    for file in (copied / "events").rglob("*.parquet"):
-        data = file.read_bytes()
-        rows = len(data) - 8 - int.from_bytes(data[-8:-4], "little") - 4
-        file.write_bytes(data[:4] + bytes(rows) + data[4 + rows :])
-    material = run_of(load_study(write_study(tmp_path)), copied).material
-    assert check_controls(Store.open(copied), material) == 10 * 2  # every document, K = 2
 
 
 def test_unequal_bytes_at_equal_retention_fail_the_study(prepared: StudyRun) -> None:

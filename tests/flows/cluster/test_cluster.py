@@ -79,6 +79,8 @@ class Background:
 def test_workers_killed_in_generation_and_in_derivation_change_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Groups are of two documents."""
+    monkeypatch.setattr("kvdrift.flows.cluster.worker.GUESS", 0.0)
     monkeypatch.setattr("kvdrift.transforms.pipeline.SEGMENT_ROWS", 1)
     dask_cluster.add_worker()
     one = dask_cluster.add_worker("before its units are stored")
@@ -100,26 +102,6 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
         third.kill()
         evaluating.end()
         stages.derive(run)
-    assert_same(tmp_path / "store", here)
-
-
-@pytest.mark.slow
-def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
-    dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two of four documents are in the group, and one of them is generated."""
-    monkeypatch.setattr("kvdrift.flows.cluster.worker.GUESS", 0.0)
-    worker = dask_cluster.add_worker("amid a group")
-    with run_in(tmp_path, dask_cluster.address) as run:
-        stages.prepare(run)
-        commits = run.store.version("events")
-        developing = Background(stages.develop, run)
-        worker.wait_until_it_halts()
-        dask_cluster.add_worker()
-        worker.kill()
-        developing.end()
-        assert run.store.version("events") == commits + 3  # a group of two documents, and two documents
-        evaluate(run)
     assert_same(tmp_path / "store", here)
 
 

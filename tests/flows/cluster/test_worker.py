@@ -12,7 +12,6 @@ from uuid import uuid4
 import pyarrow.compute as pc
 import pytest
 from fixtures.finite_study import write_finite_study
-from fixtures.own_selectors import write_module
 from fixtures.small_study import run_of, write_study
 from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
@@ -165,23 +164,6 @@ def test_units_that_are_stored_are_not_generated_again(waiting: StudyRun, monkey
     monkeypatch.setattr(LocalGenerator, "generate_part", noted)
     assert new_units(worker.generate_group(group, told)) == 4
     assert generated == [document.doc for document, _ in group.part[1:]]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("at_work")
-def test_selectors_of_the_users_own_are_those_beside_the_study_file(tmp_path: Path) -> None:
-    """A worker that has not the same module there is refused."""
-    module = write_module(tmp_path)
-    study = write_study(tmp_path, ('selector = "recent"', 'selector = "my_selector:Mine"'))
-    run = run_of(load_study(study), tmp_path / "store")
-    stages.prepare(run)
-    group, told = assigned(run)
-    write_module(tmp_path, ("float() * self.sign", "float() * -self.sign"))
-    assert "selector_sha256 of action 'recent-half' is " in refused(run)
-    module.unlink()
-    assert re.match(rf"action 'recent-half': selector 'my_selector:Mine': .*{re.escape(str(tmp_path))}", refused(run))
-    write_module(tmp_path)
-    assert new_units(worker.generate_group(group, told)) == 3
 
 
 @pytest.mark.slow
