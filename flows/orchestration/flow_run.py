@@ -42,8 +42,8 @@ def as_task(function: Callable[..., Any], **options: Any) -> Any:
     return task(name=name, cache_policy=NO_CACHE, persist_result=False, **options)(function)
 
 
-def as_stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
-    """Return a stage as a task, which ends in a state "Skipped" with the reason ``idle`` if the stage did nothing.
+def as_stage(function: Callable[..., object], idle: str = "", **options: Any) -> Any:
+    """Return a stage as a task; with ``idle`` it ends in a state "Skipped" with this reason if the stage did nothing.
 
     The state is Prefect's Completed under another name: for tasks that wait for this task, it has succeeded.
     """
@@ -52,7 +52,7 @@ def as_stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
     @wraps(function)
     def stage(*arguments: Any) -> object:
         done = function(*arguments)
-        return done or Completed(name="Skipped", message=idle)
+        return done if done or not idle else Completed(name="Skipped", message=idle)
 
     return as_task(stage, **options)
 

@@ -35,7 +35,7 @@ from kvdrift.sql.catalog_file import CATALOG_NAME, refresh_catalog
 _SOURCES = ("units", "events", "prompts", "documents")
 _ESTIMATES = ("results", "calibration", "tokens")  # of all documents together; the next analysis makes them again
 _OF_ONE = tuple(name for name, table in TABLES.items() if "doc" in table.columns and name not in _SOURCES)
-_FILES: Final = (CATALOG_NAME, "report", "set-aside", ".prefect", f"{TEMPORARY}*")
+_FILES: Final = (CATALOG_NAME, "report", "set-aside", f"{TEMPORARY}*")
 """Other parts of a store that may show a document."""
 
 _NAMES: Final = ("study", "model", "doc")

@@ -1,9 +1,8 @@
 """The run of a study file: development -> plan -> evaluation -> estimates -> report.
 
-The stages are tasks of a Prefect flow. Tasks are coarse and wrap plain functions; each task asks the store for its
-remaining work, so a flow that was killed anywhere goes on. Each part of an analysis is a task; ``ABREAST`` parts run at
-once, in threads: numpy releases the interpreter's lock while it multiplies and sorts, and each process would need a
-copy of the moments.
+Each stage asks the store for its remaining work, so a run that was killed anywhere goes on. On a Prefect server of the
+user's, the stages are tasks of a flow. ``ABREAST`` parts of an analysis run at once, in threads: numpy releases the
+interpreter's lock while it multiplies and sorts, and each process would need a copy of the moments.
 
 Events come from this process, from a service, or from the workers of a cluster.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +24,8 @@ from kvdrift.flows.estimate.estimation import AnalysisPart, estimate_part
 from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator
 from kvdrift.flows.generate.storing import GenerateInto, Identify, storing
 from kvdrift.flows.material import SharedMaterial
-from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, as_task, ended_by_sigterm, retried
-from kvdrift.flows.orchestration.server import check_named_server, orchestration
+from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, ended_by_sigterm, retried
+from kvdrift.flows.orchestration.server import named_server
 from kvdrift.flows.pages.reports import present_inputs, record_inputs, report_is_current, samplings_report_folder
 from kvdrift.flows.run import stages
 from kvdrift.flows.run.checks import check_study, remarks
@@ -35,7 +35,7 @@ from kvdrift.generator.identity import GpuKinds
 from kvdrift.generator.service.client import ServiceAddress
 from kvdrift.log.last_times import record_run
 from kvdrift.schema.errors import InputError
-from kvdrift.schema.location import absolute, is_local
+from kvdrift.schema.location import absolute
 from kvdrift.schema.locking import run_alone
 from kvdrift.schema.own_process import OwnProcesses
 from kvdrift.schema.progress import Progress
@@ -127,7 +127,8 @@ def run_studies(
     if redo:
         begun_revisions(runs, redo)  # refuses actions that cannot be redone
     if not page.is_open:
-        check_named_server()  # first, since the documents and actions in a store bind later study files
+        with named_server():  # asked first, since the documents and actions in a store bind later study files
+            pass
     if before is not None:
         before()
     if redo:
@@ -135,12 +136,9 @@ def run_studies(
     if planned:
         return Outcome(location, [], 0, did_something=False)
     for run in runs:
-        stages.prepare(run, compared=True)  # before the orchestration starts, so that refusals come at once
+        stages.prepare(run, compared=True)  # before any flow starts, so that refusals come at once
     with run_alone(location, runs[0].progress.say):
-        if page.is_open:
-            return _through_stages(runs, page, plan_only=plan_only, scheduled=True)
-        with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect") as on_users_server:
-            return _run_flow(runs, page if on_users_server else None, plan_only=plan_only)
+        return _run(runs, page, plan_only=plan_only)
 
 
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
@@ -162,22 +160,29 @@ def _is_finished(runs: Sequence[StudyRun]) -> bool:
     return all(map(stages.is_finished, runs)) and all(compared)
 
 
-def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool) -> Outcome:
+def _run(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool) -> Outcome:
+    """Take prepared studies through their stages: in the current flow run, in a new one, or without a server."""
+    if page.is_open:
+        return _in_flow(runs, page, plan_only=plan_only, **retried())
+    with named_server() as named:
+        if named:
+            return _run_flow(runs, page, plan_only=plan_only)
+    return _through_stages(runs, None, lambda stage, *_: stage, plan_only=plan_only)
+
+
+def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool) -> Outcome:
     """Run the stages in a new flow; ``page`` shows the flow on the user's server."""
     from prefect import flow, tags  # noqa: PLC0415
-    from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
 
     name, models = runs[0].study.name_in_file, list(dict.fromkeys(run.study.model.id for run in runs))
-    threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Prefect's flows declare another type
 
     def flow_run_name() -> str:  # Prefect would read a text as a template, and names may contain braces
         return run_name([run.study for run in runs])
 
-    @flow(name=FLOW, flow_run_name=flow_run_name, task_runner=threads, persist_result=False)
+    @flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False)
     def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
-        if page is not None:
-            page.open(study)
-        return _through_stages(runs, page, plan_only=plan_only, scheduled=False)
+        page.open(study)
+        return _in_flow(runs, page, plan_only=plan_only)
 
     with tags("kvdrift", name, *models):
         outcome: Outcome = study_flow(name, models, runs[0].location)
@@ -189,10 +194,17 @@ def run_name(studies: Sequence[Study]) -> str:
     return f"{studies[0].name_in_file}, {', '.join(dict.fromkeys(study.model.id for study in studies))}"
 
 
-@ended_by_sigterm()
-def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
-    """Take the studies through their stages in order, as tasks of the current flow."""
-    tasks, limit = _tasks(scheduled=scheduled), runs[0].limit
+def _in_flow(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool, **options: Any) -> Outcome:
+    """Take the studies through their stages, as tasks of the current flow with these ``options``."""
+    with ended_by_sigterm():
+        return _through_stages(runs, page, partial(as_stage, **options), plan_only=plan_only)
+
+
+def _through_stages(
+    runs: Sequence[StudyRun], page: FlowRunPage | None, staged: Callable[..., Any], *, plan_only: bool
+) -> Outcome:
+    """Take the studies through their stages in order; ``staged`` is as in ``_tasks``."""
+    tasks, limit = _tasks(staged), runs[0].limit
     for runs_of_model in _by_model(runs):
         develop(runs_of_model, tasks, plan_only=plan_only)
         if not (limit.left_over or plan_only):
@@ -213,24 +225,21 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     return Outcome(runs[0].location, _pages(runs), 0, did_something=True)
 
 
-def _tasks(*, scheduled: bool) -> SimpleNamespace:
-    """Return the stages as tasks of the current flow; a scheduled run retries them."""
-    again = retried() if scheduled else {}
+def _tasks(staged: Callable[..., Any]) -> SimpleNamespace:
+    """Return the stages as ``staged`` returns each, called with the stage and the reason why it may have no work."""
     current = "the page is up to date with the tables"
     return SimpleNamespace(
-        develop=as_stage(stages.develop, "the development documents have all their units", **again),
-        derive=as_stage(stages.derive, "all units are derived", **again),
-        score=as_stage(
-            stages.score, "all pairs of documents with answers are scored, or the tokenizer is not here", **again
-        ),
-        plan=as_stage(_plan, "the plan is frozen", **again),
-        evaluate=as_stage(stages.evaluate, "the evaluation documents have all units of the plan", **again),
-        check=as_task(stages.check),
-        look=as_task(stages.look, **again),
-        keep_up=as_task(stages.keep_up, **again),
-        analyze=as_stage(_analyze, "the estimates are up to date with the moments", **again),
-        report=as_stage(_report, current, **again),
-        compare=as_stage(_compare, current, **again),
+        develop=staged(stages.develop, "the development documents have all their units"),
+        derive=staged(stages.derive, "all units are derived"),
+        score=staged(stages.score, "all pairs of documents with answers are scored, or the tokenizer is not here"),
+        plan=staged(_plan, "the plan is frozen"),
+        evaluate=staged(stages.evaluate, "the evaluation documents have all units of the plan"),
+        check=staged(stages.check),
+        look=staged(stages.look),
+        keep_up=staged(stages.keep_up),
+        analyze=staged(_analyze, "the estimates are up to date with the moments"),
+        report=staged(_report, current),
+        compare=staged(_compare, current),
     )
 
 
@@ -277,13 +286,13 @@ def _plan(run: StudyRun) -> bool:
 
 
 def _analyze(run: StudyRun) -> int:
-    return stages.analyze(run, estimate_in_tasks)
+    return stages.analyze(run, _abreast)
 
 
-def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-    """Estimate the parts of an analysis as tasks of the running flow, submitted together; yield results in order."""
-    futures = as_task(estimate_part).map(parts)
-    return (future.result() for future in futures)
+def _abreast(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+    """Estimate the parts of an analysis in threads; yield results in order."""
+    with ThreadPoolExecutor(ABREAST) as threads:
+        yield from threads.map(estimate_part, parts)
 
 
 def _report(run: StudyRun, beside: Path | None) -> bool:

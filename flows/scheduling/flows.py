@@ -14,14 +14,13 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from kvdrift.flows.cluster.address import named_service, named_workers
 from kvdrift.flows.estimate.stored import estimate_stored
 from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_task, retried
 from kvdrift.flows.pages.reports import model_in_path, page_beside, page_folder, report_is_current, write_report
-from kvdrift.flows.run.study import ABREAST, FLOW, run_file, run_name
+from kvdrift.flows.run.study import FLOW, run_file, run_name
 from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.log.store import Store
 from kvdrift.log.studies import model_revisions, stored_studies
@@ -32,7 +31,6 @@ from kvdrift.sql.catalog_file import refresh_catalog
 from kvdrift.transforms.pipeline import run_derivation
 
 RECOMPUTE = "kvdrift recompute"
-_THREADS: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Prefect's flows declare another type
 _TIMEOUT = 60.0  # seconds of silence after which an endpoint counts as lost
 
 Name = Annotated[str, Field(min_length=1)]
@@ -61,7 +59,7 @@ def _study_run_name() -> str:
     return run_name(studies)
 
 
-@flow(name=FLOW, flow_run_name=_study_run_name, task_runner=_THREADS, persist_result=False)
+@flow(name=FLOW, flow_run_name=_study_run_name, persist_result=False)
 @_in_one_line
 def study(
     study_file: Name,
@@ -138,7 +136,7 @@ def _recompute_run_name() -> str:
     return f"recompute {Path(flow_run.parameters['store']).name}"
 
 
-@flow(name=RECOMPUTE, flow_run_name=_recompute_run_name, task_runner=_THREADS, persist_result=False)
+@flow(name=RECOMPUTE, flow_run_name=_recompute_run_name, persist_result=False)
 @_in_one_line
 def recompute(store: Name) -> str:
     """Derive a store's events, estimate and write the reports of its studies, if they are not up to date.

@@ -73,7 +73,7 @@ def test_listings_that_lack_a_file(library: Path, tmp_path: Path) -> None:
 
 # --- a disk that is read-only, or full from some change on ---------------------------------------------------------------
 
-FULL_FROM = (1, 400, 3300, 4700, 5300)  # of about 6,000 changes of a run, most of the orchestration's
+FULL_FROM = (1, 100, 300, 600, 850)  # of about 900 changes of a run
 
 
 def ended(program: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
@@ -115,7 +115,6 @@ def test_a_store_that_may_only_be_read(library: Path, finished_study: Path, tmp_
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_amid_a_run(library: Path, finished_study: Path, tmp_path: Path) -> None:
-    """The database of the orchestration is on the same disk."""
     generated = run_of(load_study(finished_study / "finite.toml"), tmp_path / "generated")
     stages.prepare(generated)
     outcomes = []

@@ -29,7 +29,6 @@ from kvdrift.flows.estimate.estimation import (
 from kvdrift.flows.estimate.moments import answer_moments, document_moments, replicate_moments
 from kvdrift.flows.estimate.scores import known_answers
 from kvdrift.flows.estimate.stored import analyze_stored
-from kvdrift.flows.orchestration.server import orchestration
 from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError
@@ -137,28 +136,6 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
     pairs = simultaneous_gaps(moments, draws=planned.exploratory_draws, seed=planned.seed, level=level)
     plain = [*one_by_one(parts), pairs]
     assert store.read("results").select(list(COLUMNS)).to_pylist() == by_key(plain)
-
-
-@pytest.mark.slow
-def test_many_tasks_of_a_flow_lock_no_database(
-    moments: DocumentMoments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The test takes about 10 s, most of it for Prefect's server."""
-    parts = small_parts(moments, monkeypatch)
-    with orchestration(tmp_path / "prefect"):
-        # Prefect reads its environment when it is imported.
-        from prefect import flow  # noqa: PLC0415
-
-        from kvdrift.flows.run.study import estimate_in_tasks  # noqa: PLC0415
-
-        @flow(validate_parameters=False)
-        def mapping(parts: list[AnalysisPart]) -> list[Estimates]:
-            return [*estimate_in_tasks(parts)]
-
-        mapped = mapping(parts)
-    assert [one.columns for one in mapped] == [one.columns for one in one_by_one(parts)]
-    output = capfd.readouterr()
-    assert "database is locked" not in output.out + output.err
 
 
 def analyze(location: Path | str) -> None:

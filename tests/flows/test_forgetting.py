@@ -69,8 +69,6 @@ def test_nothing_is_left_of_a_document_and_the_study_goes_on(
     DeltaTable(str(location / "events")).optimize.compact()
     (location / "set-aside").mkdir()
     (location / "set-aside" / "half.parquet").write_text(DOC)
-    (location / ".prefect").mkdir(exist_ok=True)
-    (location / ".prefect" / "prefect.db").write_text(DOC)
     hidden = next(row for row in store.read("documents").to_pylist() if row["doc"] == DOC)
     others = {table: [row for row in columns(store, table) if row.get("doc") != DOC] for table in ("events", "units")}
     found = traces(location, DOC)

@@ -1,12 +1,10 @@
-"""``kvdrift.run`` is the command: its options, its progress, one run at a time, and a running event loop."""
+"""``kvdrift.run`` is the command: its options, its progress, and one run at a time."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,39 +16,23 @@ from huggingface_hub import constants
 
 import kvdrift
 from kvdrift.console import listener
-from kvdrift.flows.run import study as study_flow
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import OperationError
 
 
-def without_prefect(patch: pytest.MonkeyPatch) -> None:
-    """Let a run call its stages one after the other, without Prefect, which takes seconds for each run."""
-    for name in ("as_stage", "as_task"):
-        patch.setattr(study_flow, name, lambda function, *_, **__: function)
-    patch.setattr(study_flow, "orchestration", lambda _: nullcontext(False))  # noqa: FBT003 - as orchestration yields it
-    patch.setattr(
-        study_flow,
-        "_run_flow",
-        lambda runs, page, *, plan_only: study_flow._through_stages(runs, page, plan_only=plan_only, scheduled=False),
-    )
-
-
 @pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's: systems may have no variance ratio yet
 def test_options_stop_a_run_and_the_next_one_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The runs that stop have no Prefect; the one that ends has."""
     study, store = write_smallest_study(tmp_path), tmp_path / "store"
     assert kvdrift.run(study, store, dry_run=True, progress=False) is None
     out, err = capsys.readouterr()
     assert "events" in out
     assert (err, store.exists()) == ("", False)
-    with pytest.MonkeyPatch.context() as patch:
-        without_prefect(patch)
-        assert kvdrift.run(study, store, limit=1, progress=False) is None
-        assert len(Store.open(store).read("units")["doc"].unique()) == 1
-        assert Store.open(store).row_count("plans") == 0
-        assert kvdrift.run(study, store, plan_only=True, progress=False) is None
-        assert Store.open(store).row_count("plans") == 1
-        assert len(Store.open(store).read("units")["doc"].unique()) == 2
+    assert kvdrift.run(study, store, limit=1, progress=False) is None
+    assert len(Store.open(store).read("units")["doc"].unique()) == 1
+    assert Store.open(store).row_count("plans") == 0
+    assert kvdrift.run(study, store, plan_only=True, progress=False) is None
+    assert Store.open(store).row_count("plans") == 1
+    assert len(Store.open(store).read("units")["doc"].unique()) == 2
     assert capsys.readouterr() == ("", "")
     page = kvdrift.run(study, store)
     assert page is not None
@@ -65,19 +47,6 @@ def test_a_dry_run_leaves_later_runs_online(tmp_path: Path, monkeypatch: pytest.
     assert kvdrift.run(write_finite_study(tmp_path), tmp_path / "store", dry_run=True, progress=False) is None
     assert "HF_HUB_OFFLINE" not in os.environ
     assert not constants.HF_HUB_OFFLINE
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error")
-def test_an_event_loop_may_be_running(tmp_path: Path) -> None:
-    """As in a notebook, where Prefect's functions return coroutines; one that is not awaited is a warning."""
-
-    async def cell() -> Path | None:
-        return kvdrift.run(write_finite_study(tmp_path), tmp_path / "store", progress=False)
-
-    page = asyncio.run(cell())
-    assert page is not None
-    assert page.is_file()
 
 
 def test_a_second_run_of_a_process_is_refused_and_the_first_one_ends(

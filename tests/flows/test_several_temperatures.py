@@ -306,7 +306,7 @@ def test_a_temperature_that_is_added_is_generated_alone_and_planned_as_seen(
     systems: tuple[Path, Path], tmp_path: Path
 ) -> None:
     file, store = systems
-    copied = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns(".prefect"))
+    copied = shutil.copytree(store, tmp_path / "store")
     more = tmp_path / "finite.toml"
     more.write_text(file.read_text().replace("[1.0, 0.0, 0.5]", "[1.0, 0.0, 0.5, 2.0]"))
     studies = load_studies(more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import time
 from datetime import UTC, datetime
@@ -52,11 +51,10 @@ def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, 
 @pytest.mark.parametrize("stopped", ["killed", "limited, planned and killed"])
 @pytest.mark.slow
 def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
-    unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path, stopped: str
+    finished: Path, tmp_path: Path, stopped: str
 ) -> None:
     """Stopped by its limit, stopped after its plan, killed amid generation, ended before its page."""
     study, location = write_study(tmp_path), tmp_path / "store"
-    shutil.copytree(unbroken[0] / ".prefect", location / ".prefect")  # Prefect takes seconds to make its database
     if stopped != "killed":
         _limit_and_plan(study, location)
     _kill(study, location)

@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +146,15 @@ class Trials:
 
     @staticmethod
     def _only(stage: str) -> None:
-        """Make ``kvdrift run`` do one stage, in this thread and without the orchestration."""
+        """Make ``kvdrift run`` do one stage."""
 
-        def run_flow(runs: Any, page: Any, *, plan_only: bool) -> study_flow.Outcome:  # noqa: ARG001
+        def run_stage(runs: Any, _page: Any, *, plan_only: bool) -> study_flow.Outcome:  # noqa: ARG001
             for run in runs:
                 for does in STAGES[stage]:
                     does(run)
             return study_flow.Outcome(runs[0].location, [], 0, did_something=True)
 
-        study_flow._run_flow = run_flow
-        study_flow.orchestration = lambda _: nullcontext()
+        study_flow._run = run_stage
 
 
 def _keep(ledger: Path) -> None:

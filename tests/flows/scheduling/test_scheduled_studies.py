@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from collections import Counter
@@ -15,6 +16,8 @@ import pytest
 from fixtures.prefect_server import PrefectServer, clone, wait_until
 from fixtures.small_study import ADDED_ACTION, write_study
 
+from kvdrift.flows.orchestration.flow_run import as_stage, as_task
+from kvdrift.flows.orchestration.server import named_server
 from kvdrift.log.store import Store
 
 pytestmark = pytest.mark.scheduling
@@ -160,6 +163,49 @@ def test_the_repositorys_deployments(server: PrefectServer, folder: Path) -> Non
     again = server.ended(server.start_run("kvdrift recompute/recompute", store=str(folder / "store")))
     assert again["state"]["type"] == "COMPLETED", again["state"]["message"]
     assert again["name"] == "recompute store"
+
+
+def test_a_run_of_the_command_is_a_flow_run_of_the_server(server: PrefectServer, tmp_path: Path) -> None:
+    write_study(tmp_path, ('name = "small"', 'name = "named"'))
+    assert "report: " in server.kvdrift("run", "small.toml", "--store", "store", folder=tmp_path)
+    (run,) = server.ask("/flow_runs/filter", flow_runs={"name": {"any_": ["named, kvdrift/tiny"]}})
+    assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+    tasks = server.ask("/task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})
+    assert len(tasks) == 11  # the stages, of which derivation and scores come twice
+    assert server.artifacts()["named-progress"]["data"] == 100
+    assert not (tmp_path / "store" / ".prefect").exists()
+
+
+def test_a_stage_runs_as_often_as_the_flow_says(server: PrefectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's setting of persisted results would let Prefect serve the second derivation from its cache."""
+    monkeypatch.setenv("PREFECT_API_URL", server.environment["PREFECT_API_URL"])
+    monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
+    before, root, calls = dict(os.environ), logging.getLogger(), list[str]()
+    level, handlers = root.level, list(root.handlers)
+    with named_server() as named:
+        assert named
+        from prefect import flow  # noqa: PLC0415
+
+        def derive(location: str) -> int:
+            calls.append(location)
+            return len(calls)
+
+        @flow(name="twice")
+        def twice() -> list[int]:
+            stage = as_task(derive)
+            return [stage("store"), stage("store")]
+
+        assert twice() == [1, 2]
+
+        @flow(name="idle")
+        def idle() -> list[tuple[str, str, str | None]]:
+            """Return the states of a stage that has nothing to do, and of a stage that has work."""
+            states = (as_stage(one, "all is there")("store", return_state=True) for one in (lambda _: 0, lambda _: 3))
+            return [(state.type.value, state.name, state.message) for state in states]
+
+        assert idle() == [("COMPLETED", "Skipped", "all is there"), ("COMPLETED", "Completed", None)]
+    assert len(calls) == 2
+    assert (dict(os.environ), root.level, root.handlers) == (before, level, handlers), "as before"
 
 
 def _rows(artifact: dict[str, str]) -> list[dict[str, object]]:

@@ -8,7 +8,6 @@ import ipaddress
 import json
 import random
 import re
-import shutil
 import signal
 import socket
 import threading
@@ -286,11 +285,10 @@ class TestEvents:
 
     @pytest.mark.slow
     def test_the_command_asks_the_endpoint(
-        self, unbroken: tuple[Path, str, str], server: Server, study_file: Path, here: Tables, tmp_path: Path
+        self, server: Server, study_file: Path, here: Tables, tmp_path: Path
     ) -> None:
         """Until the development documents are there; then the command is killed, which the service does not mind."""
         said, certificate = "development documents: 4 of 4", server.certificate
-        shutil.copytree(unbroken[0] / ".prefect", tmp_path / "store" / ".prefect")  # Prefect takes seconds to make it
         command = Command(
             "run", study_file, "--store", tmp_path / "store", "--endpoint", server.location,
             "--token-file", certificate.parent / "token", "--tls-root-certs", certificate,
