@@ -1,4 +1,4 @@
-"""A study's flow run in Prefect: its tasks, its end by SIGTERM, and its page with lines, progress and results.
+"""A study's flow run in Prefect: its tasks, and its page with lines, progress and results.
 
 The keys of artifacts are the same in every run of a study, so that the next run adds a version to each artifact.
 """
@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 from uuid import UUID
 
@@ -27,26 +22,16 @@ from kvdrift.schema.study import POOLED
 
 DELAYS = (10.0, 60.0, 300.0)  # seconds before the second, third and fourth try of a stage
 _FOR_GOOD = (InputError, ControlError, DamagedStoreError)
-AGAIN = 0.1  # seconds until SIGTERM is sent again: by then the callback or finalizer that it met is over
-
-
-def as_task(function: Callable[..., Any], **options: Any) -> Any:
-    """Return a function as a task of the running flow.
-
-    Prefect's cache is off, since it would skip the second derivation of a flow; the store knows what is done.
-    """
-    from prefect import task  # noqa: PLC0415 - once the orchestration has set Prefect's environment
-    from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
-
-    name = function.__name__.removeprefix("_")
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False, **options)(function)
 
 
 def as_stage(function: Callable[..., object], idle: str = "", **options: Any) -> Any:
-    """Return a stage as a task; with ``idle`` it ends in a state "Skipped" with this reason if the stage did nothing.
+    """Return a stage as a task of the running flow; with the reason ``idle``, one that did nothing ends as "Skipped".
 
-    The state is Prefect's Completed under another name: for tasks that wait for this task, it has succeeded.
+    That state is Prefect's Completed under another name: for tasks that wait for this task, it has succeeded. Prefect's
+    cache is off, since it would skip the second derivation of a flow; the store knows what is done.
     """
+    from prefect import task  # noqa: PLC0415 - once Prefect's environment is set
+    from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
     from prefect.states import Completed  # noqa: PLC0415
 
     @wraps(function)
@@ -54,7 +39,8 @@ def as_stage(function: Callable[..., object], idle: str = "", **options: Any) ->
         done = function(*arguments)
         return done if done or not idle else Completed(name="Skipped", message=idle)
 
-    return as_task(stage, **options)
+    name = function.__name__.removeprefix("_")
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, **options)(stage)
 
 
 def retried() -> dict[str, Any]:
@@ -69,41 +55,6 @@ def retried() -> dict[str, Any]:
 def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
     """Return whether a retry of the task may avoid the error."""
     return not isinstance(state.data, _FOR_GOOD)
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Send SIGTERM again if, inside the block, Python ignores the exception that Prefect's handler of SIGTERM raises.
-
-    Prefect's handler is kept, since Prefect recognizes a cancelled run by it. In a thread other than the main thread,
-    which receives all signals, this does nothing.
-    """
-    from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - only if a study runs
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    hook, main, over = sys.unraisablehook, threading.get_ident(), threading.Event()
-    ignored: SimpleQueue[int | None] = SimpleQueue()  # signals; a hook may put into this queue wherever it is called
-
-    def again(unraisable: sys.UnraisableHookArgs) -> None:
-        if isinstance(unraisable.exc_value, TerminationSignal):
-            ignored.put(signal.SIGTERM)
-        else:
-            hook(unraisable)
-
-    def repeat() -> None:
-        while ignored.get() and not over.wait(AGAIN):
-            signal.pthread_kill(main, signal.SIGTERM)
-
-    sys.unraisablehook = again
-    threading.Thread(target=repeat, daemon=True, name="sigterm again").start()
-    try:
-        yield
-    finally:
-        over.set()
-        ignored.put(None)
-        sys.unraisablehook = hook
 
 
 _UPDATE_SECONDS = 2.0  # between two updates of the progress

@@ -24,7 +24,7 @@ from kvdrift.flows.estimate.estimation import AnalysisPart, estimate_part
 from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator
 from kvdrift.flows.generate.storing import GenerateInto, Identify, storing
 from kvdrift.flows.material import SharedMaterial
-from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, ended_by_sigterm, retried
+from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, retried
 from kvdrift.flows.orchestration.server import named_server
 from kvdrift.flows.pages.reports import present_inputs, record_inputs, report_is_current, samplings_report_folder
 from kvdrift.flows.run import stages
@@ -163,7 +163,7 @@ def _is_finished(runs: Sequence[StudyRun]) -> bool:
 def _run(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool) -> Outcome:
     """Take prepared studies through their stages: in the current flow run, in a new one, or without a server."""
     if page.is_open:
-        return _in_flow(runs, page, plan_only=plan_only, **retried())
+        return _through_stages(runs, page, partial(as_stage, **retried()), plan_only=plan_only)
     with named_server() as named:
         if named:
             return _run_flow(runs, page, plan_only=plan_only)
@@ -182,7 +182,7 @@ def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool) -
     @flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False)
     def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
         page.open(study)
-        return _in_flow(runs, page, plan_only=plan_only)
+        return _through_stages(runs, page, as_stage, plan_only=plan_only)
 
     with tags("kvdrift", name, *models):
         outcome: Outcome = study_flow(name, models, runs[0].location)
@@ -192,12 +192,6 @@ def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool) -
 def run_name(studies: Sequence[Study]) -> str:
     """Return the name of a flow run of a file's studies."""
     return f"{studies[0].name_in_file}, {', '.join(dict.fromkeys(study.model.id for study in studies))}"
-
-
-def _in_flow(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool, **options: Any) -> Outcome:
-    """Take the studies through their stages, as tasks of the current flow with these ``options``."""
-    with ended_by_sigterm():
-        return _through_stages(runs, page, partial(as_stage, **options), plan_only=plan_only)
 
 
 def _through_stages(

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from kvdrift.flows.cluster.address import named_service, named_workers
 from kvdrift.flows.estimate.stored import estimate_stored
-from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_task, retried
+from kvdrift.flows.orchestration.flow_run import FlowRunPage, as_stage, retried
 from kvdrift.flows.pages.reports import model_in_path, page_beside, page_folder, report_is_current, write_report
 from kvdrift.flows.run.study import FLOW, run_file, run_name
 from kvdrift.generator.transformer.files.tokenizer import token_reader
@@ -148,7 +148,7 @@ def recompute(store: Name) -> str:
     page.open(Path(store).name)
 
     def staged(function: Callable[..., Any]) -> Any:
-        return as_task(function, **retried())
+        return as_stage(function, **retried())
 
     location = absolute(store)
     studies = stored_studies(Store.open(location))

@@ -16,7 +16,7 @@ import pytest
 from fixtures.prefect_server import PrefectServer, clone, wait_until
 from fixtures.small_study import ADDED_ACTION, write_study
 
-from kvdrift.flows.orchestration.flow_run import as_stage, as_task
+from kvdrift.flows.orchestration.flow_run import as_stage
 from kvdrift.flows.orchestration.server import named_server
 from kvdrift.log.store import Store
 
@@ -192,7 +192,7 @@ def test_a_stage_runs_as_often_as_the_flow_says(server: PrefectServer, monkeypat
 
         @flow(name="twice")
         def twice() -> list[int]:
-            stage = as_task(derive)
+            stage = as_stage(derive)
             return [stage("store"), stage("store")]
 
         assert twice() == [1, 2]
