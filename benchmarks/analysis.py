@@ -28,7 +28,7 @@ import scipy.stats
 import kvdrift
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, measure, mib, run
 from benchmarks.synthetic_study import Sizes, write_study
-from kvdrift.flows.estimate.estimation import Analysis, estimate_part, one_by_one, parts_of, subjects_of
+from kvdrift.flows.estimate.estimation import Analysis, estimate_part, parts_of, subjects_of
 from kvdrift.flows.estimate.moments import document_moments
 from kvdrift.log.store import Store
 from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
@@ -70,7 +70,7 @@ def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
     coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
     parts = parts_of(analysis, moments, subjects_of(moments), coefficients)
     if threads == 1:
-        return sum(len(estimates) for estimates in one_by_one(parts))
+        return sum(len(estimates) for estimates in map(estimate_part, parts))
     with ThreadPoolExecutor(threads) as pool:
         return sum(len(estimates) for estimates in pool.map(estimate_part, parts))
 

@@ -25,7 +25,7 @@ import kvdrift
 from benchmarks.analysis import moments_of
 from benchmarks.measurement import Measured, Measurement, benchmark_parser, measure, mib, run
 from benchmarks.synthetic_study import Sizes, write_study
-from kvdrift.flows.estimate.estimation import Analysis, one_by_one, parts_of, subjects_of
+from kvdrift.flows.estimate.estimation import Analysis, estimate_part, parts_of, subjects_of
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import OperationError
 from kvdrift.sql.quoting import parquet_files
@@ -115,7 +115,7 @@ def bootstrap(location: str) -> int:
     """Estimate ``QUANTITIES`` with intervals from ``DRAWS`` draws; return the number of estimates."""
     analysis = Analysis("", "", "evaluation", 0, ((QUANTITIES, DRAWS),), Request(), None)
     moments = moments_of(location)
-    return sum(len(rows) for rows in one_by_one(parts_of(analysis, moments, subjects_of(moments))))
+    return sum(len(rows) for rows in map(estimate_part, parts_of(analysis, moments, subjects_of(moments))))
 
 
 def by_hand(location: str) -> Cells:

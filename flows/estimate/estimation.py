@@ -1,8 +1,8 @@
 """Estimates with intervals, computed from moments as rows of ``results``.
 
 Each action and each contrast is estimated independently of all others. All parts of an analysis resample the same
-documents. The estimates of a part do not depend, in any bit, on other parts or on how parts are run: in sequence here,
-as tasks in the flow. Quantities are grouped so that the draws of a task fit into memory together.
+documents. The estimates of a part do not depend, in any bit, on other parts or on the order in which parts are
+estimated. Quantities are grouped so that the draws of a part fit into memory together.
 
 Only actions and contrasts with changed inputs are estimated. Events of another study, model, split or action change the
 log's version, but not these inputs. The other estimates are copied to the new version, bit for bit, without a new
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import resources
@@ -29,7 +31,7 @@ from kvdrift.flows.estimate.moments import action_revisions, branching_moments, 
 from kvdrift.flows.plan.frozen_plan import FrozenPlan
 from kvdrift.log.store import Store
 from kvdrift.schema.estimate_tables import RESULTS
-from kvdrift.schema.progress import Progress
+from kvdrift.schema.progress import SILENT, Progress
 from kvdrift.schema.python_source import syntax_sha256
 from kvdrift.schema.study.reading import families
 from kvdrift.sql.catalog import Views
@@ -49,6 +51,7 @@ from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 EXPLORATORY_DRAWS = 2_000
 EXPLORATORY_LEVEL = 0.95
+_ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws take up to 400 MB
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # the key of a row
 
 
@@ -178,7 +181,7 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AnalysisPart:
-    """The input of one task, which estimates some quantities of some actions, or of some contrasts (baseline, action).
+    """Some quantities of some actions, or of some contrasts (baseline, action), to be estimated at once.
 
     ``reduced`` are the moments minus control variates, of the actions for which coefficients were fitted.
     """
@@ -192,25 +195,18 @@ class AnalysisPart:
     reduced: DocumentMoments | None = None
 
 
-Runner = Callable[[Sequence[AnalysisPart]], Iterable[Estimates]]
-"""A function that estimates parts and yields the result of each, in their order."""
+def estimate_parts(parts: Sequence[AnalysisPart], progress: Progress = SILENT) -> list[Estimates]:
+    """Estimate parts in threads, ``_ABREAST`` at once; return the result of each, in their order.
 
-
-def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-    """Estimate parts in sequence in this thread, each when the iterator reaches it."""
-    return map(estimate_part, parts)
-
-
-def with_progress(run: Runner, progress: Progress) -> Runner:
-    """Return a function that estimates parts as ``run`` does, and reports its progress."""
-
-    def run_and_count(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-        progress.begin("bootstrap", len(parts), "parts")
-        for estimates in run(parts):
+    Numpy releases the interpreter's lock while it multiplies and sorts; each process would need a copy of the moments.
+    """
+    estimates = []
+    progress.begin("bootstrap", len(parts), "parts")
+    with ThreadPoolExecutor(_ABREAST) as threads:
+        for made in threads.map(estimate_part, parts):
+            estimates.append(made)
             progress.advance(1)
-            yield estimates
-
-    return run_and_count
+    return estimates
 
 
 def estimate_part(part: AnalysisPart) -> Estimates:
@@ -338,7 +334,7 @@ def estimate_study(
     analysis: Analysis,
     events_version: int,
     moments: DocumentMoments,
-    run: Runner = one_by_one,
+    progress: Progress = SILENT,
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
     answers: DocumentMoments | None = None,
     *,
@@ -346,10 +342,9 @@ def estimate_study(
 ) -> StudyEstimates:
     """Bootstrap the documents of an analysis, for the actions and contrasts that lack current estimates.
 
-    If the store holds replicates of residual branching, these are estimated too. ``run`` estimates the parts of the
-    analysis. An action without ``coefficients`` of control variates, fitted on other documents, has no reduced
-    estimates. ``answers`` are moments of the documents with answers. Subjects for which ``wanted`` is false are left
-    out: their estimates are neither made nor returned.
+    If the store holds replicates of residual branching, these are estimated too. An action without ``coefficients`` of
+    control variates, fitted on other documents, has no reduced estimates. ``answers`` are moments of the documents with
+    answers. Subjects for which ``wanted`` is false are left out: their estimates are neither made nor returned.
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
@@ -365,7 +360,7 @@ def estimate_study(
     lacking = [subject for subject, sha256 in inputs.items() if sha256 not in there]
     parts = parts_of(analysis, moments, lacking, coefficients)
     parts += parts_of(analysis.of_answers, answers, lacking, answers=True) if answers is not None else []
-    estimates = list(run(parts)) if parts else []
+    estimates = estimate_parts(parts, progress) if parts else []
     draws, seed, level = analysis.exploratory_draws, analysis.seed, analysis.request.level
     if branching is not None and (branched := [subject.action for subject in lacking if subject.branched]):
         estimates.append(estimate_branching(branching.of_actions(branched), draws=draws, seed=seed, level=level))

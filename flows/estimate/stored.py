@@ -11,13 +11,10 @@ import pyarrow as pa
 
 from kvdrift.flows.estimate.estimation import (
     Analysis,
-    Runner,
     Subject,
     estimate_study,
     inputs_sha256,
-    one_by_one,
     standing_rows,
-    with_progress,
 )
 from kvdrift.flows.estimate.moments import (
     action_revisions,
@@ -252,11 +249,10 @@ def _row(judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: s
     }
 
 
-def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:
+def analyze_stored(store: Store, study: str, model: str, progress: Progress = SILENT) -> int:
     """Estimate a study as its frozen plan says; without a plan, make exploratory estimates of every split.
 
-    ``run`` estimates the parts of an analysis. The number of new estimates is returned; 0 if the store has estimates of
-    the present events.
+    Return the number of new estimates; 0 if the store has estimates of the present events.
     """
     current = estimates_are_current(store, study, model)
     scoring = Scoring.stored(store, study, model)
@@ -304,7 +300,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
             fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients
             answers = answer_moments(views, study, model, analysis.split, windows, known) if known else None
             estimates = estimate_study(
-                store, views, analysis, version, moments[analysis.split], with_progress(run, progress), fitted, answers,
+                store, views, analysis, version, moments[analysis.split], progress, fitted, answers,
                 wanted=wanted,
             )  # fmt: skip
             if not estimates.new:
@@ -336,4 +332,4 @@ def estimate_stored(store: Store, study: str, model: str, progress: Progress) ->
     revision = model_revisions(store).get((study, model))
     texts = record_tokens(store, study, model, revision=revision, progress=progress)
     scored = score_stored(store, study, model, revision=revision, progress=progress)
-    return texts, scored, analyze_stored(store, study, model, progress=progress)
+    return texts, scored, analyze_stored(store, study, model, progress)

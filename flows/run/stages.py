@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.flows.estimate.estimation import Runner, one_by_one
 from kvdrift.flows.estimate.moments import replicate_answers, replicate_moments
 from kvdrift.flows.estimate.scores import record_tokens, score_stored
 from kvdrift.flows.estimate.stored import analyze_stored, take_interim_look
@@ -159,12 +158,9 @@ def look(run: StudyRun) -> bool:
     return not taken.stopped
 
 
-def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
-    """Estimate the evaluation documents unless the estimates are current; return the number of new estimates.
-
-    ``estimate`` estimates the parts of the analysis.
-    """
-    return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
+def analyze(run: StudyRun) -> int:
+    """Estimate the evaluation documents unless the estimates are current; return the number of new estimates."""
+    return analyze_stored(run.store, run.study.name, run.study.model.id, run.own_progress)
 
 
 def report(run: StudyRun, beside: Path | None = None) -> Path:

@@ -1,17 +1,14 @@
 """The run of a study file: development -> plan -> evaluation -> estimates -> report.
 
 Each stage asks the store for its remaining work, so a run that was killed anywhere goes on. On a Prefect server of the
-user's, the stages are tasks of a flow. ``ABREAST`` parts of an analysis run at once, in threads: numpy releases the
-interpreter's lock while it multiplies and sorts, and each process would need a copy of the moments.
+user's, the stages are tasks of a flow.
 
 Events come from this process, from a service, or from the workers of a cluster.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +17,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kvdrift.flows.cluster.address import ClusterAddress, default_location
-from kvdrift.flows.estimate.estimation import AnalysisPart, estimate_part
 from kvdrift.flows.generate.local import LocalGenerator, SideBySideGenerator
 from kvdrift.flows.generate.storing import GenerateInto, Identify, storing
 from kvdrift.flows.material import SharedMaterial
@@ -40,7 +36,6 @@ from kvdrift.schema.locking import run_alone
 from kvdrift.schema.own_process import OwnProcesses
 from kvdrift.schema.progress import Progress
 from kvdrift.schema.study import FIXED, Study
-from kvdrift.stats.bootstrap import Estimates
 from kvdrift.transforms.pipeline import run_derivation
 from kvdrift.transforms.segments import DerivationReport
 
@@ -48,7 +43,6 @@ if TYPE_CHECKING:
     from kvdrift.generator.service.client import ServiceAddress
 
 FLOW = "kvdrift study"
-ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws take up to 400 MB
 
 
 @dataclass(frozen=True)
@@ -231,7 +225,7 @@ def _tasks(staged: Callable[..., Any]) -> SimpleNamespace:
         check=staged(stages.check),
         look=staged(stages.look),
         keep_up=staged(stages.keep_up),
-        analyze=staged(_analyze, "the estimates are up to date with the moments"),
+        analyze=staged(stages.analyze, "the estimates are up to date with the moments"),
         report=staged(_report, current),
         compare=staged(_compare, current),
     )
@@ -277,16 +271,6 @@ def _plan(run: StudyRun) -> bool:
     frozen = stages.is_planned(run)
     stages.plan(run)
     return not frozen
-
-
-def _analyze(run: StudyRun) -> int:
-    return stages.analyze(run, _abreast)
-
-
-def _abreast(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-    """Estimate the parts of an analysis in threads; yield results in order."""
-    with ThreadPoolExecutor(ABREAST) as threads:
-        yield from threads.map(estimate_part, parts)
 
 
 def _report(run: StudyRun, beside: Path | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from kvdrift.flows.estimate.estimation import (
     AnalysisPart,
     Subject,
     estimate_part,
-    one_by_one,
+    estimate_parts,
     parts_of,
     subjects_of,
 )
@@ -32,6 +31,7 @@ from kvdrift.flows.estimate.stored import analyze_stored
 from kvdrift.flows.plan.frozen_plan import find_plan
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.errors import InputError
+from kvdrift.schema.progress import Progress
 from kvdrift.schema.tables import ACTIONS, DOCUMENTS
 from kvdrift.sql.catalog import open_views
 from kvdrift.stats import bootstrap
@@ -83,10 +83,8 @@ def test_parts_give_the_same_bits_abreast_in_other_groups_and_one_by_one(
     moments: DocumentMoments, whole: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = small_parts(moments, monkeypatch)
-    sequential = [*one_by_one(parts)]
-    with ThreadPoolExecutor(3) as pool:
-        abreast = list(pool.map(estimate_part, parts))
-    assert [one.columns for one in abreast] == [one.columns for one in sequential]
+    sequential = [*map(estimate_part, parts)]
+    assert [one.columns for one in estimate_parts(parts)] == [one.columns for one in sequential]
     assert by_key(sequential) == whole
 
 
@@ -95,7 +93,7 @@ def test_an_action_or_a_contrast_has_the_same_bits_alone(
 ) -> None:
     subjects = subjects_of(moments)
     assert Subject("keep-1", "keep-2") in subjects
-    alone = [one for subject in subjects for one in one_by_one(parts_of(ANALYSIS, moments, [subject]))]
+    alone = [one for subject in subjects for one in map(estimate_part, parts_of(ANALYSIS, moments, [subject]))]
     assert by_key(alone) == whole
 
 
@@ -104,7 +102,7 @@ def test_one_action_with_coefficients_has_reduced_estimates_beside_another_witho
 ) -> None:
     """As an ingested action, which has no development documents."""
     beta = {"keep-1": np.zeros((len(CONTROLS), len(REDUCED)))}
-    some = by_key(one_by_one(parts_of(ANALYSIS, moments, subjects_of(moments), beta)))
+    some = by_key(map(estimate_part, parts_of(ANALYSIS, moments, subjects_of(moments), beta)))
     for row, other in zip(whole, some, strict=True):
         if row["action"] == "keep-1" and row["baseline"] is None and other["estimate_reduced"] is not None:
             assert abs(other["estimate_reduced"] - row["estimate"]) < 1e-12, "coefficients of 0 change nothing"
@@ -134,7 +132,7 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
     parts += parts_of(planned, answers, subjects_of(answers, answers=True), answers=True)
     level = planned.request.level
     pairs = simultaneous_gaps(moments, draws=planned.exploratory_draws, seed=planned.seed, level=level)
-    plain = [*one_by_one(parts), pairs]
+    plain = [*map(estimate_part, parts), pairs]
     assert store.read("results").select(list(COLUMNS)).to_pylist() == by_key(plain)
 
 
@@ -145,17 +143,14 @@ def analyze(location: Path | str) -> None:
     assert ended.value.code in {0, 2}
 
 
-def test_estimates_stand_where_no_moment_changed(copied: Path) -> None:
+def test_estimates_stand_where_no_moment_changed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events of another study in the store: repeated bit for bit."""
     store = Store.open(copied)
     before = estimates_of(store)
     store.append_units([make_unit()])
     run_derivation(store.location)
-
-    def no_bootstrap(parts: Sequence[AnalysisPart]) -> list[Estimates]:
-        raise AssertionError(parts)
-
-    assert analyze_stored(store, "small", "kvdrift/tiny", no_bootstrap) == 0
+    monkeypatch.setattr(estimation, "estimate_parts", lambda *_: pytest.fail("something is estimated again"))
+    assert analyze_stored(store, "small", "kvdrift/tiny") == 0
     assert store.read("results").num_rows == 2 * before.num_rows
     assert estimates_of(store).equals(before)
     with open_views(store) as views:
@@ -171,9 +166,11 @@ def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(
     units = units_of(source)
     parts: list[AnalysisPart] = []
 
-    def counted(some: Sequence[AnalysisPart]) -> list[Estimates]:
+    def counted(some: Sequence[AnalysisPart], _: Progress) -> list[Estimates]:
         parts.extend(some)
-        return [*one_by_one(some)]
+        return [*map(estimate_part, some)]
+
+    monkeypatch.setattr(estimation, "estimate_parts", counted)
 
     def analyzed(store: Store, *actions: str, revision: int = 0) -> tuple[set[str], set[tuple[str, str]]]:
         """Add units of actions; return which actions and which contrasts were estimated."""
@@ -183,7 +180,7 @@ def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(
         ])  # fmt: skip
         run_derivation(store.location)
         parts.clear()
-        assert analyze_stored(store, STUDY, MODEL, counted) > 0
+        assert analyze_stored(store, STUDY, MODEL) > 0
         alone = {action for part in parts if not part.contrasts for action in part.moments.actions}
         return alone, {pair for part in parts for pair in part.contrasts}
 
