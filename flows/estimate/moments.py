@@ -139,12 +139,7 @@ def document_moments(
     """
     windows = windows or study_windows(views, study, model)
     table = measured(views.rows("moments", study=study, model=model, split=split))
-    if not table.num_rows:
-        raise InputError(
-            f"study '{study}', model '{model}': no complete {split} trajectories in this store; "
-            "kvdrift status shows what is missing"
-        )
-    index = DocumentIndex(table)
+    index = _index(table, study, model, split)
     scalars = index.spread(table, SCALAR_MOMENTS)
     positions, lags, bins = dict[str, Float](), dict[str, Float](), dict[str, Float]()
     if profiles:
@@ -160,16 +155,20 @@ def document_moments(
     )
 
 
-def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
-    """Read the scalar moments of every replicate of a split, controls left out."""
-    windows = study_windows(views, study, model)
-    table = trajectory_moments(views, windows, study, model, split)
+def _index(table: pa.Table, study: str, model: str, split: str) -> DocumentIndex:
     if not table.num_rows:
         raise InputError(
             f"study '{study}', model '{model}': no complete {split} trajectories in this store; "
             "kvdrift status shows what is missing"
         )
-    index = DocumentIndex(table)
+    return DocumentIndex(table)
+
+
+def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
+    """Read the scalar moments of every replicate of a split, controls left out."""
+    windows = study_windows(views, study, model)
+    table = trajectory_moments(views, windows, study, model, split)
+    index = _index(table, study, model, split)
     count = int(table["replicate"].to_numpy().max()) + 1
     scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count)
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)

@@ -95,16 +95,10 @@ class Scoring:
 
     @functools.cached_property
     def unscored_pairs(self) -> Counter[str]:
-        """Count, by split, the pairs that can be scored and are not scored yet; no row is read if counts suffice."""
-        left = {of: count - self._scored[of] for of, count in self._pairs.items()}
+        """Count, by split, the pairs that can be scored and are not scored yet."""
         unscored = Counter[str]()
-        if min(left.values(), default=0) >= 0:
-            for of, count in left.items():
-                unscored[of.split or ""] += count
-        else:  # a pair that was scored twice may hide an unscored pair
-            units = self.unscored
-            for doc, replicates in zip(units["doc"].to_pylist(), units["replicates"].to_pylist(), strict=True):
-                unscored[self.answered[doc].split] += replicates
+        for of, count in self._pairs.items():
+            unscored[of.split or ""] += max(0, count - self._scored[of])  # the units of scored pairs may be lost
         return +unscored
 
     @functools.cached_property
@@ -123,7 +117,7 @@ class Scoring:
     @functools.cached_property
     def _lacking(self) -> pa.Table:
         """The current units of coupled pairs that have no scores, sorted by document; no rows if all are scored."""
-        if all(self._scored[of] == count for of, count in self._pairs.items()):  # all scored once
+        if all(self._scored[of] == count for of, count in self._pairs.items()):
             return _NO_UNITS
         units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
         keys = ["doc", "action", "action_revision", "replicate"]

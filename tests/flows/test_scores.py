@@ -125,20 +125,6 @@ def test_what_is_new_is_scored_and_what_a_kill_left_out(store: Store, monkeypatc
     assert (score(store), score(store)) == (2, 0)
 
 
-def test_pairs_that_were_scored_twice_hide_none_that_is_not_scored(store: Store) -> None:
-    """Two processes may score the same pairs: how many scores there are does not tell then."""
-    score(store)
-    rows = store.read("scores")
-    one = pc.and_(pc.equal(rows["doc"], rows["doc"][0]), pc.equal(rows["action"], rows["action"][0]))
-    others = rows.filter(pc.invert(one))
-    store.withdraw_files("scores", store.paths("scores"))
-    for again in (others, others.slice(0, 12)):
-        store.append_rows("scores", again)
-    scoring = scoring_of(store)
-    assert (scoring.unscored_pairs, scoring.unscored.num_rows) == ({"evaluation": 6}, 1)
-    assert scoring.scored_splits(()) == set()
-
-
 def test_without_a_tokenizer_one_line_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "text_decoder", lambda *_, **__: None)
     heard = Heard()
