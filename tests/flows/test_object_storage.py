@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 from benchmarks.store import write
-from kvdrift.log.store import Store, Unit
+from kvdrift.log.store import Store
 from kvdrift.schema.location import filesystem_of
 from kvdrift.sql.catalog import open_views
 
@@ -95,28 +94,6 @@ def test_commands_read_and_rewrite_a_store_behind_a_server(
     assert "0 still to derive" in out
 
 
-@pytest.mark.slow
-def test_writers_at_once_lose_and_double_nothing(server: S3Server) -> None:
-    location = f"{server.url}/writers"
-    Store.create(location)
-    shared = [make_unit(doc=f"shared-{number}") for number in range(2)]
-
-    def write(number: int) -> None:
-        own = [make_unit(doc=f"of-{number}-{turn}") for turn in range(2)]
-        for pair in zip(own, shared, strict=True):
-            Store.open(location).append_units(pair)
-
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    docs = Store.open(location).units(columns=["doc"])["doc"].to_pylist()
-    assert sorted(docs) == sorted(
-        [f"of-{number}-{turn}" for number in range(2) for turn in range(2)] + doc_names(shared)
-    )
-
-
 def test_a_store_that_is_open_sees_what_others_commit(server: S3Server) -> None:
     location = f"{server.url}/open"
     writer, reader = Store.create(location), Store.open(location)
@@ -189,7 +166,3 @@ def test_the_workers_of_a_cluster_write_and_derive_there(
 
 def finish_study(study_file: Path, location: str) -> None:
     finish(run_of(load_study(study_file), location))
-
-
-def doc_names(units: list[Unit]) -> list[str]:
-    return [unit.record["doc"] for unit in units]

@@ -9,64 +9,58 @@ import sys
 from pathlib import Path
 
 import pytest
+from fixtures.house import ROOT
 from fixtures.refusals import refused
-from fixtures.small_study import write_study
+from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
-from kvdrift.flows.generate.local import LocalGenerator
-from kvdrift.flows.generate.storing import storing
 from kvdrift.flows.orchestration.flow_run import may_pass
 from kvdrift.flows.run.study import run_studies
-from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.schema.errors import ControlError, DamagedStoreError, InputError, OperationError
 
-ROOT = Path(__file__).parents[2]
+ASKING = """
+from kvdrift.flows.orchestration.server import named_server
+from kvdrift.schema.errors import KvdriftError
+try:
+    with named_server():
+        print("entered")
+except KvdriftError as error:
+    print(error)
+"""
 
 
-def test_a_setting_that_prefect_refuses_is_named() -> None:
-    """Prefect reads its settings when it is imported, so this is a process of its own."""
-    text = (
-        "from kvdrift.flows.orchestration.server import named_server\n"
-        "from kvdrift.schema.errors import InputError\n"
-        "try:\n    named_server().__enter__()\nexcept InputError as error:\n    print(error)\n"
+def asked(folder: Path, **settings: str) -> tuple[str, str]:
+    """Return what a process of its own prints about its server, and its messages; Prefect reads its settings once."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"PREFECT_HOME": str(folder), "PYTHONPATH": str(ROOT)} | settings
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING], capture_output=True, text=True, check=True, env=environment, cwd=folder
     )
-    command = [sys.executable, "-c", text]
-    named = os.environ | {"PREFECT_LOGGING_LEVEL": "NOPE"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=named)
-    assert done.stdout.startswith("PREFECT_LOGGING_LEVEL = NOPE: ")
-    assert "'CRITICAL'" in done.stdout
+    return done.stdout, done.stderr
+
+
+def test_a_setting_that_prefect_refuses_is_named(tmp_path: Path) -> None:
+    line, _ = asked(tmp_path, PREFECT_LOGGING_LEVEL="NOPE")
+    assert line.startswith("PREFECT_LOGGING_LEVEL = NOPE: ")
+    assert "'CRITICAL'" in line
 
 
 @pytest.mark.slow
 def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     """If that server does not answer, nothing is run elsewhere: one line names the server."""
-    (tmp_path / "profiles.toml").write_text(
-        'active = "mine"\n\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
-    )
-    program = (
-        "from kvdrift.flows.orchestration.server import named_server\n"
-        "from kvdrift.schema.errors import OperationError\n"
-        "try:\n"
-        "    with named_server():\n"
-        "        print('entered')\n"
-        "except OperationError as error:\n"
-        "    print(error)\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
-    )
-    assert done.stdout.startswith("the Prefect server at http://127.0.0.1:9/api ")
-    assert "(ConnectError: " in done.stdout
-    assert done.stderr == ""
+    profile = 'active = "mine"\n\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
+    (tmp_path / "profiles.toml").write_text(profile)
+    line, messages = asked(tmp_path)
+    assert messages == ""
+    assert line.startswith("the Prefect server at http://127.0.0.1:9/api ")
+    assert "(ConnectError: " in line
 
 
 def test_a_named_server_that_does_not_answer_leaves_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents and actions of a store would bind later study files, though nothing was generated."""
     from prefect.context import refresh_global_settings_context  # noqa: PLC0415
 
-    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), storing(LocalGenerator()))
+    run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
     begun = list[bool]()
     with monkeypatch.context() as named:
         named.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")

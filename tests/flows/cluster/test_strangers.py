@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 import pytest
 from distributed.comm import connect
 from distributed.security import Security
-from fixtures.finite_study import write_finite_study
-from fixtures.small_study import run_of
-from fixtures.stored_rows import content
-from fixtures.study_files import load_study
 
 from kvdrift.flows.cluster.address import ClusterAddress
-from kvdrift.flows.cluster.connection import Cluster, derive_on
-from kvdrift.flows.cluster.generator import ClusterGenerator
-from kvdrift.flows.run import stages
-from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.cluster.connection import Cluster
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +42,3 @@ def test_another_process_of_the_machine_cannot_connect(cluster: Cluster, part: s
     for scheme, security in (("tcp", Security()), ("tls", Security.temporary())):
         with pytest.raises(OSError):  # noqa: PT011 - of several kinds, all of connections
             asyncio.run(answer(f"{scheme}://{place}", security))
-
-
-@pytest.mark.slow
-def test_the_command_generates_and_derives_there(cluster: Cluster, tmp_path: Path) -> None:
-    """Beam's runner for Dask makes a connection of its own."""
-    file = write_finite_study(tmp_path)
-    there = ClusterGenerator(cluster)
-    run = StudyRun(
-        load_study(file), str(tmp_path / "there"), there, identify=there.identify,
-        derived_by=partial(derive_on, cluster),
-    )  # fmt: skip
-    for one in (run, run_of(load_study(file), tmp_path / "here")):
-        stages.prepare(one)
-        stages.develop(one)
-        stages.derive(one)
-    for table in ("events", "trajectories", "steps"):
-        assert content(tmp_path / "there", table).equals(content(tmp_path / "here", table)), table
