@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvdrift.generator.actions import Action, build_actions
 from kvdrift.generator.attention.threads import torch_threads
@@ -23,7 +23,6 @@ from kvdrift.generator.engines.registry import engine_model
 from kvdrift.generator.finite.model import FiniteModel, finite_model
 from kvdrift.generator.generation import (
     PendingUnit,
-    StudySampling,
     Work,
     generate_documents,
     generate_together,
@@ -48,32 +47,20 @@ from kvdrift.schema.study import FINITE_STATE, Study
 if TYPE_CHECKING:
     from kvdrift.generator.transformer.loading import LoadedModel
 
-NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudySampling | None]]]]
-"""Documents, each with its pending units, whose actions are names."""
+NamedPart = list[tuple[Document, list[dict[str, Any]]]]
+"""Documents, each with the fields of its pending units, whose actions are names."""
 
 
 def named(part: Work) -> NamedPart:
     """Return some work with names in place of its actions, so that it can be sent to another process."""
-    return [
-        (
-            document,
-            [(unit.action.name, unit.first, unit.count, unit.estimator, unit.revision, unit.of) for unit in units],
-        )
-        for document, units in part
-    ]
+    return [(document, [vars(unit) | {"action": unit.action.name} for unit in units]) for document, units in part]
 
 
 def with_actions(study: Study, part: NamedPart) -> Work:
     """Return work with actions in place of their names, built from the study and the modules beside its file."""
     actions = {action.name: action for action in build_actions(study)}
     return [
-        (
-            document,
-            [
-                PendingUnit(actions[name], first, count, estimator, revision, of)
-                for name, first, count, estimator, revision, of in units
-            ],
-        )
+        (document, [PendingUnit(**unit | {"action": actions[unit["action"]]}) for unit in units])
         for document, units in part
     ]
 
