@@ -1,19 +1,19 @@
 """A study that still runs: its progress, and a page with preliminary estimates that are stored nowhere.
 
-The cost of a snapshot grows with the units since the last snapshot and with documents and actions, not with the log:
-units and trajectories are counted once, as they come. A snapshot only reads, and holds no lock that a writer waits for.
+The cost of a snapshot grows with the files since the last snapshot and with documents and actions, not with the log. A
+snapshot only reads, and holds no lock that a writer waits for.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,6 @@ from kvdrift.flows.estimate.moments import analyzed_splits, document_moments, st
 from kvdrift.flows.estimate.scores import estimates_are_current
 from kvdrift.flows.pages.reports import waiting_words, writing
 from kvdrift.flows.plan.frozen_plan import (
-    Cell,
     InterimLooksTaken,
     Row,
     UnitsDone,
@@ -31,6 +30,7 @@ from kvdrift.flows.plan.frozen_plan import (
     units_done,
     wanted_by_stratum,
 )
+from kvdrift.log.counts import Counts
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, current_documents
 from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
@@ -41,11 +41,9 @@ from kvdrift.stats.quantities import ANSWER_QUANTITIES, PAIR_QUANTITIES
 RATE_SECONDS = 120.0  # the time over which the rate is taken
 
 _GROUP = ("study", "model", "doc", "action", "action_revision")
-_UNIT = (*_GROUP, "estimator", "replicates")
-_PAIR = (*_GROUP, "complete", "horizon", "tau", "mismatches")
 
-T = TypeVar("T")
-Sums = tuple[int, ...]  # of units: units, replicates; of pairs: replicates, mismatches, positions, diverged replicates
+Sums = dict[tuple[Any, ...], tuple[int, ...]]
+"""By key, a number of pairs, and their mismatches, positions and divergences."""
 
 
 @dataclass(frozen=True)
@@ -102,46 +100,44 @@ class LiveStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._units: dict[tuple[Any, ...], Sums] = {}  # by study, model, doc, action, revision, estimator
-        self._pairs: dict[tuple[Any, ...], Sums] = {}  # by study, model, doc, action, revision
         self._done: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
 
     def snapshots(self) -> list[StudySnapshot]:
-        """Count new units and trajectories; return a snapshot of each study and model."""
-        self._units = self._totals("units", _UNIT, _units_by_group)
-        self._pairs = self._totals("trajectories", _PAIR, _pairs_by_group)
+        """Count units and trajectories; return a snapshot of each study and model."""
+        actions = self._store.read("actions")
+        counts = self._store.counts(actions)
         documents = defaultdict[tuple[str, str], dict[str, Row]](dict)
         columns = ["study", "model", "doc", "split", "stratum", "cluster", "document_revision"]
         for row in current_documents(self._store.read("documents", columns=columns)).to_pylist():
             documents[row["study"], row["model"]][row["doc"]] = row
-        actions = self._store.read("actions")
-        ours = {(row["study"], row["model"]) for row in self._store.read("studies").to_pylist()}
+        sums = _pair_sums(self._store)
         return [
-            self._snapshot(study, model, rows, current_actions(actions, study), ours=(study, model) in ours)
+            self._snapshot(study, model, current_actions(actions, study), counts.of_study(study, model), rows, sums)
             for (study, model), rows in sorted(documents.items())
         ]
 
     def _snapshot(
-        self, study: str, model: str, documents: dict[str, Row], actions: dict[str, Row], *, ours: bool
+        self, study: str, model: str, actions: dict[str, Row], counts: Counts, documents: dict[str, Row], sums: Sums
     ) -> StudySnapshot:
-        current = {(study, model, name, row["action_revision"]) for name, row in actions.items()}
-        covered = Counter[Cell]()
-        for (doc, action, estimator), (_, count) in _present(self._units, current, documents):
-            covered[action, estimator, documents[doc]["split"], documents[doc]["stratum"], count] += 1
-        units = sum(sums[0] for group, sums in self._units.items() if group[:2] == (study, model))
-        groups = dict(_present(self._pairs, current, documents))
-        places = Counter((row["split"], row["stratum"]) for row in documents.values())
+        ours = any((row["study"], row["model"]) == (study, model) for row in self._store.read("studies").to_pylist())
+        groups = {
+            (doc, action): of
+            for (name, of_model, doc, action, revision), of in sums.items()
+            if (name, of_model) == (study, model) and doc in documents
+            and action in actions and revision == actions[action]["action_revision"]
+        }  # fmt: skip
         plan = find_plan(self._store, study, model)
         taken = None if plan is None else InterimLooksTaken.in_store(self._store, plan)
         by_now = {} if plan is None else wanted_by_stratum(plan, taken)
-        work = units_done(actions, places, covered, plan, by_now) if ours else []
+        work = units_done(actions, counts, plan, by_now) if ours else []
         splits = {documents[doc]["split"] for doc, _ in groups}
         split = max(splits, default=None)  # the evaluation, as soon as it has trajectories
-        done = sum(part.done for part in work) if ours else units
+        stored = sum(held.units * count for (_, held), count in counts.units.items())
+        done = sum(part.done for part in work) if ours else stored
         left = sum(part.wanted for part in work) - done
         return StudySnapshot(
-            study, model, tuple(work), plan is not None, units,
-            sum(sums[0] for sums in groups.values()), self._rate((study, model), done), split,
+            study, model, tuple(work), plan is not None, stored,
+            sum(of[0] for of in groups.values()), self._rate((study, model), done), split,
             tuple(_divergence(actions, documents, groups, split)),
             finished=ours and plan is not None and not left and (taken is None or taken.stopped)
             and estimates_are_current(self._store, study, model),
@@ -156,52 +152,28 @@ class LiveStore:
         seconds = now - counts[0][0]
         return max(0.0, (done - counts[0][1]) / seconds) if seconds else None
 
-    def _totals(
-        self, table: str, columns: Sequence[str], sums_of: Callable[[pa.Table], dict[tuple[Any, ...], Sums]]
-    ) -> dict[tuple[Any, ...], Sums]:
-        """Add up the sums of a table's files; only new files are read."""
-        totals: dict[tuple[Any, ...], Sums] = {}
-        for part in self._store.of_files(table, columns, sums_of):
-            for group, sums in part.items():
-                totals[group] = tuple(map(sum, zip(totals[group], sums, strict=True))) if group in totals else sums
-        return totals
+
+def _pair_sums(store: Store) -> Sums:
+    """Count the complete pairs of each document, action and revision, with their sums; only new files are read."""
+    totals: Sums = {}
+    for part in store.of_files("trajectories", [*_GROUP, "complete", "horizon", "tau", "mismatches"], _sums):
+        for group, sums in part.items():
+            totals[group] = tuple(map(sum, zip(totals[group], sums, strict=True))) if group in totals else sums
+    return totals
 
 
-def _units_by_group(units: pa.Table) -> dict[tuple[Any, ...], Sums]:
-    return _sums(units, _UNIT[:-1], ["replicates"])
-
-
-def _pairs_by_group(pairs: pa.Table) -> dict[tuple[Any, ...], Sums]:
-    whole = pairs.filter(pairs["complete"])
-    whole = whole.append_column("apart", whole["tau"].is_valid().cast(pa.int64()))
-    return _sums(whole, _GROUP, ["mismatches", "horizon", "apart"])
-
-
-def _sums(rows: pa.Table, names: Sequence[str], summed: Sequence[str]) -> dict[tuple[Any, ...], Sums]:
-    """Return the number of rows and the sums of some columns for each combination of values in ``names``."""
-    grouped = rows.group_by([*names]).aggregate([([], "count_all"), *((name, "sum") for name in summed)])
-    columns = (names, ("count_all", *(f"{name}_sum" for name in summed)))
-    keys, values = (zip(*(grouped[name].to_pylist() for name in part), strict=True) for part in columns)
-    return dict(zip(keys, values, strict=True))
-
-
-def _present(
-    counted: Mapping[tuple[Any, ...], T], current: Collection[tuple[str, str, str, int]], documents: Collection[str]
-) -> Iterator[tuple[tuple[Any, ...], T]]:
-    """Yield (key, count) for the counts of current revisions of actions on ``documents``.
-
-    The keys of ``counted`` begin with study, model, document, action and revision; those that are yielded lack study,
-    model and revision. ``current`` has (study, model, action, revision) for each action.
-    """
-    for (study, model, doc, action, revision, *more), count in counted.items():
-        if (study, model, action, revision) in current and doc in documents:
-            yield (doc, action, *more), count
+def _sums(pairs: pa.Table) -> Sums:
+    pairs = pairs.append_column("apart", pairs["tau"].is_valid().cast(pa.int64())).filter(pairs["complete"])
+    names = ("mismatches", "horizon", "apart")
+    grouped = pairs.group_by([*_GROUP], use_threads=False).aggregate([([], "count_all"), *((n, "sum") for n in names)])
+    columns = (grouped[name].to_pylist() for name in (*_GROUP, "count_all", *(f"{name}_sum" for name in names)))
+    return {row[: len(_GROUP)]: row[len(_GROUP) :] for row in zip(*columns, strict=True)}
 
 
 def _divergence(
     actions: Mapping[str, Row],
     documents: Mapping[str, Row],
-    groups: Mapping[tuple[str, str], Sums],
+    groups: Sums,
     split: str | None,
 ) -> Iterator[Divergence]:
     for name, row in sorted(actions.items()):

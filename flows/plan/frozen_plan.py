@@ -21,6 +21,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from kvdrift.log.counts import Counts
 from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import newest_plans, newest_revisions
 from kvdrift.schema.errors import PlanError
@@ -34,8 +35,6 @@ PRIMARY_FAMILY = "primary"
 
 T = TypeVar("T")
 Row = dict[str, Any]
-Place = tuple[str, str]  # split, stratum
-Cell = tuple[str, str, str, str, int]  # action, estimator, split, stratum, replicates
 Held = Mapping[tuple[str, str], Sequence[tuple[int, int]]]
 """By action and estimator, the ranges of replicates that a document holds: the first replicate, and the one after the
 last."""
@@ -327,35 +326,35 @@ class UnitsDone:
 
 
 def units_done(
-    actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None,
-    wanted_documents: Mapping[str, int],
-) -> list[UnitsDone]:  # fmt: skip
+    actions: Mapping[str, Row], counts: Counts, plan: FrozenPlan | None, wanted_documents: Mapping[str, int]
+) -> list[UnitsDone]:
     """Return for each split and action how many units are done and wanted; a unit is all replicates of a document.
 
-    ``actions`` maps names of actions to rows of table ``actions``. ``documents`` is the number of documents of each
-    (split, stratum). ``covered`` says for each (action, estimator, split, stratum, replicates) how many documents
-    hold exactly so many replicates. ``wanted_documents`` is the number of evaluation documents of each stratum that the
-    ``plan`` needs by now; without a plan the evaluation is left out.
+    ``actions`` maps names of actions to rows of table ``actions``, ``counts`` are those of the study and model.
+    ``wanted_documents`` is the number of evaluation documents of each stratum that the ``plan`` needs by now; without a
+    plan the evaluation is left out.
     """
     controls = {name: bool(row["control"]) for name, row in sorted(actions.items())}
     measured = [name for name, control in controls.items() if not control]
-    most = max((replicates for _, _, split, _, replicates in covered if split == "development"), default=1)
+    most = max((held.replicates for place, held in counts.current if place.split == "development"), default=1)
     branched = measured if plan is not None and plan.estimator != PLAIN else []
     wanted = {"development": wanted_units(controls, most, branched)}
     if plan is not None:
         wanted["evaluation"] = wanted_units(controls, plan.replicates, plan.branched(measured))
-    there = defaultdict[tuple[str, str, str], list[tuple[str, int, int]]](list)
-    for (action, estimator, split, stratum, replicates), count in covered.items():
-        there[split, action, estimator].append((stratum, replicates, count))
+    there = defaultdict[tuple[str | None, str, str], list[tuple[str | None, int, int]]](list)
+    for (place, held), count in counts.current.items():
+        there[place.split, held.action, held.estimator].append((place.stratum, held.replicates, count))
     counted: dict[tuple[str, str], UnitsDone] = {}
     for split, unit in ((split, unit) for split, units in wanted.items() for unit in units):
-        whole = Counter[str]()
+        whole, each = Counter[str | None](), Counter[str | None]()
         for stratum, replicates, count in there[split, unit.action, unit.estimator]:
-            held = {(unit.action, unit.estimator): [(0, replicates)]}
-            whole[stratum] += 0 if any(lacking(held, [unit])) else count
-        each = {stratum: count for (of, stratum), count in documents.items() if of == split}
+            covered = {(unit.action, unit.estimator): [(0, replicates)]}
+            whole[stratum] += 0 if any(lacking(covered, [unit])) else count
+        for place, count in counts.documents.items():
+            if place.split == split:
+                each[place.stratum] += count
         if split == "evaluation":
-            each = {stratum: wanted_documents[stratum] for stratum in each}
+            each = Counter({stratum: wanted_documents[stratum or ""] for stratum in each})
         done = sum(min(count, whole[stratum]) for stratum, count in each.items())
         before = counted.get((split, unit.action), UnitsDone(split, unit.action, 0, 0))
         counted[split, unit.action] = UnitsDone(

@@ -283,20 +283,12 @@ def _pending(
 
     ``by_now`` has how many evaluation documents of each stratum the plan needs by now; it is empty without a plan.
     """
-    from kvdrift.flows.plan.frozen_plan import Cell, units_done
+    from kvdrift.flows.plan.frozen_plan import units_done
     from kvdrift.schema.study import EXTERNAL
 
-    covered = Counter[Cell]()
-    for (place, held), count in counts.current.items():
-        if place.split and place.stratum:
-            covered[held.action, held.estimator, place.split, place.stratum, held.replicates] += count
     known = {held.action for _, held in counts.current}
-    wanted = Counter[tuple[str, str]]()
-    for place, count in counts.documents.items():
-        if place.split and place.stratum:
-            wanted[place.split, place.stratum] += count
     rows = []
-    for work in units_done(actions, wanted, covered, plan, by_now):
+    for work in units_done(actions, counts, plan, by_now):
         if lacking := work.wanted - work.done:
             if actions[work.action]["selector"] == EXTERNAL:
                 reason = "of another generator"
