@@ -28,7 +28,6 @@ from kvdrift.flows.run.checks import check_study, remarks
 from kvdrift.flows.run.comparison import begun_revisions, check_agrees, redo_actions
 from kvdrift.flows.run.study_run import DocumentLimit, StudyRun, check_gpu_here, forecast, gpus_of_units
 from kvdrift.generator.identity import GpuKinds
-from kvdrift.generator.service.client import ServiceAddress
 from kvdrift.log.last_times import record_run
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.location import absolute
@@ -161,7 +160,7 @@ def _run(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool) -> Out
     with named_server() as named:
         if named:
             return _run_flow(runs, page, plan_only=plan_only)
-    return _through_stages(runs, None, lambda stage, *_: stage, plan_only=plan_only)
+    return _through_stages(runs, page, lambda stage, *_: stage, plan_only=plan_only)
 
 
 def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage, *, plan_only: bool) -> Outcome:
@@ -189,7 +188,7 @@ def run_name(studies: Sequence[Study]) -> str:
 
 
 def _through_stages(
-    runs: Sequence[StudyRun], page: FlowRunPage | None, staged: Callable[..., Any], *, plan_only: bool
+    runs: Sequence[StudyRun], page: FlowRunPage, staged: Callable[..., Any], *, plan_only: bool
 ) -> Outcome:
     """Take the studies through their stages in order; ``staged`` is as in ``_tasks``."""
     tasks, limit = _tasks(staged), runs[0].limit
@@ -207,9 +206,8 @@ def _through_stages(
         tasks.report(run, _page_beside(run, runs))
     for runs_of_model in _several_samplings(runs):
         tasks.compare(*runs_of_model)
-    if page is not None:
-        for run in runs:
-            page.publish(run.store, run.study.name, run.study.model.id, run.page)
+    for run in runs:
+        page.publish(run.store, run.study.name, run.study.model.id, run.page)
     return Outcome(runs[0].location, _pages(runs), 0, did_something=True)
 
 
