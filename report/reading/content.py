@@ -9,6 +9,7 @@ equal names. If only the horizon, a window or the sampling differs, no published
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,9 +43,7 @@ class PublishedVerdict:
 
     candidate: str
     decision: str
-    error: Published
-    mae: float | None
-    rmse: float | None
+    errors: dict[str, float]  # error, mae and rmse, as far as they are printed
 
 
 @dataclass(frozen=True)
@@ -98,24 +97,19 @@ def _support(rows: list[ViewRow]) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def _verdicts(rows: list[ViewRow]) -> dict[tuple[str, str, str], PublishedVerdict]:
-    printed = [row for row in rows if row["quantity"].startswith("calibration_")]
-    errors = {(row["action"], row["baseline"], row["quantity"]): row["value"] * _POINT for row in printed}
-    verdicts = {}
-    for row in printed:
-        kind, *rest = row["quantity"].split(":")
-        if kind != "calibration_error":
-            continue
-        observation, candidate, decision = rest
-        contrast = row["action"], row["baseline"]
-        mae, rmse = (errors.get((*contrast, f"calibration_{error}:{observation}")) for error in ("mae", "rmse"))
-        verdict = PublishedVerdict(_CANDIDATES[candidate], decision, _error(row), mae, rmse)
-        verdicts[*contrast, _OBSERVATIONS[observation]] = verdict
-    return verdicts
-
-
-def _error(row: ViewRow) -> Published:
-    low, high = (None if row[end] is None else row[end] * _POINT for end in ("low", "high"))
-    return Published(row["value"] * _POINT, low, high)
+    errors: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    decided = {}
+    for row in rows:
+        if row["quantity"].startswith("calibration_"):
+            kind, observation, *verdict = row["quantity"].removeprefix("calibration_").split(":")
+            place = row["action"], row["baseline"], _OBSERVATIONS[observation]
+            errors[place][kind] = row["value"] * _POINT
+            if kind == "error":
+                decided[place] = verdict
+    return {
+        place: PublishedVerdict(_CANDIDATES[candidate], decision, errors[place])
+        for place, (candidate, decision) in decided.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
     for place, row in enumerate(rows):
         _error(axes, row, place, margin)
         if (printed := _printed(row, published)) is not None:
-            axes.plot([100 * printed.error.value], [place], marker="D", markersize=7, markerfacecolor="none",
+            axes.plot([100 * printed.errors["error"]], [place], marker="D", markersize=7, markerfacecolor="none",
                       markeredgecolor=INK, markeredgewidth=1.1, zorder=4)  # fmt: skip
     labels = [
         f" {row['action'] + ' · ' if several else ''}{observation_label(row['observation'], windows)} · "
@@ -150,8 +150,7 @@ def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> 
     printed = _printed(row, published)
     beside: dict[str, str] = {}
     if printed is not None:
-        numbers = {"error": printed.error.value, "mae": printed.mae, "rmse": printed.rmse}
-        beside = {name: f"published {_points(value, 2)}" for name, value in numbers.items() if value is not None}
+        beside = {name: f"published {_points(value, 2)}" for name, value in printed.errors.items()}
         beside["decision"] = f"published {printed.decision}"
     bounds = ""
     if row["low"] is not None and row["high"] is not None:
@@ -161,9 +160,8 @@ def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> 
         bounds = f"[{_points(row['low'], decimals)}, {_points(row['high'], decimals)}]"
     texts = {name: _points(row[name], places[name]) for name in ("error", "mae", "rmse")}
     texts["decision"] = row["decision"] or MISSING
-    under = {"error": bounds}
     return [
-        Cell(texts[name], under.get(name, ""), published=beside.get(name, ""))
+        Cell(texts[name], bounds if name == "error" else "", published=beside.get(name, ""))
         for name in ("error", "decision", "mae", "rmse")
     ]
 
