@@ -179,7 +179,7 @@ def fitting_copies(case: Case) -> int:
     return min(case.replicates, int(room / (shape.entry_bytes * (entries + growing))))
 
 
-APART = SharingOptions(share_equal_histories=False, share_until_divergence=False)
+APART = SharingOptions(share_streams=False)
 PARTS: dict[str, Callable[[Case], MeasuredRun]] = {"shared": run_shared, "copies": run_copies}
 PHASES: dict[str, Callable[[Case], MeasuredRun]] = {
     "before divergence": partial(run_shared, control=True),

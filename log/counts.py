@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ _OF_SCORES = (*_DOCUMENT, "action", "action_revision")
 _KIND = ("action", "action_revision", "estimator")
 _OF_UNITS = (*_DOCUMENT, *_KIND, "replicates", "weights_sha256")
 _OF_PLACE = ("study", "model", "split", "stratum", *_ANSWERS, "answered")
+
+
+_Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
 class Answers(NamedTuple):
@@ -84,18 +87,12 @@ class Counts(NamedTuple):
 
     def of_study(self, study: str, model: str) -> Counts:
         """Return the counts of one study and model."""
-        return Counts(
-            *(
-                Counter(
-                    {
-                        of: n
-                        for of, n in part.items()
-                        if (of[0] if isinstance(of[0], Place) else of)[:2] == (study, model)
-                    }
-                )
-                for part in self
-            )
-        )
+
+        def of(part: Counter[_Key]) -> Counter[_Key]:
+            places = ((key, key[0] if isinstance(key[0], Place) else key) for key in part)
+            return Counter({key: part[key] for key, place in places if place[:2] == (study, model)})
+
+        return Counts(of(self.documents), of(self.generated), of(self.units), of(self.current), of(self.scores))
 
 
 def stored_counts(
