@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,14 +50,6 @@ _AHEAD = 2  # groups for each worker, so that the next group is there when a wor
 _COUNT_SECONDS = 2.0  # from one count of the workers to the next
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """A group, and the addresses of the workers that failed at its documents."""
-
-    group: Group
-    failed: frozenset[str] = frozenset()
-
-
 class HandingOut:
     """Hands groups to a cluster's workers that declare the ``resources``.
 
@@ -71,7 +63,7 @@ class HandingOut:
         self.cluster, self._groups, self._resources = cluster, groups, dict(resources)
         self._generate = partial(generate_group, assignment=assignment)
         self._done = as_completed(loop=cluster.client.loop)
-        self._under_way = dict[str, tuple[Future, _Attempt]]()  # by the task's key
+        self._under_way = dict[str, tuple[Future, Group]]()  # by the task's key
         self._workers, self._counted = 1, 0.0
         self._failed = list[KvdriftError]()
         self._in_a_row = 0
@@ -86,17 +78,17 @@ class HandingOut:
         try:
             while self._hand_out():
                 task = next(self._done)
-                _, attempt = self._under_way.pop(task.key)
+                _, group = self._under_way.pop(task.key)
                 done = self._result(task)
                 if isinstance(done, Stored):
                     self._in_a_row = 0
                     self._groups.generated(len(done.documents), done.seconds, done.commit_seconds)
-                    self._groups.give_back([item for item in attempt.group.part if item[0].doc not in done.documents])
+                    self._groups.give_back([item for item in group.part if item[0].doc not in done.documents])
                     yield done
                 elif isinstance(done, Failure):
-                    self._fail(attempt, done)
+                    self._fail(group, done)
                 else:  # the worker has declined
-                    self._submit(attempt)
+                    self._submit(group)
         finally:
             self.cluster.cancel([task for task, _ in self._under_way.values()])
         if self._failed:
@@ -106,7 +98,7 @@ class HandingOut:
         """Submit groups until there are ``_AHEAD`` for each worker; return whether any group is under way."""
         lacking = _AHEAD * self._count_workers() - len(self._under_way)
         for group in self._groups.take(max(lacking, 0), self._workers):
-            self._submit(_Attempt(group))
+            self._submit(group)
         return bool(self._under_way)
 
     def _count_workers(self) -> int:
@@ -114,18 +106,18 @@ class HandingOut:
             self._workers, self._counted = max(1, len(self.cluster.workers(self._resources))), now
         return self._workers
 
-    def _submit(self, attempt: _Attempt) -> None:
+    def _submit(self, group: Group) -> None:
         """Give a group to a worker that has not failed at it, or to any worker if all have failed at it.
 
         If that worker is busy, Dask may move the group to an idle worker that failed at it; the idle one declines.
         """
         limits: dict[str, Any] = {"resources": self._resources} if self._resources else {}
-        if attempt.failed:
-            others = [address for address in self.cluster.workers(self._resources) if address not in attempt.failed]
-            if others:
-                limits |= {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True}
-        task = self.cluster.client.submit(self._generate, attempt.group, pure=False, retries=_RETRIES, **limits)
-        self._under_way[task.key] = task, attempt
+        others = set(self.cluster.workers(self._resources)) - group.failed if group.failed else set()
+        if others:
+            limits |= {"workers": [*others], "allow_other_workers": True}
+        sent = group if others else group._replace(failed=frozenset())
+        task = self.cluster.client.submit(self._generate, sent, pure=False, retries=_RETRIES, **limits)
+        self._under_way[task.key] = task, group
         self._done.add(task)
 
     def _result(self, task: Future) -> Stored | Failure | None:
@@ -140,13 +132,13 @@ class HandingOut:
             raise done
         return done
 
-    def _fail(self, attempt: _Attempt, failure: Failure) -> None:
+    def _fail(self, group: Group, failure: Failure) -> None:
         """Submit each document of a group that failed as a group of its own; give up a document that failed before."""
         error, worker = failure.error, failure.worker
-        if len(attempt.group.part) > 1 or (worker is not None and not attempt.failed):
+        if len(group.part) > 1 or (worker is not None and not group.failed):
             failed = frozenset() if worker is None else frozenset({worker})
-            for document in attempt.group.part:
-                self._submit(_Attempt(attempt.group._replace(part=[document]), failed))
+            for document in group.part:
+                self._submit(group._replace(part=[document], failed=failed))
         else:
             self._failed.append(error)
             self._in_a_row += 1

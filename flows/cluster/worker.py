@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -60,10 +60,14 @@ LOCAL, REMOTE = Pace(2.0, 10.0), Pace(10.0, 4.0)
 
 
 class Group(NamedTuple):
-    """The documents of one task, and the seconds after which the worker begins no further document of the task."""
+    """The documents of one task, and the seconds after which the worker begins no further document of the task.
+
+    The workers at the addresses ``failed`` failed with the documents before, and decline them.
+    """
 
     part: NamedPart
     seconds: float
+    failed: frozenset[str] = frozenset()
 
 
 class Groups:
@@ -157,13 +161,10 @@ class Kept:
 KEPT = Kept()
 
 
-def generate_group(
-    group: Group, assignment: Assignment, declined_by: Collection[str] = ()
-) -> Stored | Failure | InputError | None:
+def generate_group(group: Group, assignment: Assignment) -> Stored | Failure | InputError | None:
     """Generate documents until the group's seconds are over, and store their units by one commit; runs on a worker.
 
-    A worker ends if its GPU fails for good: Dask gives the documents to another worker, and replaces the worker. The
-    workers in ``declined_by`` failed with the documents before, and decline them.
+    A worker ends if its GPU fails for good: Dask gives the documents to another worker, and replaces the worker.
 
     Returns:
         What was stored; a failure; the user's mistake, if this worker cannot generate for the study; or None, after a
@@ -171,7 +172,7 @@ def generate_group(
         that raises, even on this worker.
     """
     address = get_worker().address
-    if address in declined_by:
+    if address in group.failed:
         time.sleep(_DECLINED_SECONDS)
         return None
     name, fits = worker_name(address), False
