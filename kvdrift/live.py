@@ -144,15 +144,10 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
     """Derive new events and rewrite the pages of a store's unfinished studies, until all studies are finished.
 
     A page is rewritten when more of its study is derived. The preliminary page is not the report, which is made at the
-    study's end in another folder; from then on the preliminary page links to the report. Ctrl-C ends this quietly.
+    study's end in another folder; from then on the preliminary page links to the report.
     ``output`` is the folder of the page, or the parent of the pages' folders if there are several; by default a page is
     in the folder ``live`` of its report's folder.
     """
-    with suppress(KeyboardInterrupt):
-        _write_until_finished(location, output, study, interval)
-
-
-def _write_until_finished(location: str, output: Path | None, study: str | None, interval: float) -> None:
     from kvdrift.flows.pages.live import LiveStore, end_preliminary, write_preliminary
     from kvdrift.flows.pages.reports import page_folder
     from kvdrift.generator.transformer.files.tokenizer import token_reader
@@ -175,21 +170,18 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
                 f"no study '{study}' in {location}; {nearest(str(study), {known.study for known in all_snapshots})}"
             )
         for snapshot in snapshots:
-            if (
-                snapshot.derived
-                and shown.get((snapshot.study, snapshot.model)) != snapshot.derived
-                and not snapshot.finished
-            ):
-                study_key = (snapshot.study, snapshot.model)
-                shown[study_key] = snapshot.derived
-                if study_key not in readers:
-                    readers[study_key] = token_reader(snapshot.model, revision=model_revisions(store).get(study_key))
-                folder = live_folder(store, snapshot, output, pages)
-                page = write_preliminary(
-                    store, *study_key, folder, _progress_sentence(snapshot), token_text=readers[study_key]
-                )
-                typer.echo(f"preliminary: {page} ({progress_text(snapshot)})")
-        if snapshots and all(snapshot.finished for snapshot in snapshots):
+            study_key = (snapshot.study, snapshot.model)
+            if snapshot.finished or snapshot.derived in {0, shown.get(study_key)}:
+                continue
+            shown[study_key] = snapshot.derived
+            if study_key not in readers:
+                readers[study_key] = token_reader(snapshot.model, revision=model_revisions(store).get(study_key))
+            folder = live_folder(store, snapshot, output, pages)
+            at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            sentence = f"The study is still running: {progress_text(snapshot)}, at {at}."
+            page = write_preliminary(store, *study_key, folder, sentence, token_text=readers[study_key])
+            typer.echo(f"preliminary: {page} ({progress_text(snapshot)})")
+        if _is_finished(snapshots):
             for snapshot in snapshots:
                 report = page_folder(store, snapshot.study, snapshot.model, pages) / "index.html"
                 end_preliminary(live_folder(store, snapshot, output, pages), snapshot.study, report, location)
@@ -207,7 +199,3 @@ def live_folder(store: Store, snapshot: StudySnapshot, output: Path | None, page
 
     folder = page_folder(store, snapshot.study, snapshot.model, pages, output)
     return folder if output is not None else folder / _FOLDER
-
-
-def _progress_sentence(snapshot: StudySnapshot) -> str:
-    return f"The study is still running: {progress_text(snapshot)}, at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -93,7 +94,8 @@ def report(
             )
         from kvdrift.live import write_live_pages
 
-        write_live_pages(stores[0], output, study, interval)
+        with suppress(KeyboardInterrupt):
+            write_live_pages(stores[0], output, study, interval)
         return
     from kvdrift.console import ConsoleProgress
     from kvdrift.report.page import VERDICT
