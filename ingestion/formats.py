@@ -124,42 +124,32 @@ class _Parquet(LogReader):
                     )
 
 
-class _IpcFile(LogReader):
+class _Ipc(LogReader):
+    """An Arrow IPC file, which is mapped into memory, or a stream, of which only the compressed shows its end."""
+
     kind = "an Arrow IPC file"
 
-    def __init__(self, file: Place) -> None:
+    def __init__(self, file: Place, *, stream: bool = False) -> None:
         super().__init__(file)
+        self._stream = stream
+        if stream:
+            self.kind, self.ends = "an Arrow IPC stream", file.compression is not None
         with self.reading():
-            with file.open(mapped=True) as source:
-                self.schema = pa.ipc.open_file(source).schema
+            with file.open(mapped=not stream) as source:
+                self.schema = self._reader(source).schema
             self.rows = sum(batch.num_rows for batch in self.batches(self.schema.names[-1:]))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with self.file.open(mapped=True) as source:
-            reader = pa.ipc.open_file(source, options=_only(columns, self.schema))
-            for batch in map(reader.get_batch, range(reader.num_record_batches)):
+        options = pa.ipc.IpcReadOptions(included_fields=[self.schema.names.index(name) for name in columns])
+        with self.file.open(mapped=not self._stream) as source:
+            reader = self._reader(source, options)
+            for batch in reader if self._stream else map(reader.get_batch, range(reader.num_record_batches)):
                 yield _checked(batch, self.file)
 
-
-class _IpcStream(LogReader):
-    kind = "an Arrow IPC stream"
-
-    def __init__(self, file: Place) -> None:
-        super().__init__(file)
-        self.ends = file.compression is not None
-        with self.reading():
-            with file.open() as source:
-                self.schema = pa.ipc.open_stream(_bounded(source)).schema
-            self.rows = sum(batch.num_rows for batch in self.batches(self.schema.names[-1:]))
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with self.file.open() as source:
-            for batch in pa.ipc.open_stream(_bounded(source), options=_only(columns, self.schema)):
-                yield _checked(batch, self.file)
-
-
-def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
-    return pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns])
+    def _reader(self, source: pa.NativeFile, options: pa.ipc.IpcReadOptions | None = None) -> Any:
+        if self._stream:
+            return pa.ipc.open_stream(pa.PythonFile(_Bounded(source), mode="r"), options=options)
+        return pa.ipc.open_file(source, options=options)
 
 
 def _checked(batch: pa.RecordBatch, file: Place) -> pa.RecordBatch:
@@ -187,10 +177,6 @@ class _Bounded(io.RawIOBase):
             raise ValueError(f"a batch of {size:,} bytes, must be {MOST_BYTES:,} at most")
         data: bytes = self._source.read(size)
         return data
-
-
-def _bounded(source: pa.NativeFile) -> pa.PythonFile:
-    return pa.PythonFile(_Bounded(source), mode="r")
 
 
 class _Text(LogReader):
@@ -376,7 +362,7 @@ def _log_of(file: Place, head: bytes) -> LogReader | None:
             raise InputError(f"{file.location}: {binary.kind} within {file.compression}, must be decompressed")
         return binary(file)
     if head.startswith(_STREAM):
-        return _IpcStream(file)
+        return _Ipc(file, stream=True)
     first = next((line for line in head.removeprefix(codecs.BOM_UTF8).splitlines() if line.strip()), b"")
     if first.lstrip().startswith((b"{", b"[")):
         return _json_log(file, first, head)
@@ -398,5 +384,5 @@ def _json_log(file: Place, first: bytes, head: bytes) -> LogReader | None:
     return _JsonLines(file, record)
 
 
-_BINARY: Final[dict[bytes, type[_Parquet | _IpcFile]]] = {b"PAR1": _Parquet, b"ARROW1": _IpcFile}
+_BINARY: Final[dict[bytes, type[_Parquet | _Ipc]]] = {b"PAR1": _Parquet, b"ARROW1": _Ipc}
 _STREAM: Final = b"\xff\xff\xff\xff"  # begins each message
