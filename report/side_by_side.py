@@ -133,17 +133,12 @@ class Place:
     def record(self) -> dict[str, Any]:
         """Return the action's line in the leaderboard's CSV file, by column."""
         risk, content = self.estimate("mismatch"), self.entry.content
-        numbers = {name: self.estimate(name) for name in _RANKED}
+        numbers = {column: value for name in _RANKED for column, value in self.estimate(name).as_columns().items()}
         return {
             "store": self.entry.location, "study": self.entry.study, "model": self.entry.model, "action": self.action,
             "does": content.facts.described(self.action),
             "split": content.split, "horizon": content.windows.horizon, "documents": risk.documents,
-            "cache_share": self.share, "prompt_cache_bytes": self.bytes,
-            **{
-                f"{name}{end}": value
-                for name, row in numbers.items()
-                for end, value in (("", row.estimate), ("_low", row.low), ("_high", row.high))
-            },
+            "cache_share": self.share, "prompt_cache_bytes": self.bytes, **numbers,
             "level": risk.level, "status": risk.status,
         }  # fmt: skip
 

@@ -153,6 +153,10 @@ class Estimate:
         """Return all fields by name, for a CSV file."""
         return {name: getattr(self, name) for name in ESTIMATE_COLUMNS}  # asdict would take 20 times as long
 
+    def as_columns(self) -> ViewRow:
+        """Return the estimate and its ends under the quantity's name, for a file with a line for each action."""
+        return {self.quantity: self.estimate, f"{self.quantity}_low": self.low, f"{self.quantity}_high": self.high}
+
 
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
 _STORED = tuple(name for name in ESTIMATE_COLUMNS if not name.startswith("published"))

@@ -23,6 +23,9 @@ from kvdrift.report.sections.section import Section
 from kvdrift.report.sections.verdict import ActionVerdict, Says, action_verdicts
 from kvdrift.schema.study import POOLED
 
+_SHOWN = ("mismatch", "divergence_probability", "mean_entry", "exposure", "exposure_written")
+_SCORED = ("accuracy", "lost_share")
+
 
 def section(content: PageContent) -> Section:
     """Make the section: the ranked table."""
@@ -35,9 +38,7 @@ def ranked_table(content: PageContent, choice: Choice, verdicts: list[ActionVerd
     """Make the table of actions, least R first, full cache last: bytes, R, time of divergence, answers, verdict."""
     order = [*choice.candidates, *content.facts.noise_floors]
     known = {verdict.action: verdict for verdict in verdicts if verdict.action in order}
-    shown = ["mismatch", "divergence_probability", "mean_entry", "exposure", "exposure_written"]
-    if content.estimates.known("accuracy"):
-        shown += ["accuracy", "lost_share"]
+    shown = _SHOWN + _SCORED if content.estimates.known("accuracy") else _SHOWN
     columns: list[EstimateColumn | CellColumn] = [_places(choice)]
     if not content.facts.finite:
         columns.append(_prompt_cache(content, order))
@@ -161,18 +162,7 @@ def _record(content: PageContent, choice: Choice, verdict: ActionVerdict) -> dic
         "weight_bytes": held.weight_bytes if held else None,
         "fixed_bytes": held.fixed_bytes if held else None,
     }  # fmt: skip
-    for quantity in (
-        "mismatch",
-        "divergence_probability",
-        "mean_entry",
-        "exposure",
-        "exposure_written",
-        "accuracy",
-        "lost_share",
-    ):
-        row = content.estimates.get(quantity, action)
-        record |= {quantity: row.estimate, f"{quantity}_low": row.low, f"{quantity}_high": row.high}
+    for quantity in _SHOWN + _SCORED:
+        record |= content.estimates.get(quantity, action).as_columns()
     risk = content.estimates.get("mismatch", action)
-    return record | {
-        "level": risk.level, "status": risk.status, "verdict": str(verdict.badge),
-    }  # fmt: skip
+    return record | {"level": risk.level, "status": risk.status, "verdict": str(verdict.badge)}
