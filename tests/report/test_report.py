@@ -28,9 +28,9 @@ from fixtures.report_views import (
     build,
     check,
     check_latex,
+    check_printed,
     content_of,
     contrast_numbers,
-    ends,
     estimate_rows,
     make_scalar_views,
     make_views,
@@ -38,7 +38,6 @@ from fixtures.report_views import (
     pair,
     records,
     these_alone,
-    unit_of_ends,
 )
 
 from kvdrift.flows.pages.reports import write_report
@@ -62,7 +61,6 @@ from kvdrift.schema.tables import TABLES
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import view_texts
 from kvdrift.sql.contracts import contract
-from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.registry import Scale
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
@@ -103,23 +101,7 @@ def test_same_input_gives_same_bytes(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", ["decomposition", "gap", "eos_contrasts", "saturation"])
 def test_printed_numbers_are_the_estimates(three: tuple[Path, str], table: str) -> None:
     folder, html = three
-    rows, lines = check(html).tables[f"table-{table}"], records(folder, table)
-    stored = {
-        (row["action"], row["quantity"], row["baseline"]): row
-        for row in make_views(THREE).views["estimates"]
-        if row["stratum"] == "pooled" and row["x"] is None
-    }
-    cells = [cell for row in rows[1:] for cell in row[1:]]
-    assert len(cells) == len(lines) > 0
-    for cell, record in zip(cells, lines, strict=True):
-        row = stored[record["action"], record["quantity"], record["baseline"] or None]
-        assert float(record["estimate"]) == row["estimate"]
-        factor = QUANTITIES[record["quantity"]].scale.factor
-        shown, bounds = cell.split(" ", 1)
-        assert number(shown) == pytest.approx(factor * row["estimate"], abs=0.0501)
-        printed, half = (factor * row["low"], factor * row["high"]), 0.501 * unit_of_ends(bounds)
-        assert ends(bounds) == pytest.approx(printed, abs=half)
-        assert ("†" in shown) == (row["family"] is not None)
+    check_printed(check(html).tables[f"table-{table}"], records(folder, table))
 
 
 def test_differences_to_the_baseline_are_the_estimates() -> None:
