@@ -90,7 +90,7 @@ def plan_memory(
     prompt = sum(whole) + sum(side.evictable_bytes * sum(budgets) for side, budgets, _ in sides)
     prompt += prompt // 2 * packed
     step = entries, horizon, estimator, scored
-    replicate = sum(side.replicate_bytes(len(budgets), *step) for side, budgets, _ in sides)
+    replicate = sum(side.decoding_bytes([1] * len(budgets), *step) for side, budgets, _ in sides)
     most = max(max(counts, default=1) for *_, counts in sides)
     at_once = min(most, replicates_within(available_bytes - prompt, replicate))
     decoding = sum(

@@ -136,13 +136,6 @@ class ModelShape:
         """Return the bytes of a stream's float32 scores in all layers, plus those of one layer's attention weights."""
         return 4 * entries * (self.versions * self.layers * self.kv_heads + 3 * self.heads)
 
-    def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
-        """Return the most bytes that decoding one replicate of each of ``actions`` actions takes besides the prompt.
-
-        The other arguments are those of ``decoding_bytes``.
-        """
-        return self.decoding_bytes([1] * actions, entries, horizon, estimator, scored)
-
     def decoding_bytes(
         self, pairs: Sequence[int], entries: int, horizon: int, estimator: str, scored: int = 0, *,
         reference: bool = True, tried: bool = False,

@@ -141,7 +141,7 @@ class PreparedPrompt:
         """Return how many bytes decoding one replicate of each action takes."""
         rules = [cache.start.rule for cache in self._caches]
         scored = max((rule.scores for rule in rules if rule is not None), default=0)
-        return self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator, scored)
+        return self._model.shape.decoding_bytes([1] * actions, self._prompt.entries, self._horizon, estimator, scored)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """Return the columns of ``units`` about cache ``number``, counted from 1.

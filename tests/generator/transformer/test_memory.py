@@ -110,7 +110,7 @@ def test_few_controls_take_few_streams() -> None:
     assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN) == 196 * own + 66 * distributions
     tried = shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True)
     assert tried == 256 * own + 66 * distributions + 2560 * entry // 8
-    assert shape.replicate_bytes(3, 1000, 32, SWRB) == 9 * own + 6 * 32 * entry + 3 * distributions
+    assert shape.decoding_bytes([1] * 3, 1000, 32, SWRB) == 9 * own + 6 * 32 * entry + 3 * distributions
 
 
 def test_steps_that_can_be_taken_back_have_states_and_scores_twice() -> None:
@@ -148,7 +148,7 @@ def test_partial_results_and_prefill_go_by_chunks() -> None:
 def test_generation_asks_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for two replicates of two actions, five replicates take three goes; a control beside them one more."""
     model, horizon = random_model("llama"), 6
-    room = int(2.5 * model.shape.replicate_bytes(2, 150, horizon, PLAIN) / 0.9)
+    room = int(2.5 * model.shape.decoding_bytes([1, 1], 150, horizon, PLAIN) / 0.9)
     monkeypatch.setattr(
         "kvdrift.generator.transformer.prompts.document.available_bytes", lambda device: {"cpu": room}[device]
     )
