@@ -151,7 +151,7 @@ class Connection:
         losses = self._losses
         answer = self._answered(path, body, waits=waits)
         if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            self._check_alive(losses)  # a server whose engine has died answers 500, and ends
+            self.check_alive(losses)  # a server whose engine has died answers 500, and ends
             raise OperationError(f"{self.url}{path}: answered {answer.status_code}: {answer.text[:_WORDS]}")
         if answer.is_error:
             raise InputError(f"{self.url}{path}: refused with {answer.status_code}: {answer.text[:_WORDS]}")
@@ -173,16 +173,14 @@ class Connection:
             return {}
         return content if isinstance(content, dict) else {}
 
-    def check_alive(self) -> None:
-        """Wait for a server that is gone.
+    def check_alive(self, losses: int | None = None) -> None:
+        """Wait for a server that is gone; ``losses`` is how often it had been when a request was sent.
 
         Raises:
             LostServerError: The server was gone, and is back.
             OperationError: The server stays away.
         """
-        self._check_alive(self._losses)
-
-    def _check_alive(self, losses: int) -> None:
+        losses = self._losses if losses is None else losses
         if why := self._gone():
             self._wait(losses, why)
             raise LostServerError

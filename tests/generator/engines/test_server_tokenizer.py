@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,11 +67,8 @@ def test_a_system_message_goes_where_the_server_puts_it(pair: tuple[ServerTokeni
 
 
 @pytest.mark.parametrize("keys", [
-    {"tokenizer": "OWNER/NAME"}, {"settings": {"api": "vllm", "vocabulary": 8}},
+    {"tokenizer": "OWNER/NAME"}, {"settings": {"api": "vllm", "vocabulary": 8}}, {"engine": None, "url": None},
 ])  # fmt: skip
 def test_another_tokenizer_is_not_the_servers(keys: dict[str, Any]) -> None:
-    assert server_tokenizer(ModelSection(engine="http", id="mine", url="http://127.0.0.1:9", **keys)) is None
-
-
-def test_a_model_without_a_server_has_none(tmp_path: Path) -> None:
-    assert server_tokenizer(ModelSection(id=str(tmp_path))) is None
+    given = {"engine": "http", "id": "mine", "url": "http://127.0.0.1:9"} | keys
+    assert server_tokenizer(ModelSection(**given)) is None
