@@ -262,7 +262,6 @@ class RemoteGenerator:
         self._weights: str | None = None
         self._gpus: GpuKinds | None = None  # of the study's units
         self._told_gpu = False
-        self._tokenizer: tuple[str | None] | None = None
         self._losses = 0  # in a row
         self._call: Call | None = None  # the request under way
 
@@ -297,7 +296,7 @@ class RemoteGenerator:
             if required:
                 raise
         ends = None if self._identity is None else self._ends_of(study, self._identity)
-        return lambda action: ModelIdentity(self._weights, self._tokenizer_of(study), ends).of(action.parts)
+        return lambda action: ModelIdentity(self._weights, _tokenizer(study), ends).of(action.parts)
 
     def generate(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Generate the pending units of documents, and yield each document's units as they arrive.
@@ -334,7 +333,7 @@ class RemoteGenerator:
         try:
             served = self._asked()
             ends = self._ends_of(study, served)
-            request = GenerationRequest.of(study, served, document, units, self._tokenizer_of(study), ends)
+            request = GenerationRequest.of(study, served, document, units, _tokenizer(study), ends)
             call.sign_of_life()
             call.outcome.set_result(self._address.generate(request, call))
         except Exception as error:  # noqa: BLE001 - raised again where the outcome is waited for
@@ -419,12 +418,6 @@ class RemoteGenerator:
             self._told_gpu = True
             self._say(f"{line}, and each unit records its GPU model")
 
-    def _tokenizer_of(self, study: Study) -> str | None:
-        """Return the SHA-256 of this machine's tokenizer, with which the prompts are made; None without one."""
-        if self._tokenizer is None:
-            self._tokenizer = (tokenizer_sha256(model_location(study.model), study.model.revision),)
-        return self._tokenizer[0]
-
     def _ends_of(self, study: Study, served: Identity) -> tuple[int, ...]:
         """Return the tokens that end the study's texts: the endpoint's, and those of this machine's chat template."""
         named = [(token, self._where) for token in served.eos_tokens]
@@ -437,6 +430,11 @@ def requests(pending: Units, horizon: int) -> list[Units]:
         return [pending]
     samplings = dict.fromkeys(item.of for item in pending)
     return [[item for item in pending if item.of == of] for of in samplings]
+
+
+def _tokenizer(study: Study) -> str | None:
+    """Return the SHA-256 of this machine's tokenizer, with which the prompts are made; None without one."""
+    return tokenizer_sha256(model_location(study.model), study.model.revision)
 
 
 def _toml(value: str | None) -> str:
