@@ -204,12 +204,10 @@ class TableLog:
         return faults
 
     def _fault(self, version: int) -> str | None:
-        """Return the fault of a version's file; None if it has none."""
         path = self.file(version)
         return _fault_of(path.read_bytes(), first=version == 0) if path.is_file() else "is missing"
 
     def _files(self) -> list[Path]:
-        """Return the paths of all versions that have a file, the oldest first."""
         return sorted(path for path in self.folder.glob("*.json") if path.stem.isdecimal())
 
     def _versions(self) -> tuple[set[int], dict[int, Path]]:

@@ -296,7 +296,6 @@ class TableVersions(DataFiles):
         return loaded
 
     def _without(self, table: str) -> str:
-        """Return the error line about a location that lacks a table."""
         if self._local and not Path(self.location).exists():
             return f"{self.location} is not a kvdrift store: there is no such folder"
         return f"{self.location} is not a kvdrift store: it has no '{table}' table"

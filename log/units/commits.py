@@ -120,7 +120,6 @@ def _made_from_events(folder: DeltaFolder, events: Snapshot, numbers: Collection
 
 
 def _numbered(numbers: Collection[int]) -> pc.Expression:
-    """Return the condition that a row belongs to one of the numbered units."""
     return pc.field("unit").isin(pa.array(numbers, pa.int64()))
 
 
@@ -393,7 +392,6 @@ class UnitCommits:
 
 
 def _hashes(rows: pa.Table) -> Hashes:
-    """Return a hash of each row's combination of values."""
     return row_hashes(rows.columns)
 
 

@@ -299,7 +299,6 @@ def withdraw_units(folder: DeltaFolder, rows: UnitRows, table: str, numbers: Col
 
 
 def _other(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
-    """Return the rows of other units than ``numbers``."""
     gone = pc.is_in(rows["unit"].fill_null(_NO_UNIT), pa.array(sorted(numbers), pa.int64()))
     return rows.filter(pc.invert(gone))
 
@@ -369,7 +368,6 @@ class RowsOfUnits:
         return pa.concat_tables(parts)
 
     def _with_documents(self, files: Sequence[StoredFile], docs: Collection[str]) -> list[StoredFile]:
-        """Return the files that may have rows of some documents."""
         if not docs:
             return []
         paths = set(self._folder.files_with(self._table, "doc", sorted(docs), [file.path for file in files]))

@@ -183,7 +183,6 @@ def _check_finite(name: str, value: Any, record: Mapping[str, Any]) -> None:
 
 
 def _value(field: pa.Field, value: Any) -> Any:
-    """Return a value in the type of its column."""
     try:
         return pa.scalar(value, type=field.type).as_py()
     except (pa.ArrowException, OverflowError, TypeError, ValueError):

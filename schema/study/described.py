@@ -34,7 +34,6 @@ def described_action(row: Mapping[str, Any]) -> str:
 
 
 def _compressed(row: Mapping[str, Any]) -> str:
-    """Return in words what the action does to the cache."""
     codec = _named(row.get("codec"), row.get("codec_parameters"))
     if policy := row.get("policy"):
         rule = _named(policy, row.get("policy_parameters"))

@@ -134,7 +134,6 @@ class Study(Section):
         self.plan.check_stopping()
 
     def _check_events(self) -> None:
-        """Check that the events of a document and action fit into memory."""
         pairs = {"development_replicates": self.plan.development_replicates}
         if self.plan.replicates == "auto":
             pairs["replicates_between"] = max(self.plan.replicates_between)

@@ -92,7 +92,7 @@ def guard_no_study(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnitCommits, "check_conditions", lambda *given: check(*given) and [])
 
 
-@pytest.mark.by_default("compare_at_the_start")
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [compare_at_the_start, guard_no_group, guard_no_study])
 def test_a_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], begun: Path, monkeypatch: pytest.MonkeyPatch
