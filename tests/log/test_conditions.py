@@ -130,48 +130,44 @@ def once_before_a_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], int]
     return begun
 
 
-def test_two_writers_cannot_begin_a_study_at_once(stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second commits while the first is between its look at the store and its commit."""
+@pytest.mark.parametrize(
+    ("docs", "between", "unit", "message"),
+    [
+        ((), with_horizon(make_unit("d2"), 4), make_unit("d3"), "horizon is 8 .* 4"),  # both begin the study
+        (("d0", "d1"), make_unit("d2", weights_sha256="b"), make_unit("d3", weights_sha256="a"), "weights_sha256 is"),
+        (("d0", "d1"), make_unit("d2", seed=3), make_unit("d3", seed=4), "seed is 4 .* 3"),
+    ],
+)
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_condition_that_a_study_did_not_have_concerns_every_writer(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch,
+    docs: tuple[str, ...], between: Unit, unit: Unit, message: str, *, merged: bool,
+) -> None:  # fmt: skip
+    """The second states it while the first is between its look at the store and its commit, and may merge files."""
     first, second = stores
-    begun = once_before_a_commit(monkeypatch, lambda: second.append_units([with_horizon(make_unit("d1"), 4)]))
-    with pytest.raises(UnlikeUnitsError, match="horizon"):
-        first.append_units([make_unit("d0")])
+    for writer, doc in zip(stores, docs, strict=False):
+        writer.append_units([make_unit(doc)])
+
+    def meanwhile() -> int:
+        added = second.append_units([between])
+        if merged:
+            second.compact("events")
+        return added
+
+    begun = once_before_a_commit(monkeypatch, meanwhile)
+    with pytest.raises(UnlikeUnitsError, match=message):
+        first.append_units([unit])
     assert begun == [1]
-    assert first.units()["horizon"].to_pylist() == [4]
+    assert len(first.units()) == len(docs) + 1
 
 
-def test_a_value_that_a_study_did_not_have_concerns_every_writer(
-    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The study has begun without a seed, as other generators do, and two writers say one."""
+def test_a_seed_that_a_study_had_not_is_its_seed_from_then_on(stores: tuple[Store, Store]) -> None:
+    """The study has begun without a seed, as other generators do."""
     first, second = stores
     assert first.append_units([make_unit("d0")]) + second.append_units([make_unit("d1")]) == 2
     assert first.append_units([make_unit("d2", seed=3)]) == 1
     with pytest.raises(UnlikeUnitsError, match=r"seed is 4 .* 3"):
         second.append_units([make_unit("d3", seed=4)])
-
-    begun = once_before_a_commit(monkeypatch, lambda: second.append_units([make_unit("d5", weights_sha256="b")]))
-    with pytest.raises(UnlikeUnitsError, match="weights_sha256 is"):
-        first.append_units([make_unit("d4", weights_sha256="a")])
-    assert begun == [1]
-
-
-def test_a_seed_of_units_whose_file_was_merged_concerns_every_writer(
-    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer whose rows of ``units`` are older than a merged file of events finds the seed in newer rows."""
-    first, second = stores
-    assert first.append_units([make_unit("d0")]) + second.append_units([make_unit("d1")]) == 2
-
-    def append_and_merge() -> int:
-        added = second.append_units([make_unit("d2", seed=3)])
-        second.compact("events")
-        return added
-
-    begun = once_before_a_commit(monkeypatch, append_and_merge)
-    with pytest.raises(UnlikeUnitsError, match=r"seed is 4 .* 3"):
-        first.append_units([make_unit("d3", seed=4)])
-    assert begun == [1]
 
 
 def without_divergences(unit: Unit) -> Unit:
