@@ -7,7 +7,8 @@ Everything is validated here, once, so that later modules only compute.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError
 from kvdrift.schema.moments import ANSWER_MOMENTS, BIN_MOMENTS, KL_BINS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
@@ -42,10 +43,9 @@ class MeasuredDocuments:
         object.__setattr__(self, "actions", tuple(self.actions))
         if not len(self.documents) or not self.actions:
             raise InputError("moments without documents or without actions: nothing to estimate")
-        if (repeated := _first_repeated(self.documents.tolist())) is not None:
-            raise InputError(f"document '{repeated}' is given twice")
-        if (repeated := _first_repeated(self.actions)) is not None:
-            raise InputError(f"action '{repeated}' is given twice")
+        for kind, names in (("document", self.documents.tolist()), ("action", list(self.actions))):
+            if repeated := [name for name, count in Counter(names).items() if count > 1]:
+                raise InputError(f"{kind} '{repeated[0]}' is given twice")
         if POOLED in self.strata:
             raise InputError(f"a stratum cannot be named '{POOLED}': rows that pool the strata carry that name")
 
@@ -167,15 +167,6 @@ class ReplicateMoments(MeasuredDocuments):
         return DocumentMoments(self.documents, self.strata, self.clusters, self.actions, self.windows, means, {}, {})
 
 
-def _first_repeated(names: Sequence[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
-
-
 def declared_scalars(moments: Mapping[str, Any]) -> Collection[str]:
     """Return the names of the scalar moments that must be given.
 
@@ -191,21 +182,14 @@ def standardize(
 
     Error messages name the ``field`` that the arrays belong to.
     """
-    for name in arrays:
-        if name not in declared:
-            raise InputError(f"{field}: no moment is named '{name}'; {nearest(name, declared)}")
     if optional and not arrays:
         return {}
-    values = {}
-    for name in declared:
-        if name not in arrays:
-            raise InputError(f"{field}: the moment '{name}' is missing")
-        value = np.asarray(arrays[name], dtype=np.float64)
-        if value.shape != shape:
-            raise InputError(f"{field}: '{name}' has shape {value.shape}, not {shape}")
-        if np.isinf(value).any():
-            raise InputError(f"{field}: '{name}' has infinite values")
-        values[name] = value
+    if unlike := sorted(arrays.keys() ^ set(declared)):
+        raise InputError(f"{field}: the moment '{unlike[0]}' is {'unknown' if unlike[0] in arrays else 'missing'}")
+    values = {name: np.asarray(arrays[name], dtype=np.float64) for name in declared}
+    for name, value in values.items():
+        if value.shape != shape or np.isinf(value).any():
+            raise InputError(f"{field}: '{name}' has shape {value.shape}, must be finite numbers of shape {shape}")
     return values
 
 
@@ -217,11 +201,7 @@ def _check_missing(name: str, value: Float, moments: DocumentMoments) -> None:
     wrong = (missing == moments.present[:, :, None]).any(axis=2) & ~null
     if wrong.any():
         document, action = np.argwhere(wrong)[0]
-        if moments.present[document, action]:
-            contradiction = "has null values, but 'diverged' has a value"
-        else:
-            contradiction = "has values, but 'diverged' is null"
         raise InputError(
-            f"moment '{name}' of document '{moments.documents[document]}' under '{moments.actions[action]}' "
-            f"{contradiction}; give all moments or none"
+            f"moment '{name}' of document '{moments.documents[document]}' under '{moments.actions[action]}' and "
+            "'diverged' are not null together; give all moments or none"
         )

@@ -180,8 +180,8 @@ def test_what_is_unknown_is_null_and_what_is_absent_has_no_row() -> None:
 def test_messages() -> None:
     given = moments()
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: moments(plain={}), "plain: the moment 'risk' is missing"),
-        (lambda: moments(plain=given.plain | {"rsk": given.plain["risk"]}), "no moment is named 'rsk'; did you mean"),
+        (lambda: moments(plain={}), "plain: the moment 'divergence_probability' is missing"),
+        (lambda: moments(plain=given.plain | {"rsk": given.plain["risk"]}), "plain: the moment 'rsk' is unknown"),
         (lambda: moments(actions=("rare", "rare")), "action 'rare' is given twice"),
     ]
     for call, message in cases:

@@ -266,12 +266,11 @@ def test_messages(moments: DocumentMoments) -> None:
     absent = moments.scalars["diverged"].copy()
     absent[2, 1] = np.nan
     bad: list[tuple[dict[str, Any], str]] = [
-        ({"scalars": given("mismach", hole)}, "no moment is named 'mismach'; did you mean 'mismatch'"),
-        ({"scalars": {"diverged": hole}}, "the moment 'mismatch' is missing"),
-        ({"scalars": given("entry", hole[:2])}, r"'entry' has shape \(2, 2\), not \(3, 2\)"),
-        ({"scalars": given("early_delta", hole)}, f"'early_delta' of document '{missing}' under 'two' has null"),
-        ({"scalars": given("diverged", absent)}, f"of document '{missing}' under 'two' has values, but 'diverged' is"),
-        ({"scalars": given("entry", np.full((3, 2), np.inf))}, "infinite"),
+        ({"scalars": given("mismach", hole)}, "the moment 'mismach' is unknown"),
+        ({"scalars": given("entry", hole[:2])}, r"'entry' has shape \(2, 2\), must be .* \(3, 2\)"),
+        ({"scalars": given("early_delta", hole)}, f"'early_delta' of document '{missing}' under 'two' and"),
+        ({"scalars": given("diverged", absent)}, f"of document '{missing}' under 'two' and 'diverged' are not"),
+        ({"scalars": given("entry", np.full((3, 2), np.inf))}, "finite"),
         ({"positions": {"delta": moments.positions["delta"]}}, "the moment 'f' is missing"),
         ({"strata": np.array(["s"])}, "strata has shape"),
         ({"strata": np.array(["pooled"] * 3)}, "cannot be named 'pooled'"),
