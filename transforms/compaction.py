@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import KvdriftError, OperationError, first_line
@@ -23,25 +22,15 @@ BATCHES = 16  # micro-batches between two merges; each micro-batch leaves one fi
 LIVE_ROWS = 1 << 15  # most rows of a file that a live derivation merges, so that each merge is short
 
 
-@dataclass(frozen=True)
-class FileCount:
+class FileCount(NamedTuple):
     """The number of a table's visible files, and their size in bytes."""
 
     files: int
     size: int
 
 
-@dataclass(frozen=True)
-class CompactedTable:
-    """A table that a compaction changed, with its files before and after."""
-
-    table: str
-    before: FileCount
-    after: FileCount
-
-
-def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
-    """Merge the files of all tables; return the tables that have fewer files than before.
+def compact(store: Store, progress: Progress = SILENT) -> dict[str, tuple[FileCount, FileCount]]:
+    """Merge the files of all tables; return those with fewer files than before, each with its files before and after.
 
     It is safe beside writers, readers and another compaction.
     """
@@ -56,8 +45,7 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
             f"{store.location}: damaged files are not merged: {damaged[0]}{more}: kvdrift verify {store.location}"
         )
     after = _count_files(store)
-    tables = [CompactedTable(table, before[table], after[table]) for table in TABLES]
-    return [compacted for compacted in tables if compacted.after.files < compacted.before.files]
+    return {table: (before[table], after[table]) for table in TABLES if after[table].files < before[table].files}
 
 
 def _count_files(store: Store) -> Mapping[str, FileCount]:

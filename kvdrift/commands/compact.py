@@ -11,7 +11,6 @@ from kvdrift.options import StoreArgument
 
 if TYPE_CHECKING:
     from kvdrift.log.store import Store
-    from kvdrift.transforms.compaction import CompactedTable
 
 
 _WEEK = 7
@@ -48,8 +47,8 @@ def compact(
         refresh_catalog(opened)
     if derived.units:
         typer.echo(f"derived {derived.units} units, {derived.events} events")
-    for line in map(_line, tables):
-        typer.echo(line)
+    for table, (before, after) in tables.items():
+        typer.echo(f"{table}: {_counted(*before)} -> {_counted(*after)}")
     if not tables:
         typer.echo("nothing to compact")
     if vacuum:
@@ -68,11 +67,6 @@ def _delete(store: Store, days: float) -> None:
             typer.echo(f"{table}: {_counted(files, size)} deleted, {replaced}")
     if not deleted:
         typer.echo(f"nothing to delete: no file was {replaced}")
-
-
-def _line(done: CompactedTable) -> str:
-    before, after = (_counted(count.files, count.size) for count in (done.before, done.after))
-    return f"{done.table}: {before} -> {after}"
 
 
 def _counted(files: int, size: int) -> str:
