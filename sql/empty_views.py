@@ -41,7 +41,7 @@ def qualified_texts() -> Mapping[str, str]:
     """Return the SQL text of every view by SCHEMA.NAME, each view after the views that it reads."""
     texts = {_qualified(table): stored_text(table) for table in stored_tables()}
     texts |= {_qualified(name): text for name, text in view_files(".sql").items()}
-    reads = {name: set(_READS.findall(text)) & texts.keys() for name, text in texts.items()}
+    reads = {name: sorted({*_READS.findall(text)} & texts.keys()) for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
 
 
@@ -142,39 +142,17 @@ def cache_folder() -> Path:
 
 
 def _made_database(texts: Mapping[str, str]) -> bytes:
-    """Create all views in a new database, and return the content of its file.
-
-    To create a view, DuckDB resolves all views that it reads. To save this, an empty table stands for each view at
-    first, and the views that read others are created first: every view then reads only tables when it is created.
-    """
+    """Create all views in a new database, and return the content of its file."""
     with tempfile.TemporaryDirectory(prefix="kvdrift-") as folder:
         path = Path(folder, "views.duckdb")
         with duckdb.connect(str(path), config={"threads": 1}) as connection:
             connection.execute("begin")
             _create_empty_tables(connection)
-            for name, declared in _view_columns().items():
-                connection.execute(f"create table {name} ({declared})")
-            for name, text in reversed([*texts.items()]):
-                connection.execute(f"drop table {name}")
+            for name, text in texts.items():
                 connection.execute(f"create view {name} as {text}")
-                # DuckDB resolves the view for each comment, which is quick while it reads empty tables.
                 connection.execute(comments(contract(name.partition(".")[2]), "view"))
             connection.execute("commit")
         return path.read_bytes()
-
-
-@functools.cache
-def _view_columns() -> Mapping[str, str]:
-    """Return the columns and types of every view as SQL text for ``create table``; computed once in a process."""
-    declared = {}
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        _create_empty_tables(connection)
-        for name, text in qualified_texts().items():
-            view = connection.sql(text)
-            columns = zip(view.columns, view.types, strict=True)
-            declared[name] = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
-            connection.execute(f"create table {name} ({declared[name]})")
-    return declared
 
 
 def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
