@@ -89,12 +89,6 @@ class Contract:
         return f"{self.schema}.{quoted(self.view)}"
 
     @property
-    def one_of_each(self) -> str:
-        """The SQL condition for the evaluation split and the pooled stratum; empty if the view has neither column."""
-        split = ["split = 'evaluation'"] if "split" in self.columns else []
-        return " and ".join([*split, *(["stratum = 'pooled'"] if "stratum" in self.grain else [])])
-
-    @property
     def not_null(self) -> tuple[str, ...]:
         """The columns that are never null."""
         return tuple(name for name in self.columns if name not in self.nullable)

@@ -18,8 +18,7 @@ from fixtures.table_rows import add_rows
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.tables import STEPS
 from kvdrift.schema.windows import Windows
-from kvdrift.sql.catalog import Views, open_views
-from kvdrift.sql.catalog_file import write_catalog
+from kvdrift.sql.catalog import open_views
 from kvdrift.sql.contracts import contract
 from kvdrift.transforms.pipeline import run_derivation
 from kvdrift.verification.repair import repair
@@ -144,13 +143,3 @@ def test_redone_and_dropped_actions(store: Store) -> None:
     generate(store, make_unit("d0", action="one", action_revision=1))
     rows = pooled(store)["moments"].to_pylist()
     assert [(row["doc"], row["replicates"]) for row in rows if row["action"] == "one"] == [("d0", 4)]
-
-
-@pytest.mark.slow
-def test_a_catalogue_has_the_moments(store: Store) -> None:
-    import duckdb  # noqa: PLC0415 - a plain client
-
-    own = pooled(store)
-    with duckdb.connect(str(write_catalog(store)), read_only=True) as client:
-        for view in POOLED:
-            assert Views(client, {}).rows(view).equals(own[view]), view

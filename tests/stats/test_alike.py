@@ -45,20 +45,6 @@ def gated(
     return [decide(found["low"][i], found["high"][i], margin, Higher.WORSE) for i in pooled]
 
 
-@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.25])
-@pytest.mark.parametrize("noise", [0.0, 0.001, 0.2, 0.5])
-@pytest.mark.by_default("0.0-0.1")
-def test_a_gate_at_the_margin_is_wrong_in_at_most_one_of_twenty(share: float, noise: float) -> None:
-    """The truth is the margin itself. Of 100 studies 13 are wrong with probability below .002 if 5% are.
-
-    Before, 81%, 54%, 29% and 12% of studies with 2 x 6 documents were called equivalent without noise. Noise of up
-    to half of the margin is no evidence that documents do not fail.
-    """
-    decisions = gated(share, 6, noise * 0.5 * share, 0.5 * share, seed=3, studies=100)
-    assert decisions.count(Decision.EQUIVALENT) < 13
-    assert decisions.count(Decision.WORSE) < 13
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.25])
 @pytest.mark.parametrize("noise", [0.0, 0.5, 1.0, 2.0])

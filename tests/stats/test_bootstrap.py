@@ -145,34 +145,19 @@ def test_identities_hold_on_every_draw(study: DocumentMoments) -> None:
     np.testing.assert_allclose(v["mismatch"][:, 0], v["mismatch"][:, 1:].mean(axis=1), atol=1e-14)
 
 
-def test_clusters_move_together_and_strata_keep_their_size() -> None:
-    # Moments that identify documents: a resample's counts can be read off the stratum means.
-    strata = ["a"] * 6 + ["b"] * 4
-    clusters = ["q1", "q1", "q2", "q2", "q3", "q3", "r1", "r2", "r3", "r4"]
-    basis = np.concatenate([32.0 ** np.arange(6), 32.0 ** np.arange(4)])[:, None]
-    scalars = dict.fromkeys(SCALAR_MOMENTS, basis)
-    draws = resample(make(scalars, strata, clusters), ["mismatch"], seed=1, draws=200, pairs=[])
-    means = draws["mismatch"].draws[:, 1:, 0, 0]
-    digits_a = np.rint(means[:, :1] * 6).astype(int) // 32 ** np.arange(6) % 32
-    digits_b = np.rint(means[:, 1:] * 4).astype(int) // 32 ** np.arange(4) % 32
-    assert (digits_a[:, ::2] == digits_a[:, 1::2]).all()
-    assert (digits_a.sum(axis=1) == 6).all()
-    assert (digits_b.sum(axis=1) == 4).all()
-    assert len(np.unique(digits_b, axis=0)) > 20
-
-
-def test_strata_that_share_a_cluster_are_one_set_of_clusters() -> None:
-    # a and b share q2, b and c share q4: five clusters of one set. d stands alone.
-    strata = ["a", "a", "a", "b", "b", "b", "c", "d", "d"]
-    clusters = ["q0", "q1", "q2", "q2", "q3", "q4", "q4", "r0", "r1"]
-    moments = make(dict.fromkeys(SCALAR_MOMENTS, np.ones((9, 1))), strata, clusters).in_canonical_order()
+def test_clusters_move_together_and_sets_of_strata_keep_their_size() -> None:
+    # a and b share q2, b and c share q4: five clusters of one set. d and e stand alone; e has a cluster of two.
+    strata = ["a", "a", "a", "b", "b", "b", "c", "d", "d", "e", "e", "e"]
+    clusters = ["q0", "q1", "q2", "q2", "q3", "q4", "q4", "r0", "r1", "s0", "s0", "s1"]
+    moments = make(dict.fromkeys(SCALAR_MOMENTS, np.ones((12, 1))), strata, clusters).in_canonical_order()
     counts = ClusterDraws(moments.strata, moments.clusters).counts(7, 0, 500)
-    np.testing.assert_array_equal(counts[:, [2, 5]], counts[:, [3, 6]])
+    np.testing.assert_array_equal(counts[:, [2, 5, 9]], counts[:, [3, 6, 10]])
     assert (counts[:, [0, 1, 2, 4, 5]].sum(axis=1) == 5).all()
-    assert (counts[:, 7:].sum(axis=1) == 2).all()
+    assert (counts[:, 7:9].sum(axis=1) == 2).all()
+    assert (counts[:, [9, 11]].sum(axis=1) == 2).all()
     assert len(np.unique(counts[:, 0] + counts[:, 1])) > 3
     # Each cluster is drawn once on average; a mean of 500 has a standard error of at most 0.04.
-    assert counts.mean(axis=0) == pytest.approx(np.ones(9), abs=0.2)
+    assert counts.mean(axis=0) == pytest.approx(np.ones(12), abs=0.2)
 
 
 def test_a_document_in_two_strata_moves_in_both() -> None:

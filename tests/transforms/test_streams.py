@@ -71,16 +71,6 @@ def test_replicates_that_stop_after_both_ends_are_whole(tmp_path: Path, grouped:
     assert not letters(derived)
 
 
-@pytest.mark.slow
-def test_two_million_events_are_the_batch_path(tmp_path: Path) -> None:
-    """They are shuffled over 1,000 replicates; 5% come twice, and 1% come last."""
-    whole = events(1_000, 2_000)
-    elements = in_batches(shuffled(whole, doubled=0.05, late=0.01), 10_000)
-    derived = ran(lambda pipeline: pipeline | beam.Create(elements) | DeriveTrajectories(2_000), tmp_path / "out")
-    assert_equals_batch_path(derived, whole)
-    assert not letters(derived)
-
-
 @pytest.mark.parametrize("grouped", [False, True])
 def test_what_never_gets_whole_is_a_dead_letter_with_its_rows(tmp_path: Path, grouped: bool) -> None:  # noqa: FBT001
     whole = events(8)
