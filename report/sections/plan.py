@@ -27,22 +27,33 @@ from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.frozen_text import with_measured
 from kvdrift.stats.bootstrap import PRESPECIFIED, SEEN
 from kvdrift.stats.ends import STUDENTIZED
-from kvdrift.stats.quantities import ALL_QUANTITIES
+from kvdrift.stats.quantities import ALL_QUANTITIES, ANSWER_QUANTITIES
 from kvdrift.stats.reduction import saving
 from kvdrift.stats.registry import Quantity, Scale
 from kvdrift.stats.repeated import STUDENT
 from kvdrift.stats.sequential import EQUIVALENCE, HALF_WIDTH, InterimLook, Resolution, median_unbiased
 
-# The plan's entries on the page: first the decisions, then the numbers that they rest on.
-_CHOSEN = (
-    "replicates", "documents_per_stratum", "baseline", "actions", "target_half_width", "variance", "saving",
-    "reachable", "reason", "alpha", "family_size", "level", "interval", "draws", "exploratory_draws",
-    "expected_seconds", "seen", "forgotten",
-)  # fmt: skip
-_REST = (
-    "seed", "horizon", "strata", "windows", "calibration", "residual_branching", "development", "study_sha256",
-    "plan_section_sha256",
-)  # fmt: skip
+# Labels of the plan's entries: first the decisions, then the numbers that they rest on.
+_CHOSEN = {
+    "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
+    "actions": "actions", "target_half_width": "target half-width (fraction, or tokens)",
+    "variance": "variance that chose K and N", "saving": "saved by reduced estimates",
+    "reachable": "targets reachable", "reason": "reason", "alpha": "alpha, over all primary intervals",
+    "family_size": "primary intervals", "level": "level of each primary interval", "interval": "intervals",
+    "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
+    "expected_seconds": "expected time", "seen": "evaluation documents seen before",
+    "forgotten": "documents removed for good since",
+}  # fmt: skip
+_REST = {
+    "seed": "seed", "horizon": "horizon H", "strata": "strata", "windows": "windows", "calibration": "calibration",
+    "residual_branching": "residual branching", "development": "development",
+    "study_sha256": "study file SHA-256", "plan_section_sha256": "[plan] and [windows] SHA-256",
+}  # fmt: skip
+
+_OF_REVISION = "evaluation documents of this study had been generated when this revision of the plan was frozen"
+_OF_DOCUMENTS = "another study of this store had evaluated documents of the plan before the plan was frozen"
+_OF_ACTIONS = "their action, or its baseline, was redone after its evaluation documents had been generated"
+_OF_ANSWERS = "answers of their documents were corrected after the plan was frozen"
 _BY_ERRORS = (STUDENT, STUDENTIZED)  # kinds of intervals that reach some standard errors to each side
 _PANELS = 3  # panels in a row
 
@@ -56,8 +67,9 @@ def section(content: PageContent) -> Section:
     other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
     listings = _listing("primary", "Primary endpoints", primary), _listing("other", "Other estimates", other)
     tables = tuple(table for table in (endpoints_table(plan), cost_table(plan), *listings) if table is not None)
+    seen = any(row.standing == SEEN for row in primary)
     values = {
-        "seen": any(row.standing == SEEN for row in primary),
+        "seen": _why_seen(content, plan, [row for row in primary if row.standing == SEEN]) if seen else "",
         "chosen": plan_rows(plan, _CHOSEN),
         "rest": plan_rows(plan, _REST),
         "added": content.facts.added,
@@ -65,13 +77,18 @@ def section(content: PageContent) -> Section:
     return Section("plan", "Plan", tables, values=values)
 
 
-def plan_rows(plan: dict[str, Any], names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return those of the plan's entries ``names`` that it has, as pairs of label and text."""
-    return [
-        (name.replace("seconds", "time").replace("_", " "), _printed(name, plan[name]))
-        for name in names
-        if name in plan
-    ]
+def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimate]) -> str:
+    """Say what was already known about these primary endpoints when they were planned."""
+    if plan.get("seen"):
+        return _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
+    corrected = any(row["document_revision"] for row in content.source.of("documents", split="evaluation"))
+    reasons = [_OF_ANSWERS if corrected and row.quantity in ANSWER_QUANTITIES else _OF_ACTIONS for row in rows]
+    return "; or ".join(dict.fromkeys(reasons))
+
+
+def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the plan's entries that ``labels`` names, as pairs of label and text."""
+    return [(label, _printed(name, plan[name])) for name, label in labels.items() if name in plan]
 
 
 def _printed(name: str, value: Any) -> str:

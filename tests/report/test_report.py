@@ -50,7 +50,7 @@ from kvdrift.report.printing.numbers import MISSING, count_range, duration, fixe
 from kvdrift.report.printing.tables import escape
 from kvdrift.report.reading.content import is_model
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.sections import contrasts
+from kvdrift.report.sections import contrasts, plan
 from kvdrift.report.sections.branching import window_panels
 from kvdrift.report.sections.gap import GAP_TERMS, term_bars
 from kvdrift.report.sections.plan import endpoints_table, plan_rows
@@ -200,9 +200,17 @@ def seen(views: FakeViews, **plan: Any) -> FakeViews:
 
 
 def test_what_was_seen_before_its_plan_is_not_called_prespecified(page: Page) -> None:
+    """Without an entry of the plan, its action was redone; the plan says if documents had been evaluated before it."""
     tables = check(page(seen(make_views(strata=ONE)))).tables
     assert {row[-1] for row in tables["table-primary"][1:]} == {"seen"}
     assert {row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]} == {"§"}
+    redone, of_store, of_study = (
+        plan.section(content_of(seen(make_views(strata=ONE), **entries))).values["seen"]
+        for entries in ({}, {"seen": True}, {"seen": True, "evaluated_documents": 12})
+    )
+    assert "redone" in redone
+    assert "another study" in of_store
+    assert "this study" in of_study
 
 
 def test_a_later_revision_of_a_plan_is_said_on_the_page(page: Page) -> None:
@@ -364,7 +372,7 @@ def test_plan_section_has_spreads_and_what_precision_costs(three: tuple[Path, st
     assert endpoint[2:] == ["7.00 pp", "5.00 pp", "10.00 pp", "1.50 pp", MISSING]  # roots of the components, in points
     assert [row[:2] for row in tables["table-cost_curve"][1:]] == [["4", "48"], ["16 chosen", "12"], ["64", "3"]]
     assert "<dt>expected time</dt><dd>2.0 h</dd>" in html
-    assert html.index("<dt>plan section sha256") > html.index("Inputs of the plan") > html.index("<dt>alpha<")
+    assert html.index("windows] SHA-256") > html.index("Inputs of the plan") > html.index("<dt>alpha, over")
     assert "<dd>folds: 6; margin: −0.02; observations: positions</dd>" in html
 
 
@@ -596,6 +604,6 @@ def test_a_noise_floor_is_marked(page: Page) -> None:
 
 def test_names_of_actions_in_the_plan_stay_as_they_are() -> None:
     plan = {"swrb": {"pair_cost": 2, "seconds_of_action": {"cache-q4_0": 0.5, "cache-q8_0": None}}}
-    ((label, text),) = plan_rows(plan, ["swrb"])
-    assert label == "swrb"
+    ((label, text),) = plan_rows(plan, {"swrb": "residual branching"})
+    assert label == "residual branching"
     assert text == "pair cost: 2; seconds of action: cache-q4_0: 0.5; cache-q8_0: –"
