@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -160,7 +159,6 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Replicates K", count_range(value for row in stored for value in row.replicates) + " per document and action"),
         ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
          if branched else ""),
-        ("Equal bytes", _equal_bytes(facts, actions)),
         ("Not evictable", _not_evictable(facts)),
         ("Controls", "; ".join(_control(control) for control in facts.controls) or ("" if facts.engine else "none")),
         ("Plan", plan),
@@ -169,14 +167,6 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Time to measure", f"{cost} for these documents{computed}"),
     ]  # fmt: skip
     return [(label, text) for label, text in rows if text]
-
-
-def _equal_bytes(facts: Facts, actions: list[str]) -> str:
-    return "; ".join(
-        f"{action} and {other} hold the same bytes on all {count(shared)} documents "
-        f"({size(facts.storage[action].mean_prompt_cache)} of {facts.cache})"
-        for action, other in itertools.combinations(actions, 2) if (shared := facts.same_bytes(action, other))
-    )  # fmt: skip
 
 
 def _not_evictable(facts: Facts) -> str:
