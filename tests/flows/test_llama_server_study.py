@@ -150,7 +150,7 @@ def test_greedy_tokens_need_no_laws(tmp_path: Path, servers: Pair) -> None:
 def test_real_servers_hold_what_a_side_needs(tmp_path: Path, servers: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "check", served(tmp_path, servers))
     assert (code, err) == (0, "")
-    assert "all 10 checks hold" in out
+    assert "all 12 checks hold" in out
     assert "8 slots, one token a step" in out
     held = [
         int(line.split(": ")[1].split(" bytes")[0].replace(",", "")) for line in out.splitlines() if "  bytes" in line
