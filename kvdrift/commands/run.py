@@ -150,7 +150,7 @@ def run_study(
     ``listener`` makes a listener of the progress, which with ``at_once=True`` shows the present work without delay.
 
     Raises:
-        OperationError: another run is going on in this process, which can have only one Prefect server.
+        OperationError: another run is going on in this process, whose environment variables a run sets.
     """
     if not _RUNNING.acquire(blocking=False):
         raise OperationError(f"{study}: another run is going on in this process; wait for it, or use another process")
