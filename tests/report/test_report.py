@@ -52,6 +52,7 @@ from kvdrift.report.reading.content import is_model
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections import contrasts, plan
 from kvdrift.report.sections.branching import window_panels
+from kvdrift.report.sections.divergence import strata_figure
 from kvdrift.report.sections.gap import GAP_TERMS, term_bars
 from kvdrift.report.sections.plan import endpoints_table, plan_rows
 from kvdrift.report.sections.study import documents_table, study_rows
@@ -71,6 +72,22 @@ ONE = ("NIAH-4K",)
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("three")
     return folder, build(folder, make_views(THREE), draw=these_alone())
+
+
+@pytest.mark.slow
+def test_files_exist_and_parse(tmp_path: Path) -> None:
+    checker = check(build(tmp_path, make_views(THREE)))
+    for name in ("entry_cdf", "gap_terms", "gap_terms_by_stratum", "two_clocks", "clocks_by_stratum", "eos_terms", "depth",
+                 "eos_terms_by_stratum", "calibration"):  # fmt: skip
+        assert ET.parse(tmp_path / "figures" / f"{name}.svg").getroot().tag.endswith("svg")  # noqa: S314
+        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert f"figure-{name}" in checker.ids
+    for table in checker.tables:
+        if table and table != "table-glance":  # its numbers are those of table-ranking
+            assert (tmp_path / "tables" / f"{table.removeprefix('table-')}.csv").stat().st_size > 0
+    for link in checker.links:
+        target = link.removeprefix("#")
+        assert target in checker.ids if link.startswith("#") else (tmp_path / link.partition("#")[0]).is_file(), link
 
 
 def test_a_page_is_self_contained(finished: Path) -> None:
@@ -158,6 +175,24 @@ def test_no_share_is_printed_of_a_gap_that_may_be_nothing(page: Page) -> None:
     rows = check(page(views)).tables["table-gap"]
     assert rows[1][0] == "recent-half"
     assert [cell == "–" for cell in rows[1][1:]] == [False] * 4 + [True] * 3
+
+
+def test_the_figure_of_strata_has_their_estimates() -> None:
+    content = content_of(make_views(THREE))
+    figure = strata_figure(content)
+    strata = ["pooled", *content.facts.strata]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == strata
+    shown = {
+        "generation_gap_change": (content.others, content.baseline),
+        "late_minus_early": (content.actions, None),
+        "late_minus_early_pre_eos": (content.actions, None),
+    }
+    for axes, (quantity, (actions, baseline)) in zip(figure.axes, shown.items(), strict=True):
+        expected = [
+            100 * (content.estimates.get(quantity, action, baseline, stratum=stratum).estimate or 0.0)
+            for stratum in strata for action in actions
+        ]  # fmt: skip
+        assert [bars[0].get_xdata()[0] for bars in axes.containers] == pytest.approx(expected), quantity
 
 
 @pytest.mark.usefixtures("no_pdf")
