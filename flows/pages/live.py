@@ -111,15 +111,19 @@ class LiveStore:
         for row in current_documents(self._store.read("documents", columns=columns)).to_pylist():
             documents[row["study"], row["model"]][row["doc"]] = row
         sums = _pair_sums(self._store)
+        ours = {(row["study"], row["model"]) for row in self._store.read("studies").to_pylist()}
         return [
-            self._snapshot(study, model, current_actions(actions, study), counts.of_study(study, model), rows, sums)
+            self._snapshot(
+                study, model, current_actions(actions, study), counts.of_study(study, model), rows, sums,
+                ours=(study, model) in ours,
+            )
             for (study, model), rows in sorted(documents.items())
-        ]
+        ]  # fmt: skip
 
     def _snapshot(
-        self, study: str, model: str, actions: dict[str, Row], counts: Counts, documents: dict[str, Row], sums: Sums
-    ) -> StudySnapshot:
-        ours = any((row["study"], row["model"]) == (study, model) for row in self._store.read("studies").to_pylist())
+        self, study: str, model: str, actions: dict[str, Row], counts: Counts, documents: dict[str, Row], sums: Sums,
+        *, ours: bool,
+    ) -> StudySnapshot:  # fmt: skip
         groups = {
             (doc, action): of
             for (name, of_model, doc, action, revision), of in sums.items()
