@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from kvdrift.generator.transformer.loading import LoadedModel
 
 NamedPart = list[tuple[Document, list[dict[str, Any]]]]
-"""Documents, each with the fields of its pending units, whose actions are names."""
+"""Documents, each with the fields of its pending units; field ``action`` is the action's name."""
 
 
 def named(part: Work) -> NamedPart:

@@ -34,9 +34,14 @@ class SideTrial:
         """Return the sides of an engine in this process."""
         return cls(engine.side(weights, {}, "check"), engine.side(weights, engine.fewer_bits, "check"))
 
+    @property
+    def in_process(self) -> bool:
+        """Whether the side is an engine's in this process, and no server."""
+        return self.fewer is not None
+
     def apart(self, first: Values, second: Values) -> float:
         """Return how far apart values are: logits in units of the largest one, a server's in total variation."""
-        if self.fewer is not None:
+        if self.in_process:
             return float(np.abs(first - second).max() / np.abs(first).max())
         one, other = (values.astype(np.float64) for values in (first, second))
         if self.part.capabilities.full_distributions:
@@ -45,7 +50,7 @@ class SideTrial:
 
     def words(self, apart: float) -> str:
         """Return a distance in words."""
-        return f"{apart:.2g} {'of the largest logit' if self.fewer is not None else 'in total variation'}"
+        return f"{apart:.2g} {'of the largest logit' if self.in_process else 'in total variation'}"
 
     def require_close(self, apart: float, most: float, what: str) -> None:
         """Raise an error if values are more than ``most`` apart; ``what`` names them."""
@@ -88,7 +93,7 @@ def _check_logits(tried: SideTrial) -> str:
     require(first.shape == (size,) and rows.shape == (2, size), shapes)
     if not side.capabilities.full_distributions:
         return Unknown("only tokens are requested, not distributions")
-    if tried.fewer is None:
+    if not tried.in_process:
         return f"all {size:,} log-probabilities, which sum to {np.exp(first.astype(np.float64)).sum():.6f}"
     require(bool(np.isfinite(first).all() and np.isfinite(rows).all()), "some logits are not finite")
     return f"{size} numbers a stream"
@@ -129,7 +134,7 @@ def _check_repetition(tried: SideTrial) -> str:
     if np.array_equal(first, second):
         return "the same bits twice"
     apart = tried.apart(first, second)
-    tried.require_close(apart, 0.0 if tried.fewer is not None else _CLOSE, "the same calls")
+    tried.require_close(apart, 0.0 if tried.in_process else _CLOSE, "the same calls")
     return f"the same calls differ by {tried.words(apart)}"
 
 
@@ -142,7 +147,7 @@ def _check_rows(tried: SideTrial) -> str:
                 rows = session.step(streams, [token, *tokens_of(side, beside)])
             first_rows.append(rows[0])
     apart = max(tried.apart(first_rows[0], row) for row in first_rows)
-    most = _BESIDE if tried.close and tried.fewer is not None else tried.close
+    most = _BESIDE if tried.close and tried.in_process else tried.close
     tried.require_close(apart, most, "a stream alone and with others")
     if not apart:
         return "the same bits, so that a floor of 0 is to be expected"

@@ -79,7 +79,7 @@ class Batch(Structure):
 
 PACKAGE: Final = "xllamacpp"
 VERSION: Final = "2026.10.11549"
-"""The version of the package whose structures are those above."""
+"""The version of the package for which the structures in this module are declared."""
 INSTALL: Final = installing("llama-cpp")
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is debugging output, and 5 continues a line

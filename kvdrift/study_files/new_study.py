@@ -57,7 +57,7 @@ class Decoder:
 
 
 def own_decoder(model: str, actions: Sequence[Table], folder: Path) -> Decoder:
-    """Return kvdrift as the decoder of a model, for a study file in ``folder``."""
+    """Return what a study file in ``folder`` needs if kvdrift itself decodes the model."""
     actions = actions or [named_action(text) for text in DEFAULT_ACTIONS]
     if model == EMBEDDED_ID:
         return Decoder({"id": model}, actions, None)

@@ -94,7 +94,7 @@ class PreparedPrompt:
                 cache = self._cache_of(action, m)
                 caches[action.name] = cache, (time.perf_counter() - began) / times[action.name]
         self._caches = [caches[action.name][0] for action in actions]
-        # The seconds of each action: its share of prefill, and eviction.
+        # Each action is charged its share of the prefill and the time of its eviction.
         sharing = len(actions) if sharing is None else sharing
         self._seconds = [self.seconds / sharing + caches[action.name][1] for action in actions]
         self._prompt.forget_statistics()
